@@ -20,8 +20,8 @@ from .shared import suggest
 from .shared.app import EXIT_INTERRUPTED, App, common_options
 from .view.render import one_line
 
-# Each command's module and its help in one line, by what users do. The line stands here too, so
-# that the list of commands is shown without importing them all (15 ms).
+# Each command's module and its one-line help, by task. The line is repeated here, so that the list
+# of commands is shown without importing them all (15 ms).
 SECTIONS = {
     "Run the daemon": {
         "start": ("control", "Start the daemon and return when its workers are ready."),
@@ -144,7 +144,8 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # `warmd jobs | head` closes the pipe. What Python still flushes at its exit is dropped.
+            # `warmd jobs | head` closes the pipe. Output that Python would flush at exit is
+            # dropped.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_BROKEN_PIPE
 
@@ -176,13 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return EXIT_USAGE
     except click.NoSuchOption as error:
-        known = error.ctx.command.params if error.ctx else []
-        found = suggest.options(error.option_name, [flag for p in known for flag in p.opts])
         path = error.ctx.command_path if error.ctx else "warmd"
-        message = f"No such option {error.option_name!r}.{suggest.sentence(found)}"
-        refused = getattr(error.ctx.command, "not_supported", {}) if error.ctx else {}
-        if reason := refused.get(error.option_name.lstrip("-").replace("-", "_")):
-            message = f"No such option {error.option_name!r}: {reason}."
+        message = f"No such option {error.option_name!r}{_instead(error)}"
         return _failed(app, f"{message} See: {path} --help", error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "warmd"
@@ -201,10 +197,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Write nowhere what a shell has closed (`>&-`): then Python has no sys.stdout at all."""
+    """Open /dev/null for streams that the shell closed (`>&-`), for which sys.stdout is None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _instead(error: click.NoSuchOption) -> str:
+    """Return the rest of the sentence: a reason, or what to type instead."""
+    if error.ctx is None:
+        return "."
+    command = error.ctx.command
+    refused = getattr(command, "not_supported", {})
+    if reason := refused.get(error.option_name.lstrip("-").replace("-", "_")):
+        return f": {reason}."
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument) and error.option_name == f"--{parameter.name}":
+            metavar = parameter.make_metavar(error.ctx)
+            return f". It is an argument: {error.ctx.command_path} {metavar}."
+    flags = [flag for parameter in command.params for flag in parameter.opts]
+    return f".{suggest.sentence(suggest.options(error.option_name, flags))}"
 
 
 def _failed(app: App, message: str, code: int) -> int:
@@ -214,6 +226,6 @@ def _failed(app: App, message: str, code: int) -> int:
         traceback.print_exc()
     from ..jobs.user_code.tracebacks import MOST_REASON, cut
 
-    # A message may quote a whole value, whoever raised it: warmd, click or the system.
+    # A message may quote a long value, whether warmd, click or the system raised it.
     click.echo(f"Error: {cut(one_line(message), MOST_REASON)}", err=True)
     return code

@@ -1,5 +1,6 @@
 """Settings of the daemon, names of queues, units, profiles of options, and the demo model.
 
-`settings` is the table of all settings; `config` merges defaults, file, environment and options to
-a `DaemonConfig`; `entries` and `values` parse and check. Imports nothing else of warmd.
+Enters: default.yaml, the config file, WARMD_* variables, command-line options. Leaves: a checked
+`DaemonConfig` (`config`). `settings` is the table of all settings; `entries` and `values` parse and
+check single values. Imports nothing else of warmd.
 """

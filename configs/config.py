@@ -206,7 +206,7 @@ def _refuse_misspelt(variable: str) -> None:
     is_foreign = variable.startswith(("WARMD_PORT", "WARMD_SERVICE_"))
     if is_foreign or not variable.startswith("WARMD_"):
         return
-    import difflib  # here: it costs 5 ms at every start
+    import difflib  # imported here: it costs 5 ms at every start
 
     if close := difflib.get_close_matches(variable, _VARIABLES, n=1, cutoff=_SURELY_MEANT):
         raise ConfigError(variable, f"unknown variable; did you mean {close[0]}?")
@@ -229,6 +229,6 @@ def _read_home_file(home: Path) -> dict[str, Any]:
 
 def _default_home(environ: Mapping[str, str]) -> Path:
     state = Path(environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():  # the XDG specification: a relative one does not count
+    if not state.is_absolute():  # XDG specification: a relative path is ignored
         state = folder("home", environ.get("HOME") or "~", Path()) / ".local" / "state"
     return state / "warmd"

@@ -50,7 +50,7 @@ class ModelConfig:
     path: str  # an absolute folder, a hub id (`org/name`, `name`) or one of BUILTIN_MODELS
     dtype: str = field(default_factory=lambda: "auto" if gpus.visible() else "float32")
     task: str = "auto"
-    # Of the computation, unless a job sets another.
+    # precision of the computation, unless a job sets another
     precision: str = field(default_factory=lambda: "bf16" if gpus.visible() else precisions.NATIVE)
 
     def __post_init__(self) -> None:
@@ -89,8 +89,8 @@ class WorkerConfig:
 def parse_model(text: str, base: Path) -> ModelConfig:
     """Read `NAME=PATH[,dtype=…][,task=…][,precision=…]`; PATH alone: its last part is the name.
 
-    A relative PATH is looked up from `base`; one that is no folder there, and looks like a hub id,
-    is a hub id. Raises ConfigError.
+    A relative PATH is looked up from `base`; if it is not a folder there and looks like a hub id,
+    it is a hub id. Raises ConfigError.
     """
     return _read_model("model", text, base)
 
@@ -200,7 +200,7 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
         problem = f"must be 1 with isolation {worker.isolation}, got {worker.slots}"
         raise ConfigError(f"{field}.slots", problem)
     if worker.slots > 1 and worker.queue == TRAIN:
-        # torch has one source of random numbers for a process.
+        # torch has one random number generator per process.
         problem = f"must be 1 with queue train, got {worker.slots}: none could resume exactly"
         raise ConfigError(f"{field}.slots", problem)
     return worker
@@ -222,7 +222,7 @@ def _percent(field: str, value: object) -> int:
 def _keys(
     field: str, value: object, entry: type[ModelConfig | WorkerConfig], main: str
 ) -> Mapping[str, Any]:
-    """Return the keys of an entry, from a line or a mapping; `main` is what follows NAME=."""
+    """Return the keys of an entry, from a line or a mapping; `main`: the key after NAME=."""
     keys = _line_keys(field, value, main) if isinstance(value, str) else value
     if not isinstance(keys, Mapping):
         raise wrong(field, f"a line NAME={main.upper()} or keys", value)

@@ -1,6 +1,6 @@
 """The names of devices, and the NVIDIA GPUs of this machine as their driver reports them.
 
-CUDA is not needed for it, nor torch.
+Needs neither CUDA nor torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TIMEOUT_S = 30.0  # a driver without persistence mode takes seconds to start
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU; modes as nvidia-smi spells them, None where the GPU has no such mode."""
+    """One GPU; modes as nvidia-smi spells them, None if the GPU has no such mode."""
 
     index: int
     uuid: str
@@ -88,7 +88,7 @@ def read_device(field: str, value: object) -> str:
 def visible_devices(device: str, visible: str | None) -> str:
     """Return the CUDA_VISIBLE_DEVICES of a process for one device.
 
-    `visible`: that of the parent process, None where it is not set.
+    `visible`: that of the parent process, None if it is not set.
     """
     if device == CPU:
         return ""

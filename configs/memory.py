@@ -16,14 +16,14 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory that can still be had without swapping, in this machine and cgroup."""
+    """Return the memory that this machine and cgroup can still allocate without swapping."""
     import psutil  # imported here: the command line needs only the total
 
     available = [int(psutil.virtual_memory().available)]
     for folder, limit in _limited():
         lines = (folder / "memory.stat").read_text().splitlines()
         parts = {name: int(num_bytes) for name, num_bytes in map(str.split, lines)}
-        # Files that were read, as a model's weights, go when others need their place.
+        # The page cache (files that were read, such as weights) is freed when memory is needed.
         kept = int((folder / "memory.current").read_text())
         kept -= parts["active_file"] + parts["inactive_file"]
         available.append(max(limit - kept, 0))

@@ -40,7 +40,7 @@ def read_runs(field: str, value: object, base: Path) -> str:
     """Read the setting: an absolute path, or the URL of a bucket. A message never shows a key."""
     if not isinstance(value, str) or not _SCHEME.match(value):
         return str(folder(field, value, base))
-    if not value.startswith(SCHEME):  # as a folder it would be one named gs: in this folder
+    if not value.startswith(SCHEME):  # as a path: a folder `gs:` in this one
         raise ConfigError(field, f"must be {_TAKES}, got another kind of URL")
     plain_text(field, value, _TAKES)
     try:
@@ -73,7 +73,7 @@ def parse_location(url: str) -> Location:
     endpoint, region = options.get("endpoint"), options.get("region")
     if endpoint is not None:
         at = urlsplit(endpoint)
-        _ = at.port  # raises ValueError for one that is no port
+        _ = at.port  # raises ValueError if it is not a port
         if at.scheme not in ("http", "https") or not at.hostname or "@" in at.netloc or at.query:
             raise ValueError("endpoint must be http://HOST:PORT or https://HOST")
     if region is not None and not _REGION.fullmatch(region):

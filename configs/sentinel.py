@@ -2,9 +2,9 @@
 
     redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB][?OPTIONS]
 
-The hosts are the Sentinels (port 26379), SERVICE is the name by which they know the primary. User,
-password and OPTIONS are for the primary, as in a redis:// URL; `sentinel_username` and
-`sentinel_password` are for the Sentinels. rediss+sentinel:// uses TLS for all connections.
+The hosts are the Sentinels (port 26379), SERVICE is their name for the primary. User, password and
+OPTIONS are for the primary, as in a redis:// URL; `sentinel_username` and `sentinel_password` are
+for the Sentinels. rediss+sentinel:// uses TLS for all connections.
 """
 
 from __future__ import annotations

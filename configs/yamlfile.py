@@ -17,9 +17,9 @@ _EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file; an empty file has none. Raises ConfigError."""
-    import yaml  # here: 10 ms that a command without a config file does not pay
+    import yaml  # imported here: it costs 10 ms, needed only with a config file
 
-    # The loader in C is not for us: 100,000 opening brackets crash the process.
+    # Not the loader in C: 100,000 opening brackets crash it.
     class Loader(yaml.SafeLoader):
         """Reads plain values only, and refuses a key that stands twice."""
 
@@ -35,7 +35,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
         def get_single_node(self) -> Any:
             node = super().get_single_node()
-            # Nine aliases of nine, nine times over, are a few lines and gigabytes in a message.
+            # Nested aliases ("billion laughs"): a few lines expand to gigabytes in a message.
             if node is not None and _expanded(node, {}) > _MOST_VALUES:
                 problem = f"aliases make more than {_MOST_VALUES:,} values of it"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)

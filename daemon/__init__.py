@@ -13,7 +13,7 @@ zygote            the process that holds all libraries and all warm models, and 
 work horse        a child of the zygote that runs one job (or, resident, several concurrently)
 supervisor        the process that starts, monitors and restarts the others; never imports torch
 node              a daemon among those that share a Redis
-leader            the node that does what one must do for all, elected by a lease in Redis
+leader            the node that does the common work of all nodes, elected by a lease in Redis
 warm model        a model whose weights the zygote has mapped
 run directory     the folder of one job: spec, events, log, checkpoints, model, result
 event             one line of a job's `events.jsonl`

@@ -1,8 +1,9 @@
 """The job kinds: what a job does, given its options, a model and a run directory.
 
-A kind is a spec (its options and their checks) and `run(spec, ctx)`, which returns the result.
-Everything here works without the daemon: tests call `run` directly. A kind of warmd has a line in
-KINDS; a kind of another package has an entry point (`registry.py`).
+A kind is a spec (its options and their checks) and `run(spec, ctx)`, which emits events, writes
+checkpoints and returns the result. Everything here works without the daemon: tests call `run`
+directly. A kind of warmd has a line in KINDS; a kind of another package has an entry point
+(`registry.py`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint's folder; -1 when it is no checkpoint's name."""
+    """Return the step in the name of a checkpoint's folder; -1 if it is not a checkpoint's name."""
     match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
     return int(match[1]) if match else -1
 
@@ -48,7 +48,7 @@ class WarmModel:
 
 
 class Models(Protocol):
-    """The warm models, as a job sees them."""
+    """The job's interface to the warm models."""
 
     def take(self, name: str) -> WarmModel:
         """Return the warm model of that name, on the job's device. Raises NotFound.
@@ -131,7 +131,7 @@ class Checkpoints(Protocol):
         *,
         about: Mapping[str, Any],
     ) -> Save:
-        """Commit a checkpoint concurrently with what the caller does next.
+        """Commit a checkpoint concurrently with the caller.
 
         `prepare` is called at once with the Staging and writes what must be written now; the
         function that it returns writes the rest in a thread. `about` is stored in the manifest:

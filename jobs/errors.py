@@ -20,7 +20,7 @@ class WarmdError(Exception):
 
 
 class SpecError(WarmdError):
-    """A wrong value: `field` names it; the message says what is accepted and what was given."""
+    """A wrong value: `field` names it; the message has the accepted and the given value."""
 
     exit_code = 2
 

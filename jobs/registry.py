@@ -1,11 +1,11 @@
-"""Which job kinds there are: warmd's own, and those of other installed packages.
+"""The registry of job kinds: warmd's own, and those of other installed packages.
 
 A package declares a kind by an entry point; its name is the kind's, its value the Spec class:
 
     [project.entry-points."warmd.kinds"]
     wordcount = "warmd_wordcount.options:WordcountSpec"
 
-Entry points are read once per process, when a kind is asked for that is not warmd's own. A kind
+Entry points are read once per process, when a kind is requested that is not warmd's own. A kind
 that cannot be used is left out and reported (`Kinds.faults`). Imports no heavy library.
 """
 
@@ -44,7 +44,7 @@ class Kinds(Mapping[str, Kind]):
         self.own = own
 
     def __getitem__(self, name: str) -> Kind:
-        if name in self.own:  # without a look at the installed packages, which takes 30 ms
+        if name in self.own:  # without reading the installed packages, which takes 30 ms
             return self.own[name]
         return self.outside[name]
 
@@ -76,7 +76,7 @@ class Kinds(Mapping[str, Kind]):
                 if entry.name in (*self.own, *found, *_RESERVED):
                     raise TypeError("there is another kind of this name")
                 found[entry.name] = _load(entry)
-            except (Exception, SystemExit) as error:  # its module is code: it raises anything
+            except (Exception, SystemExit) as error:  # its module is code, which can raise anything
                 faults.append(_fault(entry, error))
         return found, faults
 

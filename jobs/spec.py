@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 from ..configs.queues import TRAIN
 from .errors import SpecError
 
-# The groups of options in `warmd submit KIND --help` and in the documentation, in this order: what
-# is given for most jobs first.
+# The groups of options in `warmd submit KIND --help` and in the documentation, in this order: the
+# most used first.
 GROUPS = {
     "data": "Data",
     "model": "Model",
@@ -50,7 +50,7 @@ def option(
 ) -> Any:
     """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
 
-    `default_text` says what the default None stands for. `group` is one of GROUPS; within a group,
+    `default_text` describes the default if it is None. `group` is one of GROUPS; within a group,
     the options most used are declared first. `former_names`: spellings of choices in earlier
     versions, and the choice that each means. `none_word`: the text that means None.
     """
@@ -73,7 +73,7 @@ def option(
 def override(base: type[Spec], name: str, **changes: Any) -> Any:
     """Declare an inherited option again with another `default`, `help` or bound.
 
-    What is not named stays as `base` declares it.
+    Everything else stays as `base` declares it.
     """
     (inherited,) = (f for f in fields(base) if f.name == name)
     default = changes.pop("default", inherited.default)
@@ -82,7 +82,7 @@ def override(base: type[Spec], name: str, **changes: Any) -> Any:
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """One field of a spec, as the command line and the documentation need it."""
+    """One field of a spec, as used by the command line and the documentation."""
 
     name: str
     type: type  # int, float, bool or str: of the value, or of each item when `many`
@@ -91,7 +91,7 @@ class OptionInfo:
     default: Any
     help: str
     group: str  # one of GROUPS
-    default_text: str | None  # what the default stands for, where it is None
+    default_text: str | None  # description of the default if it is None
     minimum: float | None
     above: float | None
     maximum: float | None
@@ -131,7 +131,7 @@ class OptionInfo:
         return self._convert_one(value)
 
     def current(self, value: Any) -> Any:
-        """Return a choice by its name of today; any other value as it is."""
+        """Return a choice by its current name; any other value unchanged."""
         return self.former_names.get(value, value) if isinstance(value, str) else value
 
     def _convert_one(self, value: Any) -> Any:
@@ -230,7 +230,7 @@ class HttpMethod:
     type: str  # `method.type` of the request
     training_file: str  # the option that names the data
     validation_file: str | None = None  # the option that names held-out data
-    builtin_data: str | None = None  # the value of `training_file` that is no file
+    builtin_data: str | None = None  # the value of `training_file` that is not a file
     harmless_text: tuple[str, ...] = ()  # options whose text names neither code nor a file
     renamed: Mapping[str, str] = field(default_factory=dict)  # OpenAI's name -> option
 
@@ -256,8 +256,8 @@ class Spec:
     # Options of other programs that users look for here, and what to know instead.
     not_supported: ClassVar[Mapping[str, str]] = {}
 
-    # The options that may change when a job is resumed; the others determine what the job has
-    # computed so far. `otherwise` is the advice for those.
+    # The options that may change when a job is resumed; the others determined the results so far.
+    # `otherwise` is the advice for those.
     changeable: ClassVar[tuple[str, ...]] = ()
     otherwise: ClassVar[str] = "submit a new job"
 

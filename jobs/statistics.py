@@ -27,7 +27,7 @@ BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 def wilson(share: float, n: int) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a share of n.
 
-    For the mean of values between 0 and 1 it is at least as wide as needed.
+    For the mean of values between 0 and 1 it is conservative.
     """
     z2 = _Z * _Z
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
@@ -36,7 +36,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean by Student's t, for values such as those of some seeds.
+    """Return the 95 % interval of a mean by Student's t, for example over a few seeds.
 
     None for fewer than two values. Unlike `bootstrap` it is wide enough for three values.
     """
@@ -154,7 +154,7 @@ def questions_needed(differences: Sequence[float]) -> int | None:
 
     If the mean difference seen is the true one: for a two-sided test at 5 % with a power of 80 %,
     n = ((z + z_power) s / mean)^2, where s is the standard deviation of the differences. Rounded up
-    to two digits; None where the mean is 0.
+    to two digits; None if the mean is 0.
     """
     n = len(differences)
     mean = math.fsum(differences) / n
@@ -178,7 +178,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def majority(answers: Sequence[Answer], k: int) -> Answer:
-    """Return the most frequent of the first k answers; among equals the first one given.
+    """Return the most frequent of the first k answers; ties go to the first one given.
 
     As maj@k of lm-evaluation-harness (`take_first_k`, `majority_vote`).
     """

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-# The imports make millions of objects that live to the end: the collector would look at all of
-# them hundreds of times, a quarter of the time of the collection of the tests.
+# The imports create millions of objects that live to the end: the garbage collector would scan them
+# hundreds of times, a quarter of the time of test collection.
 gc.disable()
 
 # As in the daemon: threads that spin for milliseconds at each barrier take the processors from the
@@ -42,7 +42,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish() -> None:
-    """Leave what the imports made out of all later garbage collections."""
+    """Exclude the objects of the imports from all later garbage collections."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -59,7 +59,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A home with a server, a shell in front of it and a worker that the test plays."""
+    """A home with a Redis, in which the test runs commands and acts as the worker."""
     made = Desk(tmp_path)
     yield made
     made.close()
@@ -130,7 +130,7 @@ def shared_daemon(daemons: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture(scope="session")
 def sturdy_daemon(daemons: Callable[..., Daemon]) -> Daemon:
-    """What `sturdy` starts and gives to one test after the other; perhaps it does not run yet."""
+    """The daemon that `sturdy` starts and gives to one test after another; it may not run yet."""
     return daemons()
 
 
@@ -138,7 +138,7 @@ def sturdy_daemon(daemons: Callable[..., Daemon]) -> Daemon:
 def sturdy(sturdy_daemon: Daemon) -> Iterator[Daemon]:
     """One daemon for all tests that kill or stop it, up and idle when a test begins.
 
-    To start anew costs the seconds of its imports, so it is done only where a test has ended it.
+    A start takes seconds for its imports, so it is done only after a test has ended the daemon.
     """
     daemon = sturdy_daemon
     if not daemon.home.is_locked():

@@ -20,5 +20,5 @@ show warmd start
 show warmd submit grpo --samples 80 --eval-samples 200 --wait
 show warmd jobs
 show warmd result
-show warmd compare - "17+58=" "36+47=" "25+68=" --temperature 0
+show warmd compare - "17+58=" "36+47=" "25+68="
 show warmd stop

@@ -1,5 +1,5 @@
 """The commands, one file per group, imported on first use (`COMMANDS` in cli/main.py).
 
-A command parses its options, calls `daemon.client` and prints the result through `view`. With
---json it prints the same data as JSON lines.
+Arguments of the command line enter. A command parses its options, calls `daemon.client` and prints
+the result through `view`; with --json it prints the same data as JSON lines.
 """

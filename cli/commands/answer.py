@@ -66,7 +66,7 @@ class _Writer:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Write what is held back; the next text starts a new line."""
+        """Write the text that is held back; the next text starts a new line."""
         if self._wrap is not None:
             sys.stdout.write(self._wrap.flush())
             sys.stdout.flush()

@@ -194,7 +194,7 @@ bench.add_command(_mlm_command())
 
 
 def _spec_of(client: Client, job_id: str) -> tuple[MlmSpec, Weights | None]:
-    """The spec of an MLM job, and the weights that it began with where they are another job's."""
+    """The spec of an MLM job, and its initial weights if they are another job's."""
     document = client.rundir(job_id).read_spec()
     if document["kind"] != "mlm":
         raise SpecError("job", f"must be an mlm job, got {job_id}")

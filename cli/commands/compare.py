@@ -87,7 +87,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
 def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
     """The base model, by its warm name if it has one, and the model with the adapter.
 
-    None for what is no folder of an adapter. Raises SpecError when it names none that can be.
+    None if it is not an adapter's folder. Raises SpecError for an adapter that cannot be loaded.
     """
     from ...configs.config import ModelConfig
     from ...daemon.host.home import Home
@@ -112,7 +112,7 @@ def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
 def _before_and_after(client: Client, text: str) -> tuple[ModelConfig, ModelConfig]:
     """The model that a training job started from, and the weights of `JOB` or `JOB@STEP`.
 
-    `-` is the latest training. Raises Conflict for a job that trains nothing.
+    `-` is the latest training. Raises Conflict for a job that is not a training.
     """
     from ...configs.config import ModelConfig
 

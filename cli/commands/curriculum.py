@@ -74,7 +74,7 @@ def print_curriculum(found: Mapping[str, Any]) -> None:
     if found["problem"]:
         fields["problem"] = render.one_line(found["problem"])
     if found["model"]:
-        fields["model"] = f"{found['model']} (the latest that a gate let through)"
+        fields["model"] = f"{found['model']} (the latest that passed a gate)"
     render.print_fields(fields)
     click.echo()
     rows = [

@@ -100,7 +100,7 @@ def check_libraries() -> Check:
 
 
 def check_requirements(requirements: Iterable[str]) -> Check:
-    """Compare requirements with the metadata of what is installed: importing it takes seconds."""
+    """Compare requirements with the metadata of installed packages, without importing them."""
     from importlib.metadata import PackageNotFoundError, version
 
     from packaging.requirements import Requirement

@@ -1,4 +1,4 @@
-"""`warmd logs`: the daemon's log, or what the libraries of a job printed.
+"""`warmd logs`: the daemon's log, or the output of a job's libraries and user code.
 
 Reads files only, so that it works when the daemon does not.
 """

@@ -63,7 +63,7 @@ def follow(
             _show_events(app, client, job_id, stream, live, has_samples=has_samples)
     except KeyboardInterrupt:
         if not live.enabled:
-            note("")  # the terminal's ^C has no line of its own
+            note("")  # the terminal printed ^C without a line break
         note(f"{job_id} continues. Follow it again with: {app.command(f'tail {job_id}')}")
         return EXIT_INTERRUPTED
     return EXIT_CODES.get(client.job(job_id)["status"], 0)
@@ -130,7 +130,7 @@ def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -
 
 
 def waiting_line(job: dict[str, Any], *, now: float) -> str:
-    """The live line of a job that has not begun: its status, since when, and what it waits for."""
+    """The live line of a job that has not begun: its status, its waiting time and the reason."""
     since = job["created_at"]
     line = str(job["status"])
     if job["paused"]:

@@ -17,7 +17,7 @@ from .grouped import GroupedOption
 
 # Text of the user that may be empty: prompts, messages, templates, notes.
 _TEXTS = frozenset(("argument", "prompt", "prompts", "messages", "system", "template", "text"))
-_PARSED = frozenset(("since",))  # refused where they are parsed, with what they take
+_PARSED = frozenset(("since",))  # refused where they are parsed, with the accepted values
 
 
 class GivenPath(click.Path):
@@ -46,7 +46,7 @@ def refusing_empty(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_label(parameter: click.Parameter | None) -> bool:
-    """Whether it labels a job to submit: Labels says more exactly what it must be."""
+    """Whether it is a label of a job to submit: `Labels` reports the exact requirement."""
     return isinstance(parameter, GroupedOption) and parameter.name in ("name", "tags")
 
 

@@ -1,4 +1,4 @@
-"""Options of the command line that are made from a kind's spec, or name where options come from."""
+"""Options that are made from a kind's spec, and options that name a source of options."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ARGUMENT = "argument"
 
 
 def argument_of(info: OptionInfo) -> click.Argument:
-    """The argument that may stand for an option."""
+    """The argument that may be given in place of an option."""
     return click.Argument([ARGUMENT], required=False, metavar=f"[{info.name.upper()}]")
 
 
 def take_argument(name: str, given: dict[str, Any], argument: str | None) -> None:
-    """Take the argument for the option that it stands for. Raises SpecError when both are given."""
+    """Use the argument as the value of its option. Raises SpecError when both are given."""
     if argument is not None:
         if given[name] is not None:
             raise SpecError(name, "must be given once, got it as argument and as option")
@@ -82,7 +82,7 @@ INIT_FROM = GroupedOption(
 
 
 def file_options() -> list[click.Option]:
-    """The options that name options."""
+    """The options --config and --set."""
     return [
         GroupedOption(
             ["--config", "config_file"],

@@ -1,7 +1,7 @@
 """Line charts in text: two by four dots of braille a character, with numbers on both axes.
 
-Our own, for want of a small library: plotext 6 brings a compiled kernel for each platform, takes
-0.11 s to import, and broke the interface of plotext 5.
+No library is used: plotext 6 ships a compiled kernel for each platform, takes 0.11 s to import, and
+broke the interface of plotext 5.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class _Canvas:
     def __init__(self, columns: int, rows: int, *, dots: tuple[int, int]) -> None:
         self.dots = dots
         self.size = (columns * dots[0] - 1, rows * dots[1] - 1)
-        # Of each character: the dots that are set, as braille has them, and the line's number i;
-        # ~i for its faint line.
+        # Per character: its dots as braille bits, and the number i of its line; ~i for a faint
+        # line.
         self.cells = [[(0, 0)] * columns for _ in range(rows)]
 
     def draw(self, line: int, points: Sequence[tuple[float, float]]) -> None:

@@ -20,7 +20,7 @@ class StepTimes:
     step_s: float  # the median of `num_steps`
     num_steps: int
     startup_s: float  # from the begin of the execution to that of its first step
-    eval_s: float | None  # one evaluation; None where none was made
+    eval_s: float | None  # one evaluation; None if none was made
     eval_every: int  # steps; 0: never
 
     def seconds(self, start: int, end: int) -> float:
@@ -66,7 +66,7 @@ def projection(
     """Return a row for each of `STEPS`, and for the job's own number of steps.
 
     A row has `steps`, `hours` and `ends_at` (unix seconds, when begun now); with a checkpoint also
-    `hours_left` and `resumed_ends_at` from there, None where it is at least as far.
+    `hours_left` and `resumed_ends_at` from there, None if it is at least as far.
     """
     rows = []
     for steps in sorted({*STEPS, steps_total}):

@@ -112,9 +112,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int) 
     """Align rows under their headers, in lines of at most `width` where the cells allow it.
 
     Headers that start with ">" name right-aligned columns of numbers, which are never cut, as job
-    ids are not. Too wide tables are shortened in this order: the last column is cut at its end,
-    other texts are cut in the middle, and the last column moves to lines of its own, below each
-    row.
+    ids are not. Tables that are too wide are shortened in this order: the last column is cut at its
+    end, other texts are cut in the middle, and the last column moves to lines of its own, below
+    each row.
     """
     titles = [header.lstrip(">") for header in headers]
     lines = [titles, *rows]

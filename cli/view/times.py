@@ -80,7 +80,7 @@ def _next(text: str, now: datetime) -> datetime | None:
     if not re.fullmatch(r"\d\d?:\d\d", text, re.ASCII):
         return None
     hour, minute = map(int, text.split(":"))
-    # Computed without an offset: the one of tomorrow may differ.
+    # Computed in local time: tomorrow's UTC offset may differ (daylight saving).
     today = now.astimezone().replace(hour=hour, minute=minute, second=0, microsecond=0, tzinfo=None)
     at = today.astimezone()
     return at if at > now else (today + timedelta(days=1)).astimezone()

@@ -1,4 +1,6 @@
 """The Python interface, `import warmd`: a session with a daemon, and its jobs as objects.
 
-A thin layer on `client`, which the command line uses, too. Imports no torch.
+Enters: option values as keyword arguments. Leaves: `Session`, `Job`, `Sweep` and `Curriculum`
+objects with plain values, and HTML in notebooks. A thin layer on `client`, like the command line.
+Imports no torch.
 """

@@ -11,7 +11,7 @@ _ENVELOPE = {
     "type",
     "step",
     "steps_total",
-}  # fields of an event that are no metrics
+}  # fields of an event that are not metrics
 
 
 def columns_of(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""A curriculum, as an object of Python and of notebooks."""
+"""A curriculum as a Python object, with a view for notebooks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Curriculum(Group):
         return str(self.info()["status"])
 
     def model(self) -> Job | None:
-        """Return the job whose model is the latest that a gate let through."""
+        """Return the job whose model is the latest that passed a gate."""
         job_id = self.info()["model"]
         return None if job_id is None else Job(self._client, job_id)
 

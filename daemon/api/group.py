@@ -15,7 +15,7 @@ class Group(Steered):
     """Jobs with one id."""
 
     def jobs(self) -> list[Job]:
-        """Return its jobs, in order."""
+        """Return the jobs of the group, in order."""
         return [Job(self._client, job_id) for job_id in self._client.group_members(self.id)]
 
     def wait(self, *, timeout_s: float | None = None) -> str:
@@ -28,5 +28,5 @@ class Group(Steered):
         return status
 
     def resume(self) -> str:
-        """Queue its jobs again that failed or were stopped."""
+        """Queue those of its jobs again that failed or were stopped."""
         return self._client.resume(self.id)

@@ -1,4 +1,4 @@
-"""One job, as an object of Python and of notebooks."""
+"""One job as a Python object, with a view for notebooks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Job(Steered):
         return found
 
     def resume(self, **changes: Any) -> str:
-        """Queue an ended job again from its latest checkpoint; `changes`: options, as `steps`."""
+        """Queue an ended job again from its latest checkpoint, with `changes` of options."""
         return self._client.resume(self.id, changes=changes)
 
     def note(self, text: str) -> None:

@@ -16,7 +16,7 @@ _INTERVAL_S = 0.5  # between two updates of the display
 
 
 class Progress(Estimate):
-    """An estimate with words for it."""
+    """A progress estimate and its text."""
 
     @property
     def share(self) -> float | None:
@@ -42,7 +42,7 @@ class Progress(Estimate):
 
 
 class Shown(Protocol):
-    """A job, as a display needs it; a notebook also uses its HTML."""
+    """The part of a job that a display uses; a notebook also uses its HTML."""
 
     id: str
 
@@ -51,7 +51,7 @@ class Display(Protocol):
     """Where progress is shown."""
 
     def update(self, event: Mapping[str, Any] | None) -> None:
-        """Take in an event; None: none came for a while."""
+        """Process an event; None: no event arrived for a while."""
 
 
 class _Nothing:
@@ -60,7 +60,7 @@ class _Nothing:
 
 
 class _Line:
-    """A line on stderr that is written again over itself."""
+    """A line on stderr that overwrites itself."""
 
     def __init__(self, job: Shown) -> None:
         self._job = job

@@ -26,7 +26,7 @@ class Steered(ABC):
         return status_of(self.info())
 
     def cancel(self) -> str:
-        """Take waiting jobs out ("canceled"), and let running ones save and stop ("stopping")."""
+        """Dequeue waiting jobs ("canceled"), save and stop running ones ("stopping")."""
         return self._client.cancel(self.id)
 
     def kill(self) -> str:
@@ -34,9 +34,9 @@ class Steered(ABC):
         return self._client.kill(self.id)
 
     def pause(self, *, release: bool = False) -> str:
-        """Hold a running job after its step, and put waiting ones away.
+        """Pause running jobs after their step, and take waiting ones out of their queue.
 
-        `release`: save a running job, and free its memory.
+        `release`: save running jobs, and free their memory.
         """
         return self._client.pause(self.id, release=release)
 

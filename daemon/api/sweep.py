@@ -1,4 +1,4 @@
-"""A sweep, as an object of Python and of notebooks."""
+"""A sweep as a Python object, with a view for notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What machines must have for a job: cores and nodes for its ranks, a daemon for decisions."""
+"""Requirements of a job: cores and nodes for its ranks, a daemon for decisions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .connection import ClientConnection
 
 
 def check_ranks(client: ClientConnection, every: Iterable[Mapping[str, Any]]) -> None:
-    """Raise SpecError for jobs, given by their options, that no machine can run."""
+    """Raise SpecError if no machine can run jobs with these options."""
     for options in every:
         _check_nodes(client, options.get("nodes", 1))
         _check_processes(client, options.get("processes", 1))

@@ -33,7 +33,7 @@ def document_of(
 ) -> dict[str, Any]:
     """Check a spec against files and models; return the content of its spec.json.
 
-    `init` and `model` as for Client.submit. `report`: for a model that has to be fetched. Raises
+    `init` and `model` as for Client.submit. `report`: for a model that must be fetched. Raises
     SpecError, NotFound or StoreUnavailable.
     """
     located = spec.located(Path.cwd())
@@ -65,7 +65,7 @@ def tokenizer_folder(model: ModelConfig) -> Path:
 def resolve_model(
     name: str, config: DaemonConfig, report: FetchReport | None = None
 ) -> ModelConfig:
-    """Return the model of a name.
+    """Resolve the name of a model.
 
     It is that of a warm or configured model, a folder, a hub id, or the id or name of a job that
     has trained one.
@@ -94,7 +94,7 @@ def resolve_model(
     raise SpecError(
         "model",
         f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a job that has trained one, "
-        f"a model folder or a hub id, got {name!r}",
+        f"a model folder or a hub id, got {name!r}: `warmd load NAME=PATH` loads a model",
     )
 
 

@@ -1,4 +1,4 @@
-"""The client: everything that users of the queue do with jobs. Imports no torch.
+"""The client: all operations on jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
 `resuming`, `estimating`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing`, `sweeping`,

@@ -77,8 +77,8 @@ class ClientConnection:
     ) -> None:
         """`on_offline` is called once, when no daemon runs and run directories are read instead.
 
-        Without it, reading methods raise Unavailable then. `on_outdated`: what is read may be out
-        of date, because the run store cannot be reached.
+        Without it, reading methods raise Unavailable then. `on_outdated`: called if data may be out
+        of date, because the run store is unreachable.
         """
         self.config = config
         self.home = Home(config.home)

@@ -236,5 +236,5 @@ def _progress(job: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _last_kept(plan: Curriculum, state: State) -> str | None:
-    """The job whose model is the latest that a gate has let through."""
+    """The job whose model is the latest that passed a gate."""
     return state.begin_of(len(plan.stages))

@@ -20,7 +20,7 @@ from ..sweeps.folder import sweep_ids
 from .grouping import Grouping
 from .lookup import PENDING
 
-_ENDS = (*events.TERMINAL, "paused")  # after these a later start was wanted
+_ENDS = (*events.TERMINAL, "paused")  # events after which a later start was intended
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Digesting(Grouping):
     """Summarizes a time span. Reads run directories where no daemon runs."""
 
     def digest(self, *, since: float) -> Digest:
-        """Return what happened in this home since then (unix seconds)."""
+        """Return what happened in this home since a time (unix seconds)."""
         lines, answers = [], 0
         for job_id in sorted(job_ids(self.home.runs), key=by_time):
             if _touched(RunDir(self.home.runs / job_id)) >= since:
@@ -228,7 +228,7 @@ def _is_line(job_id: str) -> bool:
 
 
 def _touched(rundir: RunDir) -> float:
-    """The time of a job's latest event, or else of its creation; 0 where it is gone."""
+    """The time of a job's latest event, or else of its creation; 0 if it is gone."""
     for path in (rundir.events, rundir.path):
         with suppress(OSError):
             return path.stat().st_mtime

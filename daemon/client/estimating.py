@@ -1,8 +1,8 @@
 """Estimates of a job before it is queued: time, memory, disk, here and on other hardware.
 
-Time and memory are those of jobs like it that have run in this home; without one, time is computed
-by the floor model (jobs/bench/floor.py) from the measured limits of this machine. Estimates for
-other hardware are always computed.
+Time and memory are those of similar jobs that ran in this home; without one, time is computed by
+the floor model (jobs/bench/floor.py) from the measured limits of this machine. Estimates for other
+hardware are always computed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SEARCHED = 50  # latest jobs of a kind that are searched for similar ones
 _USED = 5  # similar jobs that an estimate is made from
 _READ = 400  # latest events of a job that are read
 
-# Options that decide how long a step takes, and how much memory; then those that change the length
-# of the records only.
+# Options that determine the time and memory of a step; then those that only change the length of
+# the records.
 _GEOMETRY = (
     "model", "architecture", "objective", "prompts_per_step", "num_generations", "batch_size",
     "gradient_accumulation", "max_completion_length", "seq_len", "rollout_dtype", "lora",
@@ -100,7 +100,7 @@ class JobEstimate:
 
 @dataclass(frozen=True)
 class _Run:
-    """A similar job: its seconds per step or per record, and what it took."""
+    """A similar job: its seconds per step or per record, memory and disk space."""
 
     job_id: str
     step_s: float

@@ -85,7 +85,7 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         return self._steer(job_id, RUNNING, super().unpause)
 
     def _steer(self, job_id: str, phase: str, act: Callable[[str], str]) -> str:
-        """Act on a job; or set the phase of a group, and act on its jobs."""
+        """Act on a job; for a group, set its phase and act on its jobs."""
         if is_sweep_id(job_id):
             return self.steer_sweep(job_id, phase, act)
         if is_curriculum_id(job_id):
@@ -113,7 +113,7 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
     def check_removal(self, ids: Sequence[str]) -> None:
         """Raise Conflict for a job, or a job of a group, that runs, waits or is needed by others.
 
-        Those that are removed together may need each other.
+        Jobs that are removed together may need each other.
         """
         jobs = []
         for one in ids:

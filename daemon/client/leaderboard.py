@@ -1,4 +1,4 @@
-"""All evaluations of a data set, whatever its path was: it is known by its content."""
+"""All evaluations of a data set, which is identified by its content, not its path."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Entry:
     high: float
     n: int
     weights: str | None  # digest
-    against_best: Comparison | None  # with the first of its rank; None: it is that
+    against_best: Comparison | None  # with the first of its rank; None: it is the first
 
 
 class Ranking(ClientConnection):
     """Ranks the evaluations in this home. Needs no Redis."""
 
     def leaderboard(self, dataset: str) -> list[Entry]:
-        """Return all evaluations of a data set, best first, those of other questions apart.
+        """Return all evaluations of a data set, best first, grouped by task and questions.
 
         Raises SpecError if it is not a data set.
         """

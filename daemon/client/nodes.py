@@ -16,7 +16,7 @@ class Nodes(ClientConnection):
 
     @needs_redis
     def nodes(self) -> list[Node]:
-        """Return all nodes by name; one that has been silent for a day is not listed any more."""
+        """Return all nodes by name, without those that have been silent for a day."""
         return NodeRegistry(self.connection).all()
 
     @needs_redis

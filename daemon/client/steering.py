@@ -43,10 +43,10 @@ class Steering(ClientConnection):
 
     @needs_redis
     def pause(self, job_id: str, *, release: bool = False) -> str:
-        """Hold a running job at its step's end ("pausing"), or put a waiting one away ("paused").
+        """Pause a running job at the end of its step ("pausing"), or park a waiting one ("paused").
 
-        `release`: a running job saves, ends and is put away too. Only `unpause` continues a job
-        that is held or put away. Raises Conflict.
+        `release`: a running job saves, ends and is parked too. Only `unpause` continues a paused
+        job. Raises Conflict.
         """
         job = self.fetch(job_id)
         how = "release" if release else "hold"
@@ -67,7 +67,7 @@ class Steering(ClientConnection):
 
     @needs_redis
     def unpause(self, job_id: str) -> str:
-        """Continue a held job ("continuing"), or return one that was put away to its queue's front.
+        """Continue a held job ("continuing"), or return a parked one to the front of its queue.
 
         Returns the status of a job that waits again. Raises Conflict.
         """

@@ -34,7 +34,7 @@ from .views import spec_of
 
 @dataclass(frozen=True)
 class Template:
-    """A job whose options another job is to have."""
+    """The options of a job, for another job."""
 
     options: dict[str, Any]  # raw; without the model if that came from a job
     init_from: str | None  # JOB or JOB@STEP that the weights came from
@@ -48,8 +48,8 @@ class Submitting(ClientConnection):
     def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
 
-        `kind`: that of a job that is to start from them; then `-` is the latest job that trained
-        what it trains. Raises SpecError, NotFound and CheckpointDamaged.
+        `kind`: of the job that starts from them; `-` is then the latest job that trained the same
+        type of model. Raises SpecError, NotFound and CheckpointDamaged.
         """
         job, at, step = text.partition("@")
         if job == "-" and kind is not None:
@@ -213,7 +213,7 @@ class Submitting(ClientConnection):
 
 
 def _kinds_like(kind: str) -> list[str]:
-    """Return the kinds that train the same sort of model."""
+    """Return the kinds that train the same type of model."""
     trained = {
         name: spec.trains for name in KINDS if issubclass(spec := spec_class(name), TrainingSpec)
     }

@@ -20,7 +20,7 @@ class FetchReport(Protocol):
         """A model begins to be fetched."""
 
     def advance(self, number: int) -> None:
-        """So many more bytes of it are here."""
+        """`num_bytes` more bytes have arrived."""
 
 
 def trained_by(

@@ -53,7 +53,7 @@ def main() -> None:
                 problem = str(error)
                 if problem != problems.get(group_id):
                     log.warning("%s: %s", group_id, problem)
-            except Exception as error:  # one that is damaged must not stop the others
+            except Exception as error:  # a damaged group must not stop the others
                 problem = repr(error)
                 if problem != problems.get(group_id):
                     log.exception("%s: cannot be advanced", group_id)

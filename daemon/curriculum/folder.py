@@ -114,7 +114,7 @@ class CurriculumFolder(GroupFolder):
 
     @staticmethod
     def creating(home: Home, plan: Curriculum, state: State) -> AbstractContextManager[Path]:
-        """Give a folder for further files; it becomes that of the curriculum at the end."""
+        """Yield a temporary folder for further files; it becomes the curriculum's at the end."""
         return group.creating(home.curricula, plan.id, asdict(plan), asdict(state))
 
     @property
@@ -131,7 +131,7 @@ class CurriculumFolder(GroupFolder):
             return Curriculum(**document)
 
     def state(self) -> State:
-        """Return how far it is. Raises Conflict if it cannot be read."""
+        """Return the state. Raises Conflict if it cannot be read."""
         document = self.read_state()
         with self.reading():
             document["attempts"] = list(_attempts(document["attempts"]))

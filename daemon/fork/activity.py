@@ -1,7 +1,7 @@
-"""Reports from the horse to its worker's watchdog: what the job does now.
+"""Reports the job's current activity from the horse to its worker's watchdog.
 
 A thread sends at most one report per second, and only if the activity has changed. Silence means
-that the job still does what was reported last, or that the whole process hangs.
+that the last reported activity continues, or that the whole process hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ActivityReporter:
         self._thread: threading.Thread | None = None  # none for jobs that report no activity
 
     def working(self, activity: Activity | None) -> None:
-        """Set what the job does from now on (jobs.context.Context.working)."""
+        """Set the current activity of the job (jobs.context.Context.working)."""
         self._latest = activity
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="activity", daemon=True)

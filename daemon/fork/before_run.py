@@ -37,7 +37,7 @@ def warn_of_changed_weights(
 
 
 def check_device(request: RunJob, rundir: RunDir, events: EventLog, placement: Placement) -> None:
-    """Warn of a GPU that cannot be used. Raises JobFailed for a job that must have one."""
+    """Warn of a GPU that cannot be used. Raises JobFailed for a job that requires one."""
     if placement.device != CPU or request.device == CPU:
         return
     reason = placement.problem or "CUDA finds none"

@@ -60,7 +60,7 @@ def execute(
     is_resident: bool,
     hold_files: Callable[[], None],
 ) -> JobOutcome:
-    """Run the job; turn every way in which it can end into an event and an outcome.
+    """Run the job; report any kind of end as an event and an outcome.
 
     `is_resident`: this process runs other jobs too. `hold_files` is called in each further process
     of the job, to protect the mapped weights there. Raises Superseded.
@@ -188,7 +188,7 @@ def _run(
 
 
 def software_of(weights: dict[str, str] | None) -> dict[str, str | None]:
-    """Return what must be the same on all nodes of a job: versions, and the model's files."""
+    """Return what must be equal on all nodes of a job: versions and the model's files."""
     return {**versions(), "model": None if weights is None else weights["digest"]}
 
 
@@ -242,6 +242,6 @@ def _failed(
 
 
 def _peak_bytes() -> int:
-    """The most resident memory of this process since its fork, with what it shares."""
+    """The peak resident memory of this process since its fork, shared memory included."""
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

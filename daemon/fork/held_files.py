@@ -30,10 +30,10 @@ _MAYMOVE_FIXED = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 
 class HeldFiles:
-    """Read leases on files (fcntl F_SETLEASE), until they are given back or the process ends.
+    """Read leases on files (fcntl F_SETLEASE), until they are released or the process ends.
 
     When another process opens such a file for writing, it waits, and this process gets SIGIO, which
-    ends it unless it has a handler. Then call `give_back` or `copy_wanted`.
+    ends it unless it has a handler. Then call `release` or `copy_wanted`.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -78,13 +78,13 @@ class HeldFiles:
         """Whether another process waits to write to one of the files."""
         return any(map(_is_wanted, self._held))
 
-    def give_back(self) -> None:
-        """Give all leases back: other processes can write."""
+    def release(self) -> None:
+        """Release all leases: other processes can write."""
         for fd in list(self._held):
-            self._give_back(fd)
+            self._release(fd)
 
     def copy_wanted(self) -> None:
-        """Copy the mappings of files that other processes wait to write, then give these back.
+        """Copy the mappings of files that other processes wait to write, then release their leases.
 
         Addresses do not change. No thread may write to the mappings meanwhile. Raises MemoryError
         if there is too little memory; the files are still held then.
@@ -93,9 +93,9 @@ class HeldFiles:
             path, found = self._held[fd]
             copied = sum(_detach(*area) for area in _mappings(found.st_ino))
             log.warning("%s is written to: %d bytes stay as they were, as a copy", path, copied)
-            self._give_back(fd)
+            self._release(fd)
 
-    def _give_back(self, fd: int) -> None:
+    def _release(self, fd: int) -> None:
         del self._held[fd]
         with suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

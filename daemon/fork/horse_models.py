@@ -12,10 +12,10 @@ from .placement import Placement
 class HorseModels:
     """The warm models as a job sees them (jobs.context.Models); lives in the horse.
 
-    `copies`: whether the job gets a copy of its own: a training in a horse with other jobs.
-    A horse with a single job changes its own pages anyway, and all other kinds only read: they
-    share a model, and what was derived from it once, such as the engine.
-    `placement`: the device of the horse, on which the job gets its models.
+    `copies`: whether the job gets its own copy: a training in a horse with other jobs. A horse with
+    a single job changes its own pages anyway, and all other kinds only read: they share a model and
+    objects that are derived from it, such as the engine. `placement`: the device of the horse, on
+    which the job gets its models.
     """
 
     def __init__(

@@ -40,17 +40,17 @@ class Horse:
         return is_current and is_same
 
     def note(self, model: Loaded) -> None:
-        """Note that it is given a job with a model."""
+        """Record that it received a job with a model."""
         if model.base is not None:
             self.adapters[model.config.name] = model.loaded_at
 
     def retire(self) -> None:
-        """Have its worker give it no more jobs."""
+        """Send its worker a RetireHorse: no more jobs for this horse."""
         self.is_retired = True
         self.channel.send_nowait(RetireHorse())
 
     def drop_adapters(self, loaded: Mapping[str, Loaded]) -> None:
-        """Have it drop adapters that are no longer loaded, or were loaded again."""
+        """Make it drop adapters that were unloaded or loaded again."""
         for name, loaded_at in list(self.adapters.items()):
             adapter = loaded.get(name)
             if adapter is None or adapter.loaded_at != loaded_at:

@@ -1,4 +1,4 @@
-"""The libraries that a job needs, imported once for all jobs, so that a child need not.
+"""The libraries that a job needs, imported once for all jobs, before any fork.
 
 Imports torch and transformers in functions only: the environment must be set before.
 """
@@ -38,7 +38,8 @@ ENVIRONMENT = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 
-# Imported by jobs inside functions, because the modules around are imported without torch, too.
+# Imported by jobs inside functions, because the modules that contain them are also imported without
+# torch.
 _FIRST_USED_BY_JOBS = (
     "...jobs.training.arguments",
     "...jobs.training.process_group",
@@ -48,7 +49,7 @@ _FIRST_USED_BY_JOBS = (
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Spare the collector the objects of the imports, which all stay: 8 % of their time."""
+    """Disable garbage collection during imports, whose objects all stay: saves 8 % of the time."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -60,7 +61,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @_no_garbage_collection()
 def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> None:
-    """Import everything that a job needs, so that no horse has to. Leaves one thread running.
+    """Import everything that a job needs, so that horses import nothing. Leaves one thread running.
 
     `on_import` is called with the name of each library before it is imported.
     """
@@ -105,7 +106,7 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
 
 
 def import_kind(kind: str) -> None:
-    """Import what a kind needs; if a kind of another package fails, log it: its jobs fail."""
+    """Import the modules of a kind; log a failure of a kind from another package."""
     try:
         import_all(kind)
     except (Exception, SystemExit) as error:  # its modules are code: they raise anything
@@ -117,7 +118,7 @@ def import_kind(kind: str) -> None:
 
 
 def pause_openmp() -> None:
-    """Make libgomp forget its threads: a forked child would wait for them forever.
+    """Make libgomp end its thread pool: a forked child would wait for its threads forever.
 
     A second line of defense: the zygote never computes, so libgomp has no threads.
     """

@@ -32,7 +32,7 @@ from .reading import blaming, read, stored_bytes
 
 @dataclass
 class Loaded:
-    """A warm model and what is known of it."""
+    """A warm model and its known properties."""
 
     config: ModelConfig
     warm: WarmModel
@@ -86,7 +86,8 @@ class WarmModels:
         self._attaching = Lock()  # jobs run in threads of a fork
 
     def ensure(self, config: ModelConfig, folder: Path, *, in_use: Collection[str]) -> Loaded:
-        """Return the model, loading it from `folder` if it is not warm, or another one there.
+        """Return the model, loading it from `folder` if it is not warm, or if that folder now has
+        another model.
 
         A model whose files have changed is loaded again; running horses keep the old weights. To
         make room, the least recently used models are unloaded, never one `in_use`. Raises JobFailed
@@ -138,12 +139,12 @@ class WarmModels:
 
     @contextmanager
     def _holding(self, paths: Collection[Path]) -> Iterator[HeldFiles]:
-        """Hold files; give them back if the block raises."""
+        """Hold files; release them if the block raises."""
         held = HeldFiles(paths if self._holds_files else ())
         try:
             yield held
         except BaseException:
-            held.give_back()
+            held.release()
             raise
 
     def _load_whole(
@@ -351,7 +352,7 @@ class WarmModels:
 
     def _remove(self, name: str) -> None:
         for removed in (*self.adapters_of(name), name):
-            self.loaded.pop(removed).held.give_back()
+            self.loaded.pop(removed).held.release()
         if self._root is not None:
             return  # in a fork a collection would copy every page that holds an object
         gc.unfreeze()

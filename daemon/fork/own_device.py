@@ -53,7 +53,7 @@ def _start_cuda(memory_share: float) -> None:
 
 
 def start_libraries(own: OwnDevice) -> None:
-    """Create what the first GEMM on the GPU would create: cuBLAS's handle and its workspace."""
+    """Create the cuBLAS handle and workspace that the first GEMM on the GPU would create."""
     import torch
 
     if own.name != CPU:

@@ -211,7 +211,7 @@ class _Rank:
         self._reports = reports
 
     def report(self) -> bytes:
-        """Return what it reported before it ended."""
+        """Return its report."""
         os.set_blocking(self._reports, False)  # a process that it started may have the other end
         try:
             return os.read(self._reports, 1 << 20)
@@ -219,7 +219,7 @@ class _Rank:
             return b""
 
     def end(self) -> str:
-        """Say how it ended."""
+        """Describe how it ended."""
         try:
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # code of the job has reaped it

@@ -85,7 +85,7 @@ class TcpRendezvous:
         return PrefixStore(self._token, store)
 
     def close(self) -> None:
-        """Called when all ranks are connected, and at the end; the store goes on serving."""
+        """Called when all ranks are connected, and at the end; the store continues to serve."""
         if self._listener is not None:
             self._listener.close()
 

@@ -42,7 +42,7 @@ class Standbys:
     """The standby horses of a zygote."""
 
     def __init__(self, plans: Iterable[HorsePlan]) -> None:
-        """`plans`: one for each standby horse that is wanted."""
+        """`plans`: one for each configured standby horse."""
         self._wanted = Counter(plans)
         self._ready: dict[int, Standby] = {}  # by process id
         self._lost = Counter[HorsePlan]()  # died by themselves; replaced after the next job

@@ -21,7 +21,7 @@ _MAX_END_S = 1.0  # for a job's processes to die when the horse ends at once
 
 
 class JobControl:
-    """What the worker requests of a running job."""
+    """The worker's requests to a running job."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -90,7 +90,7 @@ class WorkerConnection:
         os._exit(0)
 
     def next_request(self) -> tuple[RunJob, JobControl]:
-        """Wait for the next job; return it with what is requested of it from now on."""
+        """Wait for the next job; return it with the JobControl of later requests."""
         with self._arrived:
             while not self._requests:
                 self._arrived.wait()

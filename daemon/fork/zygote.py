@@ -158,14 +158,14 @@ class Zygote:
                     self._receive(cast(Channel, key.fileobj))
 
     def _retire(self, *_: Any) -> None:
-        """Begin to end: a successor has the socket; nothing connects to this process any more."""
+        """Start to shut down: a successor has the socket, so there are no new connections."""
         self._is_retiring = True
 
     def _is_done(self, listener: socket.socket) -> bool:
         """Whether a retiring zygote can end: without horses and requests."""
         self._moving = None
         self.standbys.dismiss()
-        self.standbys = Standbys(())  # no more of them
+        self.standbys = Standbys(())  # no more are created
         self.horses.retire_all()
         waiting, _, _ = select.select([listener], [], [], 0)
         return not (waiting or self._callers or self.horses)
@@ -177,7 +177,7 @@ class Zygote:
         self._selector.register(caller, selectors.EVENT_READ)
 
     def _timeout_s(self) -> float | None:
-        """How long to wait for a request before `_prepare`; None: nothing to prepare now."""
+        """Seconds to wait for a request before `_prepare`; None: nothing to prepare now."""
         if not self._may_move() and self.standbys.missing() is None:
             return None
         return max(0.0, self._idle_since + _IDLE_S - time.monotonic())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...jobs.compute import hugepages
 
-_LEAST_FILLED = 0.9  # resident part of a mapping: what is not resident would become so
+_LEAST_FILLED = 0.9  # minimum resident part of a mapping: the rest would become resident
 
 
 def move() -> Iterator[None]:

@@ -87,7 +87,7 @@ class Channel:
 
 
 def check_size(result: Any) -> None:
-    """Raise WarmdError for a job's result that is too long for a message."""
+    """Raise WarmdError if a job's result is too long for a message."""
     excess = len(orjson.dumps(result, default=str)) + _ENVELOPE_BYTES - _MAX_MESSAGE_BYTES
     if excess > 0:
         raise WarmdError(

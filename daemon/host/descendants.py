@@ -42,7 +42,7 @@ def kill_children(*, spare: Container[int] = ()) -> list[int]:
 def end_descendants(*, within_s: float = 5.0) -> int:
     """Kill and reap every process below this one, which adopts orphans; return how many.
 
-    One that ends leaves its children to this process, so in the end all are its own.
+    The children of one that ends become children of this process, so that it can reap them all.
     """
     ended: set[int] = set()
     deadline = time.monotonic() + within_s

@@ -1,7 +1,7 @@
 """From a model's name in the config to a folder on this disk.
 
 The zygote only ever maps local files. Models on a hub are downloaded once, by `downloads`; a model
-that is all here costs neither a process nor a request.
+that is complete on this disk needs neither a process nor a request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BUILTIN = "builtin:"
 
 
 class NoModelFolder(NotFound):
-    """The folder of a model is not on this machine, or it is none."""
+    """The folder of a model is not on this machine, or is not a model folder."""
 
 
 def local_folder(model: ModelConfig) -> Path:
@@ -46,8 +46,8 @@ def folder_at_hand(model: ModelConfig) -> Path | None:
         has_config = ((base or model_folder(folder)) / "config.json").is_file()
     if not has_config:
         raise NoModelFolder(
-            f"model: {model.name}: {folder} must be a model folder with a config.json, "
-            f"{'none there' if folder.is_dir() else 'no such folder'}"
+            f"model: {model.name}: must be a model folder with a config.json, got {folder}: "
+            f"{'it has none' if folder.is_dir() else 'no such folder'}"
         )
     return folder
 
@@ -87,7 +87,7 @@ def _named_folder(model: ModelConfig) -> Path | None:
 
 
 def _base_id(model: ModelConfig, folder: Path) -> str | None:
-    """The id of an adapter's base; None for a folder, and for a model that is no adapter."""
+    """The id of an adapter's base; None for a folder, and for a model that is not an adapter."""
     if not is_adapter(folder):
         return None
     with _blaming(model, folder):

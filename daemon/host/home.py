@@ -5,7 +5,7 @@ HOME/
   daemon.json        address of the daemon that runs or last ran here (0600: may hold a password)
   daemon.lock        held by the supervisor while it lives
   models.json        the warm models
-  notify.json        the events that were notified of
+  notify.json        the events for which a notification was sent
   runs/JOB/          run directories
   sweeps/SWEEP/      sweeps: their jobs and decisions
   store/JOB          jobs that are not completely in the run store (with `runs: s3://…`)
@@ -41,7 +41,7 @@ from ...jobs.files.atomic import write_atomic
 _LONGEST_SOCKET_FOLDER = 85
 
 _MIN_FREE_BYTES = 100_000
-_LOCK_TIMEOUT_S = 0.5  # far longer than `is_locked` holds the lock
+_LOCK_TIMEOUT_S = 0.5  # much longer than `is_locked` holds the lock
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Home:
 
     @property
     def notified(self) -> Path:
-        """The events that were notified of."""
+        """The events for which a notification was sent."""
         return self.path / "notify.json"
 
     @property
@@ -239,7 +239,7 @@ class Home:
         return disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files
 
     def free_bytes(self) -> int | None:
-        """Return the space that its disk has left; None where the home does not exist yet."""
+        """Return the space that its disk has left; None if the home does not exist yet."""
         try:
             disk = os.statvfs(self.path)
         except OSError:

@@ -24,7 +24,8 @@ class ImageStore:
     """The images of the jobs in one folder of run directories."""
 
     def __init__(self, runs: Path) -> None:
-        # As other machines see it that share the folder, and not by this home's link to it.
+        # The resolved path, which other machines that share the folder have too, not this home's
+        # link.
         self.folder = runs.resolve() / ".images"
 
     def place_of(self, content: bytes) -> Path:
@@ -46,7 +47,7 @@ class ImageStore:
 
     def sweep(self) -> None:
         """Remove the images that no run directory needs any more."""
-        # None was ever stored, or a request is at it: there will be another time.
+        # Nothing was ever stored, or a request is storing an image: a later sweep does it.
         with (
             contextlib.suppress(FileNotFoundError, BlockingIOError),
             locked(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB),
@@ -56,13 +57,13 @@ class ImageStore:
 
     def _unneeded(self) -> Iterator[os.DirEntry[str]]:
         for image in os.scandir(self.folder):
-            # Nobody is between storing one and its link: that is done under the lock.
+            # No image is stored without a link at this point: both are done under the lock.
             if image.name != LOCK and image.stat(follow_symlinks=False).st_nlink == 1:
                 yield image
 
 
 def size_of(rundir: Path) -> int:
-    """Return the bytes that a job's files take, of a shared image its part."""
+    """Return the bytes that a job's files take, with its share of shared images."""
     size = 0
     for folder, _, names in os.walk(rundir):
         for name in names:

@@ -61,8 +61,8 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes | bytearray | str) -> Message | None:
     """Return the message in a line of JSON.
 
-    Malformed for a JSON object that is no message, and None for a line that is no JSON object: the
-    sender may have died in the middle of it.
+    Malformed for a JSON object that is not a message, and None for a line that is not a JSON
+    object: the sender may have died in the middle of it.
     """
     try:
         fields = orjson.loads(line)
@@ -78,7 +78,7 @@ def decode(line: bytes | bytearray | str) -> Message | None:
 
 @dataclass(frozen=True)
 class Malformed(Message, op="malformed"):
-    """Takes the place of a JSON object that is no message."""
+    """Takes the place of a JSON object that is not a message."""
 
     problem: str
 
@@ -229,7 +229,7 @@ class GetReady(Message, op="ready"):
 
 @dataclass(frozen=True)
 class Stopping(Message, op="stopping"):
-    """The daemon ends; these jobs are saving."""
+    """The daemon is stopping; these jobs are saving."""
 
     running: list[RunningJob]
 
@@ -293,7 +293,7 @@ class LoadFolder(Message, op="load_folder"):
 
 @dataclass(frozen=True)
 class ZygoteStatus(Message, op="zygote_status"):
-    """The state of the zygote; most fields are part of `warmd status --json`."""
+    """The state of the zygote; most fields are in `warmd status --json`."""
 
     pid: int
     started: float  # unix seconds
@@ -454,7 +454,7 @@ class DropAdapter(Message, op="forget"):
 
 @dataclass(frozen=True)
 class DownloadProgress(Message, op="download_progress"):
-    """Bytes downloaded so far; the total is None where the hub does not report sizes."""
+    """Bytes downloaded so far; the total is None if the hub does not report sizes."""
 
     bytes: int
     total_bytes: int | None

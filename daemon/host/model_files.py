@@ -47,7 +47,7 @@ def fingerprint(folder: Path) -> str:
 def digest(folder: Path, kept: Path | None) -> str:
     """Return "xxh3:" and the XXH3 (128 bits) of names and contents, which identifies the model.
 
-    It is no protection against deliberate collisions. It reads all files, so the result is cached
+    It does not protect against deliberate collisions. It reads all files, so the result is cached
     in the folder `kept`, with the fingerprint.
     """
     return _digests(folder, kept)["digest"]

@@ -33,7 +33,7 @@ class ServiceManager:
         """Take the variables out of the environment: jobs and their programs must not notify."""
         address = environ.pop("NOTIFY_SOCKET", "")
         period_us = environ.pop("WATCHDOG_USEC", "")
-        # The process that is watched: another one if a service with a watchdog started warmd.
+        # The process that is watched: a different one if a service with a watchdog started warmd.
         pid = environ.pop("WATCHDOG_PID", "") or str(os.getpid())
         is_ours = period_us.isdigit() and int(period_us) > 0 and pid == str(os.getpid())
         return cls(address, int(period_us) / 1e6 if is_ours else None)

@@ -22,7 +22,7 @@ class _Stored:
 
     life: str = ""
     models: list[ModelConfig] = field(default_factory=list)  # wanted now
-    kept: list[str] = field(default_factory=list)  # names that the next start loads, too
+    kept: list[str] = field(default_factory=list)  # names that the next start loads as well
     on_demand: list[ModelConfig] = field(default_factory=list)  # loaded for jobs
 
 
@@ -54,7 +54,7 @@ class WarmSet:
         return name in self._configured
 
     def add(self, model: ModelConfig, *, is_kept: bool) -> None:
-        """Want a model from now on; also after the next start when it `is_kept`."""
+        """Add a model to the set; with `is_kept` also for later starts."""
         self._models[model.name] = model
         self._kept.pop(model.name, None)
         if is_kept:

@@ -1,4 +1,4 @@
-"""Finds events to notify of, by the event files of training jobs; each is found once.
+"""Finds events that need a notification in the event files of training jobs, each once.
 
 `HOME/notify.json` holds the time of the first start, before which nothing is notified, and for
 each job the `seq` of the latest event that was handled. An event is marked after its delivery: a

@@ -73,7 +73,7 @@ def is_foreign(connection: redis.Redis, rundir: RunDir) -> bool:
 
 
 def take_over(connection: redis.Redis, rundir: RunDir) -> None:
-    """Mark the run directory with this Redis. Raises Conflict while a daemon runs the job."""
+    """Mark the run directory as this Redis's. Raises Conflict while a daemon runs the job."""
     job_id = rundir.path.name
     if rundir.is_held():
         raise Conflict(f"job: {job_id} is running in another daemon: cancel it there first")

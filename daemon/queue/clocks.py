@@ -32,7 +32,7 @@ class SharedClock:
     def offset_s(self) -> float:
         """How far Redis' clock is ahead of this machine's. Raises RedisError.
 
-        0 where the difference is too small to be measured, as on the machine of Redis: then times
+        0 if the difference is too small to be measured, as on the machine of Redis: then times
         are those of `time.time`.
         """
         if clock() - self._measured_at > _MEASURE_S:

@@ -22,7 +22,7 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-# Gives it back. KEYS: the lease; ARGV: the daemon.
+# Releases it. KEYS: the lease; ARGV: the daemon.
 _RESIGN = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """

@@ -1,4 +1,4 @@
-"""Executions: what a worker does with a job, from taking it to its end.
+"""Executions: the changes of a job's state by a worker, from taking it to its end.
 
 An execution is a worker's claim to a job. Only its holder can end it, and only while Redis still
 has it.
@@ -152,9 +152,9 @@ class Executions(JobRecords):
     ) -> bool:
         """Put a started job back at the front of its queue, to resume from its checkpoint.
 
-        If a pause was requested, it is put away instead (see `pausing`). `kills`: deaths of its
-        horse in a row. `suspect`: its horse died while it ran other jobs too. `reason`: what ended
-        the execution.
+        If a pause was requested, it is parked instead (see `pausing`). `kills`: deaths of its horse
+        in a row. `suspect`: its horse died while it ran other jobs too. `reason`: what ended the
+        execution.
         """
         retries = self.retries_left(job) - 1 if use_retry else None
 

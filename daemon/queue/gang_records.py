@@ -1,6 +1,7 @@
-"""A gang and its seats as Redis has them: a hash with a field for each seat.
+"""The record of a gang and its seats in Redis: a hash with a field for each seat.
 
-Whether a worker is alive is not in the hash: it has its lease, and its node has not seen it die.
+The hash does not record whether a worker is alive: it is if it has its lease, and if its node has
+not reported its death.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Gang:
-    """A gang as Redis has it."""
+    """The record of a gang."""
 
     token: str
     leader: str  # worker
@@ -64,7 +65,7 @@ class Gang:
 
 
 def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
-    """Return the gang of a job as Redis has it now; None: there is none, or it is not valid.
+    """Return the current record of a job's gang; None if there is none, or if it is not valid.
 
     A seat that is not valid counts as free.
     """
@@ -88,7 +89,7 @@ def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
     with connection.pipeline(transaction=False) as pipeline:
         for worker in workers:
             pipeline.exists(keys.lease(worker))
-            pipeline.hexists(keys.WORKERS, worker)  # not, once its node has seen it die
+            pipeline.hexists(keys.WORKERS, worker)  # not alive once its node has reported its death
         registry = StartedJobRegistry.key_template.format(TRAIN)
         pipeline.zscore(registry, fields.get("claim", ""))
         *found, score = pipeline.execute()

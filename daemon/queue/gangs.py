@@ -1,11 +1,12 @@
-"""Jobs that several nodes run together: one node leads, the others take a seat each.
+"""Gangs: jobs that several nodes run together; one node leads, each other node takes a seat.
 
 The worker that pops such a job gathers a node for each seat before it begins an execution: all of
 them, or none. Meanwhile the job is queued, popped for that worker. Only one job at a time gathers:
 two that each held half of the nodes would wait for each other. If too few nodes come in time, the
 job is set aside, and jobs with the same needs do not gather again for a while.
 
-A gang is a hash that the leader keeps alive; `token` tells it from earlier ones of the same job.
+A gang is a hash whose expiry the leader renews; `token` distinguishes it from earlier gangs of the
+job.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ return 1
 """
 
 # Changes a seat. KEYS: the gang; ARGV: token, field, value. Returns whether the worker still has
-# it: a report must not take a seat again that was given back or taken away.
+# it: a report must not take back a seat that was released or removed.
 _REPORT = """
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return 0 end
@@ -129,7 +130,7 @@ redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
 return 1
 """
 
-# Gives a seat back before the execution begins. KEYS: the gang; ARGV: token, field. Returns whether
+# Releases a seat before the execution begins. KEYS: the gang; ARGV: token, field. Returns whether
 # it did.
 _LEAVE = """
 local gang = redis.call('HMGET', KEYS[1], 'token', 'execution')
@@ -155,7 +156,8 @@ class Gangs:
     # --- gathering ------------------------------------------------------------------------------
 
     def may_gather(self, needs: Labels) -> bool:
-        """Whether a job with these needs may gather now: enough nodes are there, and no other does.
+        """Whether a job with these needs may gather now: enough nodes are present, and no other job
+        gathers.
 
         Nodes that run other jobs count: they may be free soon.
         """
@@ -202,7 +204,7 @@ class Gangs:
         return int(self._eval(_CLOSE, *all_keys)(job_id, token, *times, keys.lease("")))
 
     def give_up(self, job_id: str, token: str, needs: Labels, *, pause_s: float) -> None:
-        """Release the nodes that came: too few did. Jobs with these needs wait for `pause_s`."""
+        """Release the nodes: too few came. Jobs with these needs wait for `pause_s`."""
         self._connection.set(keys.gang_retry(line_of(needs)), 1, px=max(int(pause_s * 1000), 1))
         self.dissolve(job_id, token)
 
@@ -225,7 +227,7 @@ class Gangs:
         return bool(self._eval(_REPORT, keys.gang(job_id))(token, f"{SEAT}{worker}", state))
 
     def leave(self, job_id: str, token: str, worker: str) -> bool:
-        """Give a seat back; False once the execution has begun."""
+        """Release a seat; False once the execution has begun."""
         return bool(self._eval(_LEAVE, keys.gang(job_id))(token, f"{SEAT}{worker}"))
 
     # --- the execution --------------------------------------------------------------------------

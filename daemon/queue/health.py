@@ -1,4 +1,4 @@
-"""Whether a Redis can be trusted with jobs: its version, memory policy and persistence."""
+"""Checks whether a Redis can hold jobs safely: version, memory policy and persistence."""
 
 from __future__ import annotations
 

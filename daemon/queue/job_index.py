@@ -1,4 +1,4 @@
-"""Indices of all jobs in Redis: the cost of a read depends on its result, not on all jobs.
+"""Indices of all jobs in Redis: the cost of a read depends on the size of its result only.
 
     warmd:jobs:QUEUE      all jobs of a queue, by time of creation
     warmd:cli             jobs submitted from the command line, by time of creation

@@ -227,5 +227,5 @@ class JobStore(Executions, Pausing, Ordering):
 
 
 def _needs_line(needs: Mapping[str, str] | None) -> str:
-    """Every job needs a node that reads the run directories of this version."""
+    """The needs as a line; every job needs a node that reads this version's run directories."""
     return line_of({**(needs or {}), SCHEMA_LABEL: str(SCHEMA)})

@@ -43,7 +43,7 @@ class Lease:
         threading.Thread(target=self._run, name="lease", daemon=True).start()
 
     def renew_soon(self) -> None:
-        """Renew it at once: the worker could not reach Redis."""
+        """Renew it at once, after the worker could not reach Redis."""
         self._wake.set()
 
     def end(self) -> None:
@@ -52,7 +52,7 @@ class Lease:
         self._wake.set()
 
     def is_running_out(self) -> bool:
-        """Whether it was not renewed for so long that others may soon requeue the worker's jobs."""
+        """Whether it expires soon: other daemons may then requeue the worker's jobs."""
         return self.renewed_at is not None and clock() - self.renewed_at > self.usable_s
 
     @property

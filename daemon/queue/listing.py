@@ -98,7 +98,7 @@ def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
 
 
 class Notes(NamedTuple):
-    """What a job's hash holds in addition to RQ's fields."""
+    """warmd's fields in a job's hash, in addition to RQ's."""
 
     executions: int
     is_paused: bool  # from the request until `unpause`
@@ -144,7 +144,7 @@ def _notes(job: Job, number: Any, pause: Any, at: Any, needs: Any, retries: Any)
 
 
 def nodes_of(connection: redis.Redis, jobs: Sequence[Job], found: Sequence[Notes]) -> list[Nodes]:
-    """Return on which nodes the jobs of several nodes run, or what they wait for."""
+    """Return the nodes of each job of several nodes, or the reason why it waits."""
     gangs = Gangs(connection)
     nodes = []
     for job, note in zip(jobs, found, strict=True):

@@ -99,7 +99,7 @@ class NodeRegistry:
             pipeline.hkeys(keys.NODE_DRAINS)
             records, beats, drains = pipeline.execute()
         beat_of = {keys.text(name): at for name, at in beats}
-        asked = {keys.text(name) for name in drains}
+        requested = {keys.text(name) for name in drains}
         first = leader(self._connection)
         nodes = []
         for raw_name, raw in records.items():
@@ -116,7 +116,7 @@ class NodeRegistry:
                     name=name,
                     heartbeat=beat_of[name],
                     silent_s=silent_s,
-                    is_draining=name in asked or known["state"] == DRAINING,
+                    is_draining=name in requested or known["state"] == DRAINING,
                     is_leader=name == first,
                 )
             )

@@ -9,7 +9,7 @@ import redis
 
 
 def address_here(connection: redis.Redis, configured: str) -> str:
-    """Return the address of this machine that a setting names, after listening there once.
+    """Return the address of this machine that a setting names, after a test listen there.
 
     `auto`: the one from which it reaches Redis. Raises OSError and RedisError.
     """

@@ -1,6 +1,6 @@
 """Pausing and continuing jobs.
 
-A running job is held: it stays started, with the request in its hash. Any other job is put away:
+A running job is held: it stays started, with the request in its hash. Any other job is parked:
 scheduled for a date that never comes, until `unpause`.
 """
 
@@ -35,7 +35,7 @@ class Pausing(SetAside):
         return text_or_none(self.connection.hget(job.key, keys.FIELD_PAUSE))
 
     def pause_waiting(self, job: Job) -> bool:
-        """Put a waiting job away until `unpause`; False if it does not wait."""
+        """Park a waiting job until `unpause`; False if it does not wait."""
 
         needs = self.needs_of(job)
 
@@ -53,9 +53,9 @@ class Pausing(SetAside):
         return bool(change(self.connection, job, WAITING, write))
 
     def unpause(self, job: Job) -> JobStatus | None:
-        """Return a job that was put away to the front of its queue, or to its earlier wait.
+        """Return a parked job to the front of its queue, or to its earlier wait.
 
-        Returns its status then, before a worker takes it; None if it is not put away.
+        Returns its status then, before a worker takes it; None if it is not parked.
         """
         raw: Any = self.connection.hget(job.key, keys.FIELD_DUE)
         due = float(raw or 0)

@@ -150,7 +150,7 @@ class JobRecords:
 
     def _write_pause(self, job: Job, how: str, pipeline: Pipeline) -> None:
         pipeline.hset(job.key, keys.FIELD_PAUSE, how)
-        # Kept if it is set: a job that was held and is put away now has been paused all the time.
+        # Kept if it is set: a job that was held and is parked now has been paused all the time.
         pipeline.hsetnx(job.key, keys.FIELD_PAUSED_AT, str(self.shared_clock.now()))
 
     def _scheduled(self, job: Job) -> ScheduledJobRegistry:

@@ -24,7 +24,7 @@ _BORN = utcformat(now())
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What a worker does, as RQ's tools show it."""
+    """The state of a worker as RQ's tools show it."""
 
     job: str | None = None  # the first one that it runs
     is_suspended: bool = False

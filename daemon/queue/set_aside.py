@@ -61,7 +61,7 @@ class Offer:
 
 
 # Moves the oldest of the jobs that are set aside to the list of a worker. KEYS: that list, the set
-# of needs, and a sorted set for each of the needs in ARGV. Returns the id; forgets empty sets.
+# of needs, and a sorted set for each of the needs in ARGV. Returns the id; removes empty sets.
 _TAKE = """
 local best, from, oldest
 for i = 3, #KEYS do
@@ -88,9 +88,9 @@ class SetAside(JobRecords):
         return parse_line(text_or_none(self.connection.hget(job.key, keys.FIELD_NEEDS)) or "")
 
     def needs_of_popped(self, popped: bytes) -> dict[str, str]:
-        """The labels that a popped job needs; none if it is no job."""
+        """The labels that a popped job needs; none if it is not a job."""
         raw: Any = None
-        with suppress(redis.ResponseError):  # no hash: no job, which `begin` drops
+        with suppress(redis.ResponseError):  # no hash: not a job; `begin` drops it
             raw = self.connection.hget(Job.key_for(keys.text(popped)), keys.FIELD_NEEDS)
         return parse_line(text_or_none(raw) or "")
 
@@ -115,8 +115,8 @@ class SetAside(JobRecords):
     def set_aside_for_model(self, job: Job, execution: Execution, path: str) -> bool:
         """End an execution whose machine does not have the model folder at `path`.
 
-        The job waits for a machine that has it; if a pause was requested it is put away. False if
-        the execution was no longer the current one.
+        The job waits for a machine that has it; if a pause was requested it is parked. False if the
+        execution was no longer the current one.
         """
         needs = line_of({**self.needs_of(job), **model_need(path)})
 
@@ -161,7 +161,7 @@ class SetAside(JobRecords):
         return found if found is None else bytes(found)
 
     def _leave_set_aside(self, job: Job, pipeline: Pipeline, needs: Labels) -> None:
-        """Remove a job that will wait no more, in the transaction that changes it."""
+        """Remove a job that no longer waits, in the transaction that changes it."""
         if needs:
             pipeline.zrem(keys.set_aside(job.origin, line_of(needs)), job.id)
 

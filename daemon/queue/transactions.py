@@ -87,8 +87,8 @@ def end(
     key = job.started_job_registry.key
     while True:
         with connection.pipeline() as pipeline:
-            # Not the registry, which every claim of every worker changes: an execution never ends
-            # without a change of its job's hash.
+            # Watches the hash and not the registry, which every claim of every worker changes: an
+            # execution never ends without a change of its job's hash.
             pipeline.watch(job.key, job.dependents_key)
             if pipeline.zscore(key, execution.composite_key) is None:
                 return False

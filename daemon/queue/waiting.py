@@ -13,14 +13,14 @@ from rq.utils import str_to_date
 from . import keys
 
 # Jobs at the front of a queue that are read. The oldest job is behind those that were put at the
-# front of it, and there are never so many of these.
+# front, which are always fewer than this.
 _FRONT = 1000
 
 
 def oldest_s(connection: redis.Redis, queue: str) -> float:
     """Return for how many seconds the oldest waiting job has been queued; 0 if none waits.
 
-    Jobs that are set aside for a node with certain labels count, too.
+    Jobs that are set aside for a node with certain labels count as well.
     """
     with connection.pipeline(transaction=False) as pipeline:
         pipeline.lrange(f"{Queue.redis_queue_namespace_prefix}{queue}", 0, _FRONT - 1)

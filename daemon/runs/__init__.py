@@ -1,4 +1,7 @@
-"""The truth on disk: the run directory of each job with spec, events, checkpoints and weights.
+"""The run directory of each job: spec, events, checkpoints and weights on disk.
 
-Everything here survives a lost Redis. Knows neither Redis nor other processes.
+Authoritative: everything here survives a lost Redis. `rundir` creates and locks the directory,
+`events` appends to the event log, `checkpoints` commits and verifies checkpoints, `weights` finds
+the model of a job. Enters: documents and files of a job. Leaves: the same, verified. Knows neither
+Redis nor other processes.
 """

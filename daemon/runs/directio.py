@@ -1,4 +1,4 @@
-"""Writing large files past the page cache.
+"""Direct I/O: writes large files past the page cache.
 
 Files that are not read again soon need no copy in the page cache: on the development machine a
 checkpoint written through the cache takes 1.8 s of a core for each gigabyte, past it 0.1 s.
@@ -23,7 +23,8 @@ _ALIGNMENT = 4096  # of addresses, offsets and lengths, as the kernel requires
 class DirectFile:
     """A new file that is written from its beginning to its end, with its checksum.
 
-    Where the file system takes no direct writes (tmpfs), or not these, they go through the cache.
+    If the file system does not support direct writes (tmpfs), or refuses them, the page cache is
+    used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +58,7 @@ class DirectFile:
         return len(source)
 
     def flush(self) -> None:
-        """Do nothing: libraries flush files, but only the end of this one counts."""
+        """Do nothing: libraries call it; the data is made durable by `close`."""
 
     def close(self) -> None:
         """Write the rest, and make the file durable."""
@@ -77,7 +78,7 @@ class DirectFile:
             try:
                 written += os.write(self._file, memoryview(self._memory)[written:count])
             except OSError as error:
-                # Some file systems refuse at the first write only, or after a short one.
+                # Some file systems refuse only at the first write, or after a short one.
                 if error.errno != errno.EINVAL or not self._is_direct:
                     raise
                 self._set_direct(False)

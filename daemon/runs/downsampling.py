@@ -21,7 +21,7 @@ def downsample(
 
     `steps`, `times` (unix seconds) and `tokens` (trained so far; None: not counted) are those at
     the end of each stretch. `metrics` has for each name the lists `mean`, `min` and `max`, with
-    None where a stretch has no value. `seq` is the number of the last event that was read.
+    None if a stretch has no value. `seq` is the number of the last event that was read.
     """
     rows: dict[int, dict[str, Any]] = {}
     seq, tokens = 0, 0

@@ -1,4 +1,4 @@
-"""How far a job is, and an honest guess when it will be done, from its events."""
+"""Progress of a job and an estimate of its end, from its events."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _RECENT = 20
 
 
 class Estimate:
-    """How far a job is, and when it will be done.
+    """Progress of a job, and the estimate of its end.
 
     The time per step is the median of the recent steps, without the evaluations and checkpoints
-    between them. These have their own share in the ETA: what they have taken so far, spread over
-    the steps up to the latest of them.
+    between them. These have their own share in the ETA: their time so far, spread over the steps up
+    to the latest of them.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Estimate:
         self._known: tuple[int, float] | None = None  # a step that had ended at a time
 
     def update(self, event: Mapping[str, Any]) -> None:
-        """Take in the next event."""
+        """Process the next event."""
         if event["execution"] != self._execution:
             self._execution = event["execution"]
             self._last_step_at = self._known = None
@@ -93,7 +93,7 @@ class Estimate:
         self.metrics = {n: v for n, v in metrics.items() if isinstance(v, int | float)}
 
     def _take_progress(self, event: Mapping[str, Any]) -> None:
-        """Rows of a file, or of what a training prepares, which its `activity` names."""
+        """Process a progress event: records of a file, or of the activity before the steps."""
         activity = event.get("activity")
         if activity is None:
             self.phase = "running"

@@ -1,8 +1,8 @@
-"""The event log of a job: `events.jsonl` is the truth, the Redis stream a copy of it.
+"""The event log of a job: `events.jsonl` is authoritative, the Redis stream is a copy.
 
 Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
-The horse writes while it lives, its worker before and after; and meanwhile, when the horse hangs.
-So each event is written under a lock on the file, which one that hangs does not hold.
+The horse writes while it lives; its worker writes before and after, and also while the horse hangs.
+So each event is written under a lock on the file, which a hanging process does not hold.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ONCE_A_STEP = ("step", "divergence")
 
 
 def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the whole events with a `seq` above `after`; a torn last line is left out."""
+    """Yield the complete events with a `seq` above `after`; an incomplete last line is left out."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -44,13 +44,13 @@ def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def newest(path: Path, count: int) -> list[dict[str, Any]]:
-    """Return up to this many of the newest whole events, newest first, of the last megabyte."""
+    """Return up to this many of the newest complete events of the last megabyte, newest first."""
     if not path.is_file():
         return []
     with open(path, "rb") as file:
         start = max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0)
         file.seek(start)
-        lines = file.readlines()[1 if start else 0 :]  # the first one may be torn
+        lines = file.readlines()[1 if start else 0 :]  # the first line may be incomplete
     found = (event for line in reversed(lines) if (event := parse(line)) is not None)
     return list(islice(found, count))
 
@@ -66,7 +66,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """Return the event of a line, or None for a torn or a foreign one."""
+    """Return the event in a line, or None if the line is incomplete or not an event."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -76,7 +76,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     if not isinstance(event, dict) or not event.keys() >= _FIELDS.keys():
         return None
     is_event = all(type(event[name]) in types for name, types in _FIELDS.items())
-    # The step of an event of this type is counted with.
+    # The step of an event of this type counts as well.
     return event if is_event and (event["type"] != "step" or event["step"] is not None) else None
 
 
@@ -123,7 +123,7 @@ class EventLog:
         try:
             if os.fstat(descriptor).st_size != self._size:
                 self._read_on()
-                self._file.truncate(self._size)  # only the last line can be torn
+                self._file.truncate(self._size)  # only the last line can be incomplete
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies in forked processes
@@ -177,7 +177,7 @@ class EventLog:
                 self.publish(event)
 
     def _append(self, type: str, step: int | None, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Write an event and return it; None where an earlier execution has written it."""
+        """Write an event and return it; None if an earlier execution has written it."""
         if step is not None:
             # The event of a written checkpoint comes some steps after the step of the checkpoint.
             self.step = max(step, self.step or 0)

@@ -1,4 +1,4 @@
-"""The state of a git work tree: commit, branch and uncommitted changes of a folder.
+"""The state of a git working tree: commit, branch and uncommitted changes of a folder.
 
 Nothing of the repository is executed: external diff programs, text converters, hooks and file
 system monitors are off.

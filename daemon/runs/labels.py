@@ -74,7 +74,7 @@ def is_name(text: str) -> bool:
 
 
 def read(rundir: RunDir) -> Labels:
-    """Return the labels of a job; parts that are damaged count as not there."""
+    """Return the labels of a job; damaged parts count as missing."""
     try:
         document = orjson.loads(_path(rundir).read_bytes())
     except (OSError, orjson.JSONDecodeError):

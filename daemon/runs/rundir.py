@@ -345,7 +345,7 @@ def _spec_json(job_id: str, kind: str, document: dict[str, Any]) -> dict[str, An
 
 
 def trainer_of(path: str) -> str | None:
-    """Return the job whose final model a path names: in `runs` of this home or of another one."""
+    """Return the job whose final model is at a path, in `runs` of this or another home."""
     folder = Path(path)
     is_model = folder.is_absolute() and folder.name == "model" and is_job_id(folder.parent.name)
     return folder.parent.name if is_model else None
@@ -364,7 +364,7 @@ def _signature(pid: int) -> bytes:
 
     Together they are unique among all processes of all machines and containers: two containers of
     one machine have the same boot id, and may start processes with the same id at the same time.
-    Empty if the process is gone, or where there is no /proc.
+    Empty if the process is gone, or if there is no /proc.
     """
     try:
         namespace = os.readlink("/proc/self/ns/pid").encode()  # that in which `pid` is counted

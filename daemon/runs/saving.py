@@ -23,18 +23,19 @@ class Save:
     """A save in flight (jobs.context.Save)."""
 
     def __init__(self, step: int, path: Path, write: Callable[[], int]) -> None:
-        """Begin to `write`, which makes `path` and returns its bytes."""
+        """Start `write`, which creates `path` and returns its size in bytes."""
         self.step = step
         self._path = path
         self._saved: Saved | None = None
-        # The thread alone holds what it writes: of a training on a GPU, a copy of everything.
+        # Only the thread refers to the data that it writes: for a training on a GPU, a copy of all
+        # state.
         self._thread = threading.Thread(
             target=self._run, args=(write,), name=f"save of step {step}"
         )
         self._thread.start()
 
     def outcome(self, *, patience_s: float | None = 0) -> Saved | None:
-        """Return how the save ended, or None when it has not so soon; with None, wait for it."""
+        """Return how the save ended; None if it has not ended in time (no time: wait)."""
         if self._saved is None:
             self._thread.join(patience_s)
         return self._saved
@@ -52,7 +53,7 @@ class Save:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the first error: torch.save raises another over that of the disk."""
+    """Return the root cause: torch.save raises another error on top of the disk's."""
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -1,4 +1,4 @@
-"""JSON files with a digest of their content, so that a flipped bit is noticed."""
+"""JSON files with a digest of their content, which detects flipped bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sealed(document: Mapping[str, Any]) -> bytes:
 
 
 def is_whole(document: dict[str, Any]) -> bool:
-    """Whether a document has the digest that it was written with, which is taken out of it.
+    """Whether a document matches its digest, which is removed from it.
 
     Earlier versions wrote none.
     """

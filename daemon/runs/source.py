@@ -28,9 +28,9 @@ from ...jobs.user_code import modules
 from .git import state_of
 from .rundir import RunDir
 
-_MAX_FILE_BYTES = 1_000_000  # of a user module; of a larger one, only the digest is kept
+_MAX_FILE_BYTES = 1_000_000  # largest user module that is copied
 _MAX_FILES = 1000
-_MAX_DATA_BYTES = 256_000_000  # of a data file; a larger one is known by size and time
+_MAX_DATA_BYTES = 256_000_000  # largest data file that is hashed; else size and time
 _READ_BYTES = 1 << 20
 
 

@@ -1,6 +1,6 @@
-"""The weights that a job has made: which files they are, and how they get elsewhere.
+"""The weights that a job trained: their files, and how they are linked or exported.
 
-Elsewhere is the run directory of a new job that starts from them, or a folder of the user's.
+They are linked into the run directory of a job that starts from them, or exported to a folder.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def export(weights: Weights, folder: Path, *, with_optimizer: bool = False) -> i
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder that becomes `folder` at the end of the block, and is removed on an error.
 
-    Raises SpecError when there is something at its place.
+    Raises SpecError if `folder` exists.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise SpecError("dest", f"must be a new folder, got {folder}, which is there")

@@ -32,7 +32,7 @@ _TICK_S = 0.2
 _MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
 _THREADS = 4  # jobs that are uploaded at the same time
 _SWEEP_S = 600.0  # between two checks for copies of removed jobs
-_NICENESS = 10  # below the training's
+_NICENESS = 10  # lower priority than the training's
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Uploader:
         """Upload until the process ends."""
         self._pending.clear_problems()
         while True:
-            self.turn()
+            self.iterate()
             time.sleep(_TICK_S)
 
-    def turn(self) -> None:
-        """Handle the uploads that have ended, and begin those that are due."""
+    def iterate(self) -> None:
+        """One iteration: handle the uploads that have ended, and start those that are due."""
         self._collect()
         for job_id in self._pending.jobs():
             if job_id not in self._running and self._may_try(job_id):
@@ -85,7 +85,7 @@ class Uploader:
             log.warning("run store: copies of removed jobs stay for now: %s", error)
 
     def _collect(self) -> None:
-        """Handle the outcomes of the threads."""
+        """Handle the results of the threads."""
         for job_id, future in list(self._running.items()):
             if not future.done():
                 continue
@@ -103,7 +103,10 @@ class Uploader:
                     self._note_success(job_id)
 
     def _advance(self, job_id: str) -> bool:
-        """Upload what is due of a job; return whether it was. Raises StoreUnavailable, OSError."""
+        """Upload the due files of a job; return whether any were due.
+
+        Raises StoreUnavailable and OSError.
+        """
         pending = self._pending.read(job_id)
         if pending is None:
             if not self._pending.is_uploaded(job_id):

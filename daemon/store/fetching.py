@@ -48,7 +48,7 @@ def open_rundir(
 ) -> Index:
     """Claim a job for an execution, and fetch small files and events; return the remaining index.
 
-    It leaves out files of which this machine has a newer version. `on_problem` is told of damage in
+    It leaves out files of which this machine has a newer version. `on_problem` receives damage in
     the store that does not prevent the execution. Raises Superseded, StoreUnavailable, Conflict,
     NotFound and OSError.
     """
@@ -206,7 +206,7 @@ def fetch_model(
         if not all(is_same(model / name, file) for name, file in files.items()):
             on_begin("model", sum(file.bytes for file in files.values()))
             about = {name: file for name, file in now.files.items() if name in _ABOUT}
-            fetch_files(bucket, folder, about)  # a run directory without them is no job's
+            fetch_files(bucket, folder, about)  # without them it is not the run directory of a job
             copies.mark(bucket, folder)
             with whole_folder(model) as staging:
                 fetch_files(bucket, staging, files, on_bytes=on_bytes)

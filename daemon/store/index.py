@@ -90,8 +90,8 @@ def commit(
     """Change the index; return the old and the new one.
 
     `change` is called again when another process was faster. `execution`: the one that writes;
-    None: a person's command. Raises Superseded if a later execution has claimed the run directory,
-    or if it was removed; NotFound for a person.
+    None: a user's command. Raises Superseded if a later execution has claimed the run directory, or
+    if it was removed; NotFound for a user's command.
     """
     key = f"{job_id}/{NAME}"
     for _ in range(_MAX_TRIES):

@@ -1,6 +1,6 @@
-"""Updates run directories before commands show them; where that fails, shows what is here.
+"""Updates run directories before commands show them; if that fails, the local state is shown.
 
-Commands that change a job use RemoteRuns instead, and fail: they must not decide on old files.
+Commands that change a job use RemoteRuns instead, and fail: they must not decide on outdated files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..runs.checkpoints import read_manifest
 from .bucket import StoreUnavailable
 from .remote import RemoteRuns
 
-OnOutdated = Callable[[str], None]  # is told in one line why what is shown may be out of date
+OnOutdated = Callable[[str], None]  # receives one line: why the shown data may be out of date
 
 _RETRY_S = 20.0  # an unreachable store is not requested again for this time: each request may hang
 

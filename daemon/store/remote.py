@@ -99,7 +99,7 @@ class RemoteRuns:
                 raise
 
     def _note_read(self, job_id: str, now: Index | None) -> None:
-        """Note what the next changes of a job are made to; None: to what is on this machine."""
+        """Record the base of the next changes of a job; None: the state on this machine."""
         self._read.pop(job_id, None)
         if now is not None:
             self._read[job_id] = {n: file for n, file in now.files.items() if n in _BY_PEOPLE}

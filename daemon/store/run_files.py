@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def files(folder: Path, *, without: Collection[str]) -> Iterator[tuple[str, Path]]:
     """Yield the relative path and the path of each file, hidden ones left out.
 
-    `without`: names of files and folders at the top that are left out, too.
+    `without`: names of top-level files and folders that are also left out.
     """
     for root, folders, names in os.walk(folder):
         left_out = without if Path(root) == folder else ()

@@ -113,7 +113,7 @@ class RunUpload:
         return None
 
     def _gone_checkpoints(self) -> set[str]:
-        """The checkpoints in the index that training has removed: not here twice in a row.
+        """The checkpoints in the index that training has removed: missing here twice in a row.
 
         A checkpoint that is being replaced is missing for a moment.
         """
@@ -200,9 +200,9 @@ class RunUpload:
 
 
 def remove_leftovers(bucket: Bucket, job_id: str) -> None:
-    """Delete what was uploaded of a job after it was removed from the store.
+    """Delete objects of a job that were uploaded after its removal from the store.
 
-    A removal deletes what it finds; an upload that was under way adds more, without an index.
+    A removal deletes the existing objects; an upload in progress may add more, without an index.
     """
     if bucket.get(f"{job_id}/{index.NAME}") is None:
         bucket.delete(list(bucket.sizes(job_id)))

@@ -1,4 +1,4 @@
-"""The guardian: the supervisor's parent, which restarts it; kept simple so that it never fails.
+"""The guardian: the supervisor's parent, which restarts it; simple, so that it does not fail.
 
 A kill -9 of the supervisor is repaired within a second. All other processes end with the
 supervisor; the next supervisor finds the queue unchanged, and the jobs resume.
@@ -39,7 +39,7 @@ def guard(config: DaemonConfig, *, report: Report, foreground: bool) -> int:
 
     A supervisor that dies while the daemon stops is not restarted.
     """
-    # A supervisor that is restarted after an upgrade must not be a mixture of two versions.
+    # A supervisor that is restarted after an upgrade must not mix two versions.
     from . import control_requests, supervisor  # noqa: F401
 
     flags = SharedFlags()

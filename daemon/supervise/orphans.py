@@ -1,4 +1,4 @@
-"""Requeues the jobs of dead workers: of this daemon, and of others that share its Redis."""
+"""Requeues the jobs of dead workers, of this daemon and of others that share its Redis."""
 
 from __future__ import annotations
 

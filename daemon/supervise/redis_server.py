@@ -168,7 +168,7 @@ class EmbeddedRedis:
 
 
 def check_redis(connection: redis.Redis, url: str | None) -> None:
-    """Raise Unavailable unless Redis replies and is usable; log what may lose jobs.
+    """Raise Unavailable unless Redis replies and is usable; log settings that may lose jobs.
 
     `url`: None if embedded.
     """

@@ -158,5 +158,5 @@ class Reloading:
 
     @property
     def children(self) -> list[Child]:
-        """All processes of reloads, which a stop of the daemon must end, too."""
+        """All processes of reloads; a stop of the daemon must end them as well."""
         return [*self.incoming, *self.retired, *([self.zygote] if self.zygote is not None else [])]

@@ -1,4 +1,4 @@
-"""Waits of the main loop: ended by output of child processes, signals, and other threads."""
+"""The main loop's wait: ended by output of child processes, signals and other threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Wakeups:
         self._sender.setblocking(False)
 
     def on_signals(self, stop: Callable[[], None]) -> None:
-        """Let signals end a wait, too; SIGTERM and SIGINT call `stop`, and are unblocked."""
+        """Let signals end a wait as well; unblock SIGTERM and SIGINT, which call `stop`."""
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -35,13 +35,13 @@ class Wakeups:
         os.write(self._sender.fileno(), b"x")
 
     def wait(self, timeout_s: float) -> bool:
-        """Handle what has arrived, or arrives within the time; return whether something did."""
+        """Handle messages that have arrived or arrive within the time; return whether any did."""
         ready = self.selector.select(timeout_s)
         for key, _ in ready:
             key.data()
         return bool(ready)
 
     def handle_pending(self) -> None:
-        """Handle all that has arrived, for example what a child wrote before it died."""
+        """Handle all messages that have arrived, such as those that a child sent before it died."""
         while self.wait(0):
             pass

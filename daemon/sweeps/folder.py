@@ -120,7 +120,7 @@ class SweepFolder(GroupFolder):
 
     @staticmethod
     def creating(home: Home, sweep: Sweep, state: State) -> AbstractContextManager[Path]:
-        """Give a folder for further files; it becomes that of the sweep at the block's end."""
+        """Yield a temporary folder for further files; it becomes the sweep's at the end."""
         return group.creating(home.sweeps, sweep.id, asdict(sweep), asdict(state))
 
     def read(self) -> Sweep:
@@ -135,13 +135,13 @@ class SweepFolder(GroupFolder):
             return Sweep(**document)
 
     def state(self) -> State:
-        """Return how far it is. Raises Conflict if it cannot be read."""
+        """Return the state. Raises Conflict if it cannot be read."""
         document = self.read_state()
         with self.reading():
             document["members"] = [Member(**member) for member in document["members"]]
             document["decisions"] = [Decision(**one) for one in document["decisions"]]
             if not all(is_job_id(member.id) for member in document["members"]):
-                raise ValueError("a member's id is no job id")
+                raise ValueError("a member's id is not a job id")
             return State(**document)
 
     def update(self, **parts: Any) -> State:

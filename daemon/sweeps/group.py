@@ -57,7 +57,7 @@ class GroupFolder:
         return (self.path / "active").exists()
 
     def set_active(self, is_active: bool) -> None:
-        """Say whether it has; within `changing`."""
+        """Set `is_active`; within `changing`."""
         if is_active:
             (self.path / "active").touch()
         else:
@@ -121,7 +121,7 @@ class GroupFolder:
 def creating(
     parent: Path, group_id: str, plan: Mapping[str, Any], state: Mapping[str, Any]
 ) -> Iterator[Path]:
-    """Yield a folder for further files; it becomes that of the group at the block's end."""
+    """Yield a temporary folder for further files; it becomes the group's at the end."""
     parent.mkdir(mode=0o700, exist_ok=True)
     staging = parent / f"{_STAGING}{group_id}"
     try:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def proceed(store: JobStore, runs: Path, folder: SweepFolder, sweep: Sweep, state: State) -> bool:
-    """Decide at a rung that is reached; return whether more is to come. Raises RedisError."""
+    """Decide at a rung that is reached; return whether more rungs follow. Raises RedisError."""
     if state.decisions:
         _extend(store, runs, sweep, state)
     if _has_rung(sweep, state) and _have_ended(store, state):
@@ -51,7 +51,7 @@ def _decide(store: JobStore, runs: Path, sweep: Sweep, state: State) -> Decision
     """Rank the points at the rung that all their members have reached, or ended before.
 
     A point with a member that did not reach the rung, for example because its loss was NaN, ranks
-    behind those without; one without any is not kept.
+    behind points whose members all did; a point of which no member reached it is not kept.
     """
     step = sweep.rungs[len(state.decisions)]
     scores: dict[int, float | None] = {}

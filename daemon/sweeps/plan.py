@@ -104,7 +104,7 @@ class SweepOptions:
     def points(self) -> list[dict[str, Any]]:
         """The combinations of values, the last option varying fastest.
 
-        For a search: as many combinations as have each value and each end of a range once.
+        For a search: combinations that cover each value and each end of a range once.
         """
         if self.search is not None:
             ends = {name: (one.low, one.high) for name, one in self.ranges.items()}
@@ -123,7 +123,7 @@ def is_lower_better(spec: type[TrainingSpec], metric: str) -> bool:
 
 
 def metric_for(spec: TrainingSpec, metric: str | None) -> str:
-    """Return the metric that points are compared by. Raises SpecError where it is not measured."""
+    """Return the metric that points are compared by. Raises SpecError if it is not measured."""
     measured, of_steps = spec.compared_by
     if metric is None:
         return measured if spec.is_measured else of_steps

@@ -40,7 +40,7 @@ def score(rundir: RunDir, metric: str, step: int) -> float | None:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """Return the mean, or None of nothing."""
+    """Return the mean; None for no values."""
     found = list(values)
     return sum(found) / len(found) if found else None
 

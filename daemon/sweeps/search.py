@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def proceed(store: JobStore, runs: Path, folder: SweepFolder, sweep: Sweep, search: Search) -> bool:
-    """Score the trials that have ended and queue new ones; return whether more is to come."""
+    """Score the trials that have ended and queue new ones; return whether more follow."""
     state = folder.state()
     known: dict[int, float | None] = {int(p): value for p, value in state.scores.items()}
     scores = known | _ended(store, runs, sweep, state, known)

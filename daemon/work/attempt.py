@@ -1,8 +1,8 @@
 """One execution of a job, from its start in Redis to its end.
 
-The attempt sends stop and pause requests to the horse, handles the horse's messages, and turns
-every way in which the execution can end into a change in Redis. The worker makes this change,
-`settle`, as soon as Redis is reachable.
+The attempt sends stop and pause requests to the horse, handles the horse's messages, and turns any
+end of the execution into a change in Redis. The worker makes this change, `settle`, as soon as
+Redis is reachable.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ class Attempt:
             self._is_paused = not self._is_paused
             self.horse.send(PauseJob(self.job.id, self._is_paused))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Kill the horse and requeue the job, because other workers may soon take it."""
         if self.settle is not None:
             return
         if self.horse is None:
             self._settle(self._store.requeue, reason="worker_died")
         else:
-            self.requested.add("give back")
+            self.requested.add("release")
             self.horse.kill()
 
     def end_ranks(self, cause: str, *, have_died: bool = False, have_failed: bool = False) -> None:
@@ -241,7 +241,7 @@ class Attempt:
         )
 
     def warn(self, message: str) -> None:
-        """Report something about the job that someone should look at."""
+        """Emit a warning about the job that needs attention."""
         self._log_event("warning", message=message)
 
     def note_store(self, problem: str | None) -> None:
@@ -387,7 +387,7 @@ class Attempt:
             self._conclude_timeout()
         elif "stall" in self.requested:
             self._conclude_stalled()
-        elif "give back" in self.requested:
+        elif "release" in self.requested:
             self._log_event("requeued", reason="the worker lost its connection to Redis")
             self._settle(self._store.requeue, reason="worker_died")
         elif self._conclude_ranks is not None:

@@ -12,7 +12,7 @@ from .gathering import Gatherer
 from .leading import LedJobs
 from .seats import Seats
 
-_TICK_S = 0.25  # between two looks at each gang
+_TICK_S = 0.25  # between two polls of each gang
 
 
 class GangWork:
@@ -31,7 +31,7 @@ class GangWork:
 
     @property
     def num_slots(self) -> int:
-        """How many slots are kept for gangs, apart from those of attempts."""
+        """How many slots are reserved for gangs, apart from those of attempts."""
         has_seat = sum(seat.settle is None for seat in self.seats.taken)
         return has_seat + (self.gatherer.gathering is not None)
 
@@ -40,7 +40,7 @@ class GangWork:
         return attempt.settle is not None and not self.led.may_settle(attempt)
 
     def advance(self, *, is_stopping: bool, is_closing: bool) -> None:
-        """Do what is due for seats and led jobs. Raises RedisError.
+        """Do the due work for seats and led jobs. Raises RedisError.
 
         `is_stopping`, `is_closing`: as for `Seat.advance`.
         """

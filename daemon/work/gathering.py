@@ -27,7 +27,7 @@ _LOG_LOCK_TIMEOUT_S = 1.0  # for another process to finish writing an event
 
 @dataclass
 class Gathering:
-    """A popped job for which nodes gather."""
+    """A popped job for which nodes are gathered."""
 
     popped: bytes
     token: str

@@ -1,4 +1,4 @@
-"""What a worker holds: its jobs, their horses, and its connections to Redis."""
+"""The state of a worker: its jobs, their horses, and its connections to Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .stored_runs import StoredRuns
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The same for all parts of one worker."""
+    """The state that all parts of one worker share."""
 
     home: Home
     config: WorkerConfig

@@ -117,7 +117,7 @@ class Horse:
             self.kill()
 
     def cause_of_death(self) -> str:
-        """Return how it died, as far as that is known."""
+        """Return the known cause of its death."""
         if self._exit is None:
             return "lost: its process disappeared"
         code = self._exit.code
@@ -213,7 +213,7 @@ def _with_fingerprint(model: LocalModel | None) -> LocalModel | None:
     if model is None or model.folder is None:
         return model
     files = ""
-    # The zygote reads the same files after this, and reports what it cannot read.
+    # The zygote reads the same files after this, and reports those that it cannot read.
     with contextlib.suppress(OSError, ValueError):
         files = fingerprint(Path(model.folder))
     return replace(model, files=files)

@@ -61,7 +61,7 @@ class LedJobs:
             has_begun = self._gangs.begin(job_id, token, started.number, started.claim)
             gang = self._gangs.gang(job_id)
         except redis.RedisError:
-            attempt.give_back()  # without a plan its ranks must not start
+            attempt.release()  # without a plan its ranks must not start
             raise
         if gang is None or not has_begun or self._address is None:
             attempt.end_ranks("a node has left before the start")

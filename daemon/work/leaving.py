@@ -19,7 +19,7 @@ _DRAIN_TIMEOUT_S = 1.0  # for Redis to come back when the worker is to end
 
 
 class Leaving:
-    """Whether a worker takes jobs, lets them end, or has them save and ends."""
+    """Whether a worker takes jobs, lets them end, or makes them save."""
 
     def __init__(self, held: Held, *, max_jobs: int | None) -> None:
         """`max_jobs`: after these the worker closes; None: no limit."""
@@ -89,8 +89,8 @@ class Leaving:
             )
         if is_over:
             for attempt in self._held.attempts:
-                attempt.give_back()  # in every tick: a horse may have been forked just now
-            self._held.gangs.seats.give_back()
+                attempt.release()  # in every tick: a horse may have been forked just now
+            self._held.gangs.seats.release()
         self.has_given_back = is_over
 
     def is_lease_over(self) -> bool:

@@ -29,7 +29,7 @@ def is_own(rundir: RunDir, path: str) -> bool:
 
 
 def is_here(runs: Path, path: str) -> bool:
-    """Whether the model folder at a path of a spec is on this machine; a damaged one is, too."""
+    """Whether the model folder at a path of a spec is on this machine, even if damaged."""
     try:
         fetch.folder_at_hand(ModelConfig(name="model", path=_in_runs(runs, path)))
     except fetch.NoModelFolder:

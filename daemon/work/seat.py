@@ -1,7 +1,7 @@
 """This node's part in a job that another node leads: the other ranks, without rank 0.
 
 A worker with a seat keeps a slot for it. The ranks start when rank 0 listens. They end when the
-leader says so, when its claim or its lease is gone, and with the lease of this worker.
+leader requests it, when its claim or its lease is gone, and with the lease of this worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Seat:
-    """A seat that this worker has taken and not yet given back."""
+    """A seat that this worker has taken and not yet released."""
 
     def __init__(
         self, gangs: Gangs, job: Job, token: str, worker: str, node: str, request: RunJob
@@ -70,7 +70,7 @@ class Seat:
         return is_ready and self.horse is None and self.settle is None and not self._is_leaving
 
     def advance(self, address: str, *, is_stopping: bool, is_closing: bool) -> None:
-        """Do what the gang requires now. Raises RedisError.
+        """Do the work that the gang requires now. Raises RedisError.
 
         `address`: where the ranks of this node listen. `is_stopping`: the worker ends when the job
         has saved. `is_closing`: it begins no more jobs.
@@ -107,7 +107,7 @@ class Seat:
             self._reported = self._state
 
     def _goes_on(self, gang: Gang) -> bool:
-        """Whether the leader gathers nodes still, or runs the execution."""
+        """Whether the leader still gathers nodes or runs the execution."""
         has_ended = gang.claim is not None and not gang.has_claim
         return (
             self._worker in gang.seats

@@ -63,7 +63,7 @@ class Seats:
         self.taken.append(seat)
         return seat
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """End the ranks of other nodes' jobs here: this worker's lease runs out."""
         for seat in self.taken:
             seat.leave()

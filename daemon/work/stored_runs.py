@@ -1,4 +1,4 @@
-"""The worker's part in keeping run directories in a run store.
+"""The worker's side of run directories in a run store.
 
 When an execution begins, the run directory is fetched. When it ends, the worker notifies the
 uploader and waits until everything is in the store: a training has not ended while its result could

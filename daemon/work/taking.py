@@ -67,7 +67,7 @@ class JobTaker:
         """Start the next job if there is a free slot."""
         is_over, popped = self._mailbox.job()
         if self._leaving.is_lease_over():
-            pass  # after a suspension: what was popped goes back, see below
+            pass  # after a suspension: popped jobs are requeued, see below
         elif popped is not None:
             self._start(popped)
         elif is_over:
@@ -88,9 +88,9 @@ class JobTaker:
             self._mailbox.wait_for_job()
 
     def _return_strays(self) -> None:
-        """Give back jobs that were popped for this worker and that it does not wait for.
+        """Requeue jobs that were popped for this worker although it does not wait for one.
 
-        A network that was cut delivers a command late, after its connection was closed. Without
+        After a network failure a command may arrive late, when its connection is closed. Without
         this, the job would wait for the end of the running ones while other workers are idle.
         """
         now = time.monotonic()
@@ -219,7 +219,7 @@ class JobTaker:
             )
         except redis.RedisError as error:
             log.warning("%s: %s: not prepared: %s", job.id, self._name, error)
-            attempt.give_back()
+            attempt.release()
             return
         request = attempt.request = prepared.request
         if prepared.rundir is not None and not attempt.has_rundir:

@@ -1,4 +1,4 @@
-"""Stall detection in the worker: jobs without progress, and the place where they hang.
+"""Stall detection in the worker: jobs without progress, and the code where they hang.
 
 The horse reports its activity and the time limit for it (fork/activity.py); the worker measures
 with its own clock, because a horse that is suspended, or whose code holds the GIL, could not. To
@@ -28,7 +28,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process of the job is."""
+    """The code that a process of the job executes."""
 
     rank: int
     pid: int
@@ -77,7 +77,7 @@ class Watchdog:
         return self._activity is not None and self._activity.ends_job
 
     def set_activity(self, activity: Activity | None) -> None:
-        """Set what the job does from now on; None: nothing that has a time limit."""
+        """Set the current activity of the job; None: nothing with a time limit."""
         self._activity, self._asked, self._is_reported = activity, None, False
 
     def check(self, pid: int) -> Stall | None:

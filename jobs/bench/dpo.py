@@ -1,9 +1,9 @@
-"""One side of the DPO benchmark: some steps of one trainer on made-up pairs, timed.
+"""One side of the DPO benchmark: times some steps of TRL's or warmd's trainer.
 
     python -m warmd.jobs.bench.dpo trl|warmd WORK FOLDER STEPS
 
-FOLDER holds the model (`model.py`), the pairs are random tokens. Each side runs in a process of its
-own, so that neither has the other's memory. Prints one JSON object. Imports torch and trl.
+FOLDER holds the model (`model.py`), pairs are random tokens. Each side has its own process, so that
+its memory can be measured. Prints one JSON object. Imports torch and trl.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str) ->
         max_steps=steps,
         per_device_train_batch_size=work.pairs,
         max_length=None,
-        # TRL's own defaults are slower on a CPU: this is its best.
+        # TRL's fastest settings on a CPU.
         bf16=has_bfloat16(device),
         activation_checkpointing=False,
         use_cpu=device.type == "cpu",
@@ -77,7 +77,7 @@ def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str) ->
 
 
 def _rows(work: DpoWork, steps: int) -> list[dict[str, list[int]]]:
-    """Make up the tokens of every pair."""
+    """Return pairs of random tokens."""
     draw = random.Random(1)
     return [
         {

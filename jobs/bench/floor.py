@@ -89,7 +89,7 @@ class ModelSize:
     def of(
         cls, config: Mapping[str, Any], parameters: int, *, lora: int | None
     ) -> ModelSize | None:
-        """Read the content of a config.json; None where it lacks a size.
+        """Read the sizes from the content of a config.json; None if one is missing.
 
         `lora`: the rank of an adapter of all linear layers.
         """
@@ -113,10 +113,10 @@ class ModelSize:
 
     @classmethod
     def of_new(cls, spec: MlmSpec) -> ModelSize | None:
-        """The sizes of the model that an MLM job makes; None where its architecture lacks one.
+        """The sizes of the model that an MLM job creates; None if its architecture lacks one.
 
         Parameters: four matrices of attention and two of the feed-forward network per layer, token
-        and position embeddings, and two heads with weights of their own for code-graph.
+        and position embeddings, and two untied heads for code-graph.
         """
         is_graph = spec.architecture == CODE_GRAPH
         config = {**(CODE_GRAPH_SIZES if is_graph else read_architecture(spec.architecture))}
@@ -174,7 +174,7 @@ class StepWork:
 
 
 def step_work(spec: TrainingSpec, count: CountTokens | None) -> tuple[StepWork, StepWork] | None:
-    """Return the least and the most that a step of a job takes; None for a kind without a model.
+    """Return lower and upper bounds of a step's work; None for a kind without a model.
 
     `count`: returns the tokens of a text; None: by the number of characters. Reads the first
     records of the data set.
@@ -233,7 +233,7 @@ def _work(tokens: float, scored: float, spec: TrainingSpec) -> StepWork:
 
 
 def _mean_tokens(values: Iterable[Any], count: CountTokens | None) -> float:
-    """The tokens of an average record, by the first ones."""
+    """The mean number of tokens of the first records."""
     texts = [" ".join(_strings(value)) for value in islice(values, _SAMPLED)]
     if not texts:
         return 1.0

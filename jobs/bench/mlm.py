@@ -72,7 +72,7 @@ class Bench:
         return {"ids": _ids(self._vocab_size, self.work.length, number)}
 
     def stock(self, batch: Batch) -> None:
-        """Forward and backward pass without warmd's kernels; BERT computes its own loss, too."""
+        """Forward and backward pass without warmd's kernels; BERT also computes its own loss."""
         if self.work.is_graph:
             self._learn(batch)
             return

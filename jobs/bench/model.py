@@ -48,7 +48,7 @@ def tokenizer(shape: Shape) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # Special tokens are matched within words, too, so none may be part of a number.
+    # Special tokens are also matched within words, so none may be part of a number.
     words = ["<pad>", "<eos>", *map(str, range(2, shape.vocab_size))]
     ids = {word: number for number, word in enumerate(words)}
     core = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))

@@ -148,7 +148,7 @@ SFT = {
 
 @dataclass(frozen=True, kw_only=True)
 class DpoWork:
-    """One optimizer step: pairs of a prompt and two completions, of the lengths that are drawn."""
+    """One optimizer step of DPO: pairs of a prompt and two completions of random lengths."""
 
     shape: Shape
     pairs: int
@@ -156,7 +156,7 @@ class DpoWork:
     completion: tuple[int, int]
 
     def lengths(self, steps: int) -> list[tuple[int, int, int]]:
-        """Draw the tokens of prompt and both completions of every pair, for this many steps."""
+        """Draw the tokens of the prompt and both completions for each pair of `steps` steps."""
         draw = random.Random(0)
         return [
             (
@@ -168,9 +168,9 @@ class DpoWork:
         ]
 
     def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
-        """Return the seconds that the GEMMs and AdamW of a step take at least, on average.
+        """Return the minimum seconds of an average step: GEMMs and AdamW.
 
-        The prompt counts once for both completions, the head at the tokens of completions.
+        The prompt counts once for both completions; the head counts at the tokens of completions.
         """
         lengths = self.lengths(steps)
         tokens = sum(prompt + chosen + rejected - 2 for prompt, chosen, rejected in lengths) / steps

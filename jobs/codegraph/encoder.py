@@ -117,7 +117,7 @@ class RelationBias(nn.Module):
 
         related: (B, T, R), one-hot, all 0 for relation 0; is_code: (B, T, 1), 0 or 1.
         """
-        # A GEMM of two thin matrices: its gradient is a GEMM, too, and not a scatter into T x T.
+        # A GEMM of two thin matrices, whose gradient is also a GEMM and not a scatter into T x T.
         cross = (related @ self.cross).unsqueeze(-1)
         left = torch.cat([related * self.leaf, cross, is_code], dim=-1)
         right = torch.cat([related, is_code, cross], dim=-1)
@@ -266,7 +266,7 @@ class CodeGraphEncoder(PreTrainedModel):
         related = None
         if rel_ids is not None:
             related = F.one_hot(rel, self.config.num_relations).to(hidden.dtype)
-            related = related * (rel > 0).unsqueeze(-1)  # 0 is no relation
+            related = related * (rel > 0).unsqueeze(-1)  # 0: no relation
         is_code = (role == Role.CODE).unsqueeze(-1).to(hidden.dtype)
         padding = None
         if attention_mask is not None:
@@ -379,7 +379,8 @@ def _contrastive(hidden: Tensor, rel_ids: Tensor) -> Tensor:
 
 
 def _mean_where(mask: Tensor, values: Tensor, dims: int | None = None) -> Tensor:
-    """Return the mean of `values` where `mask`, over the last `dims` dimensions; 0 where none is.
+    """Return the mean of `values` where `mask`, over the last `dims` dimensions; 0 for an empty
+    mask.
 
     `dims` None: all dimensions except the first.
     """

@@ -67,5 +67,5 @@ def _read(path: Path, root: Path) -> Module:
     name = ".".join(parts or [root.resolve().name])
     reader = Reader(name, relative.as_posix(), is_package, source)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about invalid escapes and the like in the user's code
+        warnings.simplefilter("ignore")  # e.g. invalid escapes in the user's code
         return reader.read(ast.parse(source))

@@ -215,7 +215,7 @@ class Reader:
                 self.add(scope.name, "returns", entity)
 
     def returned_type(self, scope: Scope, value: ast.expr) -> str | None:
-        """Return what the syntax of an expression shows of its value: a type, callee or global."""
+        """Return what is known of an expression's value by its syntax: a type, callee or global."""
         match value:
             case ast.Constant(value=None):
                 return "None"

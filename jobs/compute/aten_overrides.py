@@ -4,7 +4,7 @@ GEMM: torch multiplies float32 matrices by MKL, which does not use AVX-512 on AM
 (also part of torch) is nearly twice as fast there. The faster one is measured (`levels`).
 Dropout: torch draws masks one element at a time; here two elements share a 64-bit random number.
 
-`fast_kernels` overrides them in the whole process, for every model and in the backward pass, too.
+`fast_kernels` overrides them in the whole process, for every model, also in the backward pass.
 Results are equal to rounding. For the same seed, dropout masks differ from torch's, with the same
 distribution. Imports torch: only `run` of a kind imports this module.
 """

@@ -35,7 +35,7 @@ class Rows:
         """Apply the form to parts of x, padded to multiples of `step` of their rows, too."""
         if self.most is None or len(x) <= self.most:
             return self._padded(form, x, step)
-        return torch.cat([self._padded(form, part, step) for part in x.split(self.most)])
+        return torch.cat([self._padded(form, part, step) for part in torch.split(x, self.most)])
 
     def _padded(self, form: Linear, x: torch.Tensor, step: Callable[[int], int]) -> torch.Tensor:
         missing = -len(x) % max(self.multiple, step(len(x)))
@@ -72,7 +72,7 @@ def probe_rows(forms: Sequence[Linear], *, like: torch.Tensor) -> list[Rows] | N
     """
     x = _probe(like)
     for most in _MOST_ROWS:
-        whole = torch.cat([forms[0](part) for part in x.split(most or len(x))])
+        whole = torch.cat([forms[0](part) for part in torch.split(x, most or len(x))])
         multiples = [_row_multiple(form, x, whole, most or len(x)) for form in forms]
         if None not in multiples:
             return [Rows(multiple, most) for multiple in multiples if multiple is not None]

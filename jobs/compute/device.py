@@ -63,7 +63,8 @@ def exit_if_context_lost(error: BaseException) -> None:
     """End this process if an error has destroyed its CUDA context.
 
     After a device-side assert or an illegal address every later call fails too, also those of other
-    jobs. The worker queues them again, in a new process. Running out of memory is no such error.
+    jobs. The worker queues them again, in a new process. Running out of memory is not such an
+    error.
     """
     if isinstance(error, torch.AcceleratorError):
         log.critical("the CUDA context is lost, ending the process: %s", error)

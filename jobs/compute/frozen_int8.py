@@ -1,9 +1,9 @@
-"""A frozen linear layer whose int8 weights are computed with in training: the base of an adapter.
+"""A frozen linear layer with int8 weights, for training: the base of an adapter.
 
 Forward it is the W8A8 layer that the engine serves (`linear_forms.int8_linear`), so that a
 completion and its loss come from the same weights. Backward it multiplies by the same integers in
-float32; the rounding of the inputs passes gradients through as if it were not there (Bengio et al.
-2013, arXiv:1308.3432). Imports torch.
+float32; gradients pass through the rounding of the inputs unchanged (straight-through estimator,
+Bengio et al. 2013, arXiv:1308.3432). Imports torch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Int8Linear(torch.autograd.Function):
 
 
 def quantize_linears(model: nn.Module, *, kept: nn.Module | None) -> int:
-    """Replace all linear layers of a model but `kept` by int8 ones; return how many."""
+    """Replace all linear layers of a model except `kept` by int8 ones; return their number."""
     found = [
         (parent, name, module)
         for parent in model.modules()

@@ -1,7 +1,7 @@
 """Moves weights into huge pages (2 MB): fewer TLB misses when all weights are read for every token.
 
-Linux collapses pages on request (MADV_COLLAPSE, from 6.1 on). Elsewhere, and where no huge page is
-free, nothing changes.
+Linux collapses pages on request (MADV_COLLAPSE, from 6.1 on). On other systems, or if no huge page
+is free, nothing changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MADV_COLLAPSE = 25
 def move(areas: Iterable[tuple[int, int]]) -> Iterator[None]:
     """Move areas, (address, bytes) each, into huge pages; yield after every few pages.
 
-    Virtual addresses do not change. Other data in the first and last page is moved, too.
+    Virtual addresses do not change. Other data in the first and last page is also moved.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Processor levels: what this processor supports, and which kernel each precision uses.
+"""Processor levels: the features of this processor, and the kernel for each precision.
 
 Instruction sets show what is supported; whether it is faster is measured once per machine, on a
 layer larger than most caches, and stored next to the machine code. Imports torch; called in the
@@ -24,7 +24,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ...configs.precision import NATIVE as NATIVE  # for the engine, too
+from ...configs.precision import NATIVE as NATIVE  # re-exported for the engine
 from ..files.atomic import write_atomic
 from . import cache, native, onednn
 from .device import gpu_summary, processor_name

@@ -32,7 +32,7 @@ class PlainLinear:
         return functional.linear(x, self._weight, self._bias)
 
     def share_weight(self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding]) -> None:
-        """Let the layers that were fused use the fused weight: it is no second copy of theirs."""
+        """Make the fused layers use the fused weight, so that there is no second copy."""
         if len(layers) > 1:
             parts = torch.split(self._weight, [len(layer.weight) for layer in layers])
             for layer, part in zip(layers, parts, strict=True):

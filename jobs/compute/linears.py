@@ -64,8 +64,8 @@ _warned: set[str] = set()  # precisions that are not served here and were logged
 def served_precision(requested: str, weight: torch.Tensor) -> str:
     """Return the precision that is served for `requested`: "int8", "bf16" or "native".
 
-    On a CPU `levels` decides. A GPU with bf16 serves it for int8, too: torch's int8 GEMM needs more
-    than 16 rows there, and single-sequence decode has one.
+    On a CPU `levels` decides. A GPU with bf16 also serves int8 requests in bf16: torch's int8 GEMM
+    needs more than 16 rows there, and single-sequence decode has one.
     """
     if requested not in ("int8", "bf16"):
         return NATIVE

@@ -1,9 +1,9 @@
 """Tokenized data sets: token arrays on disk, built once and memory-mapped by every job.
 
 The folder of a corpus is named by a hash of its inputs (content of the data, tokenizer, lengths),
-so it is never stale. An example has columns of equal length (`ids`, and others per token).
-A folder is written whole or not at all, by one process while others wait, and the least recently
-used folders go when all together exceed MAX_BYTES. Imports no torch.
+so it is never stale. An example has columns of equal length (`ids`, and others per token). A folder
+is written atomically, by one process while others wait. The least recently used folders are removed
+when all together exceed MAX_BYTES. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Records of one file: JSONL, CSV, Parquet or Arrow, by the end of its name.
+"""Records of one file: JSONL, CSV, Parquet or Arrow, by its suffix.
 
 A file is read in pieces, never as a whole. Its records are parsed later, one by one: an unusable
-record must not end the reading of a file whose unusable records are skipped.
+record must not end the reading of a file if such records are skipped.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ BATCH_ROWS = 256  # of a Parquet or Arrow file, in memory at a time
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a data set, and where it stands."""
+    """A record of a data set and its place."""
 
     place: Place
     parse: Callable[[], dict[str, Any]]  # its columns by name; raises SpecError
 
 
 def records_of(option: str, path: Path) -> Iterator[Record]:
-    """Yield the records of a file. Blank lines are none.
+    """Yield the records of a file. Blank lines are skipped.
 
-    A file of any other name than `.csv`, `.parquet` and `.arrow` is JSONL. Raises OSError for a
-    file that cannot be read and SpecError for one that is not of its format; `option` named it.
+    A file with another suffix than `.csv`, `.parquet` and `.arrow` is JSONL. Raises OSError for a
+    file that cannot be read and SpecError for one that is not in its format. `option`: the option
+    that names the file.
     """
     readers = {".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
     yield from readers.get(path.suffix.lower(), _jsonl)(option, path)

@@ -1,7 +1,7 @@
 """Hub data sets on this machine: the files of one split, found by the library `datasets`.
 
 A data set is a folder: a copy of its repository, one written by `save_to_disk`, or one that
-`load_dataset` has prepared. Imported only where a source names one: `datasets` takes 0.5 s.
+`load_dataset` has prepared. Imported only if a source names one: importing `datasets` takes 0.5 s.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Name:
 
     @property
     def is_id(self) -> bool:
-        """Whether the name can be an id on the hub; a name with the end of a data file is none."""
+        """Whether the name can be an id on the hub; one with the suffix of a data file cannot."""
         return _ID.fullmatch(self.name) is not None and Path(self.name).suffix not in SUFFIXES
 
 
@@ -77,7 +77,7 @@ def local_copy(option: str, wanted: Name) -> Path:
         folder = Path(snapshot_download(wanted.name, repo_type="dataset", local_files_only=True))
     except LocalEntryNotFoundError:
         return _prepared(option, wanted)
-    # Of a data set that was prepared, this cache may have the description alone.
+    # For a prepared data set, this cache may have only the description.
     has_data = any(path.suffix in SUFFIXES for path in folder.rglob("*"))
     return folder if has_data else _prepared(option, wanted)
 
@@ -89,7 +89,7 @@ def _prepared(option: str, wanted: Name) -> Path:
         with _offline_if_unreachable(wanted.name):
             loaded: Any = datasets.load_dataset(wanted.name, wanted.config)
         return Path(next(iter(loaded.values())).cache_files[0]["filename"]).parent
-    except Exception as error:  # of the network, of the hub, of the data: there are dozens
+    except Exception as error:  # errors of the network, the hub and the data have dozens of types
         raise SpecError(
             option,
             f"must be a hub data set on this machine, got {jsonl.shown(wanted.name)}: "
@@ -100,9 +100,9 @@ def _prepared(option: str, wanted: Name) -> Path:
 
 @contextmanager
 def _offline_if_unreachable(name: str) -> Iterator[None]:
-    """Let `datasets` read its cache only, where the hub does not answer one request.
+    """Make `datasets` read only its cache if the hub does not answer one request.
 
-    It would request again and again for 23 seconds.
+    Otherwise it retries for 23 seconds.
     """
     import datasets
     from huggingface_hub import HfApi, constants
@@ -113,7 +113,7 @@ def _offline_if_unreachable(name: str) -> Iterator[None]:
         HfApi().dataset_info(name, timeout=_ANSWER_S)
     except HfHubHTTPError:
         pass  # the hub is reachable; `datasets` reports its error
-    except Exception:  # of the network: there are dozens
+    except Exception:  # errors of the network have dozens of types
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         yield
@@ -176,7 +176,7 @@ def _repository(option: str, wanted: Name, folder: Path) -> Splits:
             found = dict(builder.config.data_files or {})
         except SpecError:
             raise
-        except Exception as error:  # of the README, of the file names: there are dozens
+        except Exception as error:  # errors in README or file names have dozens of types
             raise _fault(
                 option, wanted, "a folder that datasets can load", _first_line(error)
             ) from None

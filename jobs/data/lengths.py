@@ -1,4 +1,4 @@
-"""Lengths of tokenized rows: how many there are, how long they are, how many are cut."""
+"""Statistics of the lengths of tokenized rows: counts, percentiles, truncation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Lengths:
     learned_tokens: int = 0  # tokens with a loss, after truncation
     longest: int = 0
     truncated: int = 0
-    dropped: int = 0  # rows of which nothing is left to learn
+    dropped: int = 0  # rows without a token to learn after truncation
     _counts: dict[int, int] = field(default_factory=lambda: dict.fromkeys((*LIMITS, 0), 0))
 
     def add(self, length: int, learned: int | None = None) -> None:

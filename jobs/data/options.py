@@ -41,7 +41,7 @@ class RecordsSpec(Spec, ABC):
 
     @abstractmethod
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
-        """Return the part of a record that is cut at `cut_at` tokens.
+        """Return the part of a record that is truncated at `cut_at` tokens.
 
         Raises SpecError for a record that the kind cannot use.
         """

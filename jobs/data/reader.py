@@ -26,7 +26,7 @@ class Reading:
     first_fault: str | None = None  # of the first record that was skipped
 
     def skip(self, error: SpecError) -> None:
-        """Count an unusable record. Raises its error where none is skipped."""
+        """Count an unusable record. Raises its error if unusable records are not skipped."""
         if not self.skips_bad_rows:
             raise error
         self.num_skipped += 1

@@ -1,4 +1,4 @@
-"""Where a data set is: the files that the value of an option such as `dataset` stands for."""
+"""Finds the files of a data set from the value of an option such as `dataset`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def located(option: str, source: str, folder: Path, takes: str = TAKES) -> str:
 def records(option: str, source: str, takes: str = TAKES) -> Iterator[Record]:
     """Yield the records of a data set, file by file.
 
-    `takes`: the values that `option` accepts. Raises SpecError if it is no data set, or one without
+    `takes`: the values that `option` accepts. Raises SpecError if it is not a data set, or has no
     records.
     """
     is_empty = True

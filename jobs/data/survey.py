@@ -19,7 +19,7 @@ NUM_EXAMPLES = 5
 
 
 class _Read(dict[str, Any]):
-    """A record that remembers which of its fields were read."""
+    """A record that tracks which of its fields were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)

@@ -24,7 +24,7 @@ def read(option: str, source: str, reading: Reading) -> Iterator[str]:
 
 
 def files(option: str, source: str) -> tuple[Path, list[Path]]:
-    """Return the folder or file that a source is in, and its files in their order."""
+    """Return the folder or file of a source, and its files in order."""
     path = Path(source)
     if holds_records(source):
         root = path if path.exists() else Path(Name.parse(source).name)

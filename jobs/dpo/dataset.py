@@ -123,7 +123,7 @@ def _require(values: Mapping[str, Any], names: _Names, place: jsonl.Place) -> No
 
 
 def _input_messages(value: Any, place: jsonl.Place) -> Messages:
-    # Nothing else is let through: leaving out tools in silence would change the prompt.
+    # Other keys are refused: silently dropping tools would change the prompt.
     if not isinstance(value, dict) or set(value) != {"messages"}:
         got = jsonl.keys_of(value) if isinstance(value, dict) else jsonl.kind_of(value)
         raise place.fault("an object of messages", got)
@@ -245,7 +245,7 @@ class Tokenization:
 
 
 def _num_shared(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many leading tokens two sequences have in common."""
+    """Return the number of leading tokens that two sequences share."""
     pairs = zip(ids, others, strict=False)
     return next(
         (place for place, (one, other) in enumerate(pairs) if one != other),

@@ -1,9 +1,9 @@
 """TRL's DPOTrainer without padding: the same losses and gradients with less computation.
 
-- Both completions of a pair stand behind one prompt in a pack (`jobs.packing`): the prompt is
+- Both completions of a pair share one prompt in a pack (`jobs.packing`): the prompt is
   computed once, nothing is padded, and the vocabulary head runs at completion tokens only.
 - The reference model is computed on the same packs: with equal weights every reward is exactly 0.
-- The loss is TRL's own code; it is given the log-probabilities. Micro-batches stay as they are,
+- The loss is TRL's own code, called with the log-probabilities. Micro-batches stay as they are,
   since a loss is a mean over the pairs of its micro-batch.
 - With bf16, on a GPU, matrix multiplications are in bfloat16; weights and sums stay in float32.
 
@@ -32,7 +32,7 @@ from ..training.reference import CopyBeforeUpdate, copy_shared_weights
 
 Batch = dict[str, Any]
 
-_SORTING = {"aot", "aot_unpaired"}  # losses in which pairs of a batch depend on each other
+_SORTING = {"aot", "aot_unpaired"}  # losses in which the pairs of a batch depend on each other
 _UNKNOWN = ("logits/chosen", "logits/rejected")  # metrics that would need all logits
 
 

@@ -107,7 +107,7 @@ class PreferenceTrainer(RowTrainer, PackedDpoTrainer):
 
 
 def _table(examples: Examples[Example]) -> Any:
-    """Return the pairs that TRL draws from: the tokens of each side, without Python's lists."""
+    """Return the pairs that TRL draws from, as an Arrow table: Python lists take more memory."""
     corpus, end = examples.corpus, examples.corpus.offsets[len(examples)]
     # The examples to train on are the first ones of the corpus.
     ids, side = corpus.columns["ids"][:end], corpus.columns["side"][:end]

@@ -209,7 +209,7 @@ class Embedder:
             return hidden
         examples = [row.example for row in rows if row.example is not None]
         columns = [
-            self._pad(list(column), 0)  # which is PAD_ID, too
+            self._pad(list(column), 0)  # which is also PAD_ID
             for column in zip(*examples, strict=True)
         ]
         ids, rel_ids, chain_ids, depth_ids, role_ids = columns

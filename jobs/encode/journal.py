@@ -70,7 +70,7 @@ class Journal:
         """Return the records (n,), ordered by the number of the text, each text once."""
         self._file.flush()
         records = np.fromfile(self._path, self.dtype, offset=len(self._header))
-        records = records[records["tokens"] > 0]  # a power cut may leave zeros
+        records = records[records["tokens"] > 0]  # a power failure may leave zeros
         return records[np.unique(records["row"], return_index=True)[1]]
 
     def remove(self) -> None:

@@ -114,7 +114,7 @@ def _blocks(
         tokenizer, seq_len = chains
         triples = (triple for module in modules for triple in module.triples)
         made = build_examples(triples, blocks, tokenizer, seq_len=seq_len)
-    # Those that head no triple are left out of `made`, which keeps the order.
+    # `made` lacks blocks that are not the head of a triple, and keeps the order.
     ahead = next(made, None)
     for block in blocks:
         check_stop()

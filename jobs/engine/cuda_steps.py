@@ -67,7 +67,7 @@ class _Slot:
     """The sequence of a slot; it may have been freed meanwhile."""
 
     kv: weakref.ref[KVCache]
-    begin: int  # positions before it are in the sequence's own KV cache, too
+    begin: int  # positions before it are also in the sequence's own KV cache
 
 
 class KVSlots:
@@ -83,7 +83,7 @@ class KVSlots:
         self._slots: list[_Slot] = []
 
     def assign(self, sequences: Sequence[KVCache]) -> list[int] | None:
-        """Return the slots of sequences and release all others; None when there is no room."""
+        """Return the slots of sequences and release all others; None if there is no room."""
         longest = max(kv.length for kv in sequences) + 1
         if not self._reserve(len(sequences), longest):
             self.keep([])

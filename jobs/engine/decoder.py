@@ -323,7 +323,7 @@ class Decoder:
 def _native_layer_ops(
     shape: Shape, embedding: torch.Tensor, norms: Sequence[torch.Tensor]
 ) -> LayerOps | None:
-    """Return native layer operations, or None where they are not supported.
+    """Return native layer operations, or None if they are not supported.
 
     embedding: (V, hidden); norms: all RMSNorm weights of the decoder.
     """

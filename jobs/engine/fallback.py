@@ -1,4 +1,4 @@
-"""Fallback runner: runs other architectures by their own forward pass, sequence by sequence.
+"""Fallback runner: runs other architectures with their own forward pass, sequence by sequence.
 
 Scheduling is the same: sequences join and leave at any token and get the same tokens as alone. But
 nothing is batched, and prefixes are not cached. Between two tokens the model's own cache is kept.
@@ -166,7 +166,7 @@ def _num_bytes(cache: Any) -> int:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a value, in nested dicts and lists, too."""
+    """Yield the tensors in a value, also in nested dicts and lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

@@ -51,7 +51,7 @@ def layer_of(layer: Any, linears: LinearBuilder | UniformBuilder, *, patience: i
 
 
 def text_model(model: Any) -> Any:
-    """Return the text decoder of a model, which may have a vision tower, too."""
+    """Return the text decoder of a model, which may also have a vision tower."""
     inner = getattr(unwrapped(model), "model", None)
     return getattr(inner, "language_model", inner)
 

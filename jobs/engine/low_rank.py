@@ -155,7 +155,7 @@ def among(adapted: Sequence[Adapted], tokens: torch.Tensor) -> list[Adapted]:
 
 
 def unserved(wrapped: Any, layers: Sequence[Any]) -> str | None:
-    """Return the name of an adapted part of a PeftModel that an Adapter of `layers` would lack."""
+    """Return the name of an adapted part of a PeftModel that an Adapter would not cover."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     places = [part for parts in FUSED.values() for part in parts]
@@ -176,7 +176,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, is_batch_invariant: bool) -> 
     if not is_batch_invariant or x.device.type != "cpu":
         return functional.linear(x, weight)
     multiply, rows = _batch_invariant(*weight.shape, torch.get_num_threads())
-    return rows.compute(partial(multiply, weight=weight), x, lambda _: 1)
+    return rows.compute(lambda part: multiply(part, weight), x, lambda _: 1)
 
 
 _Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x, weight)

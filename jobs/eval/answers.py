@@ -1,4 +1,4 @@
-"""The answers of the engine to the questions of an evaluation: many at a time, in order.
+"""The engine's answers to the questions of an evaluation: concurrent, returned in order.
 
 A question is one request or several. Imports torch, by the engine.
 """

@@ -37,7 +37,7 @@ class Generation:
     ) -> tuple[Prompt, list[Request]]:
         """Return the prompt of question `number`, and the request for its completions.
 
-        Raises JobFailed where the model has no room for them.
+        Raises JobFailed if the model has no room for them.
         """
         spec = self._spec
         (prompt,) = encode(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-INVALID = "[invalid]"  # the extracted answer of a completion without one
+INVALID = "[invalid]"  # the extracted answer if a completion has none
 MAX_TOKENS = 256
 _SEED = 1234  # of the examples: the harness' default
 

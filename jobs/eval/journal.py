@@ -1,7 +1,7 @@
 """The rows of an evaluation, one JSON line per question, from which a killed job resumes.
 
-Rows are appended in the order of the questions. A line torn by a crash is removed before the next
-one is written. Imports no torch.
+Rows are appended in the order of the questions. A line left incomplete by a crash is removed before
+the next one is written. Imports no torch.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the row of a line; None for a torn or a damaged one."""
+    """Return the row of a line; None if the line is incomplete or damaged."""
     row = None
     if line.endswith(b"\n"):
         with suppress(orjson.JSONDecodeError):

@@ -72,7 +72,7 @@ class MultipleChoice:
 
 
 class Perplexity:
-    """How likely each text is. A row has sums; `bits_per_byte` is theirs over all rows."""
+    """Perplexity of texts. A row has sums; `bits_per_byte` is computed over all rows."""
 
     def __init__(self, warm: WarmModel) -> None:
         self._warm = warm

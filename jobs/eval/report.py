@@ -94,12 +94,12 @@ def _primary(row: Mapping[str, Any]) -> float:
 
 
 def _quoted(text: str) -> list[str]:
-    """Return a text as a Markdown code block; of a long one its end."""
+    """Return a text as a Markdown code block; of a long text only the end."""
     shown = text if len(text) <= _LONGEST else "…" + text[-_LONGEST:]
     return [f"    {line}" for line in shown.splitlines() or [""]]
 
 
 def _escaped(text: str) -> str:
-    """Return a text that Markdown shows as it is."""
+    """Return a text escaped for Markdown."""
     line = " ".join(text.split())
     return "".join(f"\\{c}" if c in r"\`*_[]<>#|" else c for c in line)

@@ -51,7 +51,7 @@ def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 def _perplexities(rows: Sequence[Mapping[str, Any]], found: Metric) -> dict[str, Metric]:
     """Return perplexities per byte, word and token, from the bits per byte.
 
-    One that is beyond the largest float is left out.
+    Values beyond the largest float are left out.
     """
     totals = {unit: sum(row[unit] for row in rows) for unit in ("bytes", "words", "tokens")}
     perplexities = {}
@@ -106,7 +106,7 @@ class Pairing:
 
 
 def pair(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Pairing | None:
-    """Pair the rows of two evaluations by their questions; None where they share none."""
+    """Pair the rows of two evaluations by their questions; None if they share none."""
     known = {row["question"]: row for row in before}
     pairs = [(known[row["question"]], row) for row in after if row["question"] in known]
     names = [

@@ -1,6 +1,6 @@
 """Files on disk, for all packages.
 
-- `atomic`: writes that are whole or invisible after a crash, and locks
+- `atomic`: atomic writes (complete or invisible after a crash), and locks
 - `jsonl`: JSONL records with the place of each, for error messages
 - `documents`: the text files of a folder
 """

@@ -128,7 +128,7 @@ def _released(descriptor: int) -> Iterator[None]:
 
 
 def fsync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, survive a power cut."""
+    """Make a file's content, or the names in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -221,7 +221,7 @@ def _held(
         try:
             yield
         finally:
-            # Others may hold a shared lock, too; and a process forked in the block holds none.
+            # Others may also hold a shared lock; a process forked in the block holds none.
             if how & fcntl.LOCK_EX and os.getpid() == owner:
                 with contextlib.suppress(FileNotFoundError):  # with its folder
                     path.unlink()

@@ -14,7 +14,7 @@ TEXTS = (".txt", ".md", ".py")  # the files of a folder that are documents
 def documents(data: Path) -> Iterator[str]:
     """Read documents one by one: paragraphs of a text file, files of a folder.
 
-    Raises SpecError naming the file that is not as it should be.
+    Raises SpecError naming the invalid file.
     """
     if data.is_dir():
         yield from filter(str.strip, map(_read_text, text_files(data)))
@@ -29,7 +29,7 @@ def check_regular(field: str, path: Path) -> None:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """Return the documents of a folder, and of those below it, in an order that lasts."""
+    """Return the documents of a folder and its subfolders, in a reproducible order."""
     return sorted(path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file())
 
 

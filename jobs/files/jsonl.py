@@ -1,4 +1,4 @@
-"""JSONL files: a JSON object a line; errors name the file, the line and the field."""
+"""JSONL files: one JSON object per line; errors name the file, the line and the field."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def messages(value: Any, place: Place) -> list[dict[str, str]]:
 
 
 def _message(value: Any, place: Place) -> dict[str, str]:
-    # Nothing else is let through: leaving out tool calls in silence would change the prompt.
+    # Other keys are refused: silently dropping tool calls would change the prompt.
     if not isinstance(value, dict) or set(value) != {"role", "content"}:
         got = keys_of(value) if isinstance(value, dict) else kind_of(value)
         raise place.fault("an object of role and content", got)

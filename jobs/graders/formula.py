@@ -1,7 +1,7 @@
 """Formulas of `multi` graders: arithmetic on the scores of other graders, and nothing else.
 
 A formula is read by Python's parser and computed from its tree: it cannot call or name anything
-but what is listed here.
+that is not listed here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Formula:
         if not isinstance(text, str) or not 0 < len(text) <= MOST_CHARACTERS or "**" in text:
             raise SpecError(option, f"{takes} in at most {MOST_CHARACTERS} characters")
         try:
-            # In Python, ^ binds less than + does.
+            # In Python, ^ has a lower precedence than +.
             self._tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise SpecError(option, f"{takes}, got {text[:80]!r}") from None
@@ -63,7 +63,7 @@ class Formula:
         self._text = text
 
     def __call__(self, scores: Mapping[str, float]) -> float:
-        """Return the value for the scores by name. Raises JobFailed where there is none."""
+        """Return the value for the scores by name. Raises JobFailed if it is undefined."""
         try:
             found = float(_value(self._tree, scores))
         except (ArithmeticError, ValueError, TypeError) as error:

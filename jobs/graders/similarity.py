@@ -71,7 +71,7 @@ METRICS: dict[str, Callable[[str, str], float]] = {
     **{f"rouge_{order}": partial(rouge_n, order) for order in range(1, 6)},
     "rouge_l": rouge_l,
 }
-# OpenAI's metrics that need more than the texts.
+# OpenAI's metrics that need more than the texts, and what they need.
 REFUSED = {"cosine": "an embedding model", "meteor": "a dictionary of synonyms"}
 
 
@@ -101,5 +101,5 @@ def _all_ngrams(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _overlap(words: Sequence[str], wanted: Sequence[str], order: int) -> int:
-    """Return how many n-grams both have, each as often as in the one with fewer."""
+    """Return the clipped number of common n-grams: each counts with the smaller of both counts."""
     return (Counter(_ngrams(words, order)) & Counter(_ngrams(wanted, order))).total()

@@ -75,5 +75,5 @@ def _texts(
         except JobFailed as error:
             if isinstance(error.__cause__, chat_templates.Refused):
                 raise SpecError("dataset", str(error).removeprefix("dataset: ")) from None
-            return  # perhaps a package that this environment lacks
+            return  # a package may be missing in this environment
         yield problem.row, text

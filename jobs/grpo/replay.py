@@ -1,4 +1,4 @@
-"""Experience replay of ARPO (arXiv:2505.16282): reuses successes in groups that only fail.
+"""Experience replay (ARPO, arXiv:2505.16282): reuses earlier successes in groups without one.
 
 The buffer has the latest successful completions of each prompt. When all completions of a group
 fail, a stored success replaces the first one, so that the group has advantages. It is off-policy:
@@ -69,7 +69,7 @@ class ReplayBuffer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the content from a `state`."""
         self._stored.clear()
         lengths = state["lengths"].tolist()
         parts = (state[name].split(lengths) for name in ("ids", "logps", "entropies"))
@@ -81,7 +81,7 @@ class ReplayBuffer:
 
 
 def replayed_fields(groups: Sequence[Group], like: Tensor) -> dict[str, Tensor]:
-    """Return what PackedTrainer needs of replayed completions; `like`: (B, C)."""
+    """Return the batch fields of replayed completions for PackedTrainer; `like`: (B, C)."""
     logps = torch.zeros(like.shape)
     is_replayed = torch.zeros(len(like), dtype=torch.bool)
     for number, group in enumerate(groups):

@@ -30,7 +30,7 @@ class RewardLog:
             raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error
 
     def write(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
-        """Append the lines of a step, all of them or none. Raises OSError (a full disk)."""
+        """Append the lines of a step atomically. Raises OSError (a full disk)."""
         lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
         content = b"\n".join([*lines, b""])
         end = os.lseek(self._file, 0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Rewards in a process of their own, with a time limit for each call.
+"""The reward process: runs rewards with a time limit for each call.
 
 The job forks a keeper before it computes anything. The keeper forks the process that runs the
 rewards, and a new one after a kill; it runs no user code, so it never hangs. Both end with the job.
@@ -105,7 +105,7 @@ class RewardProcess:
             answer = orjson.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             self._restart()
-            raise RewardFailed("the process of the rewards ended") from error
+            raise RewardFailed("the reward process ended") from error
         if "error" in answer:
             raise RewardFailed(answer["error"])
         return Answer(**answer)
@@ -132,7 +132,7 @@ def _fork() -> int:
 def _keep(job: socket.socket, scorer: _Scorer) -> None:
     """Fork a process for each connection from the job, one at a time; end with the job."""
     # Stop requests are for the job, which needs the rewards of its last step: Slurm and some others
-    # send them to all processes. This one ends with the job's connection.
+    # send them to all processes. The keeper ends with the job's connection.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = 0
     try:
@@ -154,7 +154,7 @@ def _keep(job: socket.socket, scorer: _Scorer) -> None:
 
 
 def _outlive_stop_requests() -> None:
-    """The same for the process of the rewards, but not for programs that they start.
+    """The same for the reward process, but not for programs that rewards start.
 
     Uses a handler: executed programs would inherit SIG_IGN and could not be terminated.
     """
@@ -208,7 +208,7 @@ class _Scorer:
         return {"scores": by_completion, "extra": extra, "metrics": metrics}
 
     async def _called(self, keywords: dict[str, Any]) -> list[list[float | None]]:
-        """Call the rewards as TRL does: async ones concurrently."""
+        """Call the rewards as TRL does: async rewards run concurrently."""
         waiting = [call(**keywords) for call in self._calls if is_async(call)]
         found = [None if is_async(call) else call(**keywords) for call in self._calls]
         awaited = iter(await asyncio.gather(*waiting))

@@ -146,7 +146,7 @@ class _Cache:
         self.size = self.longest + room
         self.keys: list[Tensor] = []  # of each layer: (B, key heads, size, D)
         self.values: list[Tensor] = []
-        self._padding: Tensor | None = None  # (B, 1, 1, size), -inf where a row has nothing
+        self._padding: Tensor | None = None  # (B, 1, 1, size), -inf at empty places of a row
         if min(lengths) < self.longest:
             starts = self.longest - torch.tensor(lengths, device=device)[:, None]
             is_padding = torch.arange(self.size, device=device)[None] < starts
@@ -154,7 +154,7 @@ class _Cache:
             self._padding = padding.masked_fill_(is_padding, -torch.inf)[:, None, None]
 
     def fill(self, key: Tensor, value: Tensor, places: Sequence[slice]) -> None:
-        """Take a layer's (1, key heads, N, D) of the packed prompts, one place for each row."""
+        """Copy a layer's (1, key heads, N, D) of the packed prompts to the place of each row."""
         for states, layers in ((key, self.keys), (value, self.values)):
             store = states.new_zeros((len(places), states.shape[1], self.size, states.shape[3]))
             for row, place in enumerate(places):

@@ -1,4 +1,4 @@
-"""Scoring of completions by the rewards: where they are computed, and what happens if they fail.
+"""Scores completions with the rewards, in this process or another, and handles their failures.
 
 Rewards run in this process or, with a time limit, in the reward process. With several ranks, each
 scores a part of the groups. Imports trl.
@@ -30,7 +30,7 @@ Outcome = tuple[int, str] | None
 
 
 class ScoredTrainer(PackedTrainer):
-    """A PackedTrainer that scores completions by `rewards`, which have names.
+    """A PackedTrainer that scores completions with `rewards`, a function by name.
 
     `reward_process`: runs the rewards; None: this process does.
     """
@@ -59,7 +59,7 @@ class ScoredTrainer(PackedTrainer):
         completion_ids: Sequence[list[int]],
         size: int,
     ) -> torch.Tensor:
-        """Return what `scores` returns; with several ranks, each scores a part of the groups."""
+        """Return the result of `scores`; with several ranks, each scores a part of the groups."""
         if self.ranks.size == 1:
             return self.scores(rows, completions, completion_ids, size)
         groups = run_of(len(rows) // size, self.ranks)
@@ -136,7 +136,7 @@ class ScoredTrainer(PackedTrainer):
         return torch.tensor(scores), None
 
     def _count_failures(self, outcomes: Sequence[Outcome]) -> None:
-        """Report failures of rewards. Raises JobFailed when too many follow each other."""
+        """Report failures of rewards. Raises JobFailed after too many in a row."""
         step = self.state.global_step + 1
         for outcome in outcomes:
             if outcome is None:

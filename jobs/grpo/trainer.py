@@ -45,13 +45,13 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
     """A GRPOTrainer inside a job.
 
     `reference` is the frozen model of the KL term (beta > 0); None for a LoRA adapter, whose
-    reference is the model without it. `rewards` are by name; their
-    weights are the config's `reward_weights`, in the same order. `data` has fingerprints of the
-    prompts ("data") and of the other columns that rewards see ("columns"): a resume on other
-    data is refused. `resample`: how often groups without a difference of rewards are replaced by
-    those of the next prompts; `replay`: size of the replay buffer per prompt (0: none).
-    `reward_process`: runs the rewards; None: this process does. `held_out`: the prompts whose
-    reward is measured, every `eval_every` steps and after the last one.
+    reference is the model without it. `rewards` are by name; their weights are the config's
+    `reward_weights`, in the same order. `data` has fingerprints of the prompts ("data") and of the
+    other columns that rewards see ("columns"): a resume on other data is refused. `resample`: how
+    often groups with equal rewards are replaced by groups of the next prompts; `replay`: size of
+    the replay buffer per prompt (0: none). `reward_process`: runs the rewards; None: this process
+    does. `held_out`: the prompts whose reward is measured, every `eval_every` steps and after the
+    last one.
     """
 
     model: Any
@@ -181,7 +181,7 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         }
 
     def _moved_reference(self) -> list[torch.Tensor] | None:
-        """Return the weights of the reference where they are no longer the initial ones."""
+        """Return the weights of the reference if they differ from the initial ones."""
         if (
             not self.config.sync_ref_model
             or self.state.global_step < self.config.ref_model_sync_steps
@@ -222,7 +222,7 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
             self.job.emit(
                 "warning",
                 message=f"reward: changed since {checkpoint.name}: {', '.join(files)}; the steps "
-                "from here on are not those of an undisturbed run",
+                "from here on differ from those of an uninterrupted run",
                 files=files,
             )
 
@@ -383,7 +383,7 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
         completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         scores = self.scores(prompts, completions, ids, len(ids))
-        # Discard what the rewards logged: it belongs to no step.
+        # Discard values that the rewards logged: they belong to no step.
         self._pending_extra_logs.clear()
         self._pending_metrics.clear()
         found = []
@@ -408,7 +408,7 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         return self.scores(rows, completions, completion_ids_list, len(rows))
 
     def _log_rewards(self, groups: Sequence[Group]) -> None:
-        """Append the completions of this step to the reward log; warn where that fails."""
+        """Append the completions of this step to the reward log; warn if that fails."""
         if self._reward_log is None:
             return
         rows = [self._prompts[group.row].row for group in groups for _ in group.completions]

@@ -40,7 +40,7 @@ class Answer:
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
-    logprobs: list[list[dict[str, Any]]] = field(default_factory=list)  # where requested
+    logprobs: list[list[dict[str, Any]]] = field(default_factory=list)  # if requested
     echoed: str | None = None  # the prompt, where it opens the completions
 
     def __post_init__(self) -> None:
@@ -119,9 +119,9 @@ class Answer:
 def answer_all(
     spec: InferSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """Answer prompts together and stream their texts as events. Raises Stopped and JobFailed.
+    """Answer prompts in one batch and stream their texts as events. Raises Stopped and JobFailed.
 
-    The completions are numbered on from prompt to prompt.
+    Completions are numbered consecutively over all prompts.
     """
     seed = _seed(spec)
     engine = _engine(spec, warm)
@@ -160,7 +160,7 @@ def _summed(usages: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 def _timings(answers: Sequence[Answer]) -> dict[str, float]:
-    """The timings of the slowest prompt, and the speed of all together."""
+    """The timings of the slowest prompt, and the total speed."""
     found = [answer.timings for answer in answers]
     slowest = {name: max(one[name] for one in found) for name in found[0]}
     return {**slowest, "tokens_per_s": round(sum(one["tokens_per_s"] for one in found), 3)}

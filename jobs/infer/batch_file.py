@@ -1,7 +1,8 @@
 """The input file of prompts and the output file of answers, from which a killed job resumes.
 
-Answers are appended in the order of the input and flushed to disk. A line torn by a crash is
-removed before the next write, so that the file always holds complete answers to the first records.
+Answers are appended in the order of the input and flushed to disk. A line left incomplete by a
+crash is removed before the next write, so that the file always holds complete answers to the first
+records.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def check(source: Path, target: Path) -> None:
     if not target.parent.is_dir():
         raise SpecError("output", f"must be in a folder that exists, got {target}")
     if target.exists():
-        raise SpecError("output", f"must be a new file, got {target}, which exists")
+        raise SpecError(
+            "output",
+            f"must be a new file, got {target}, which exists: resume its job, or remove it",
+        )
 
 
 def _lines(file: Any) -> Iterator[bytes]:
@@ -77,7 +81,7 @@ class Answers:
         self.done = self._drop_torn_line()
 
     def _drop_torn_line(self) -> int:
-        """Remove a torn last line; return the number of complete lines."""
+        """Remove an incomplete last line; return the number of complete lines."""
         whole = done = 0
         with open(self._path, "rb") as written:
             for line in written:

@@ -1,4 +1,4 @@
-"""Chats as OpenAI's API has them: lists of messages, checked where they come in. No torch."""
+"""Chats in the format of OpenAI's API: lists of messages, and their checks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def has_images(messages: list[dict[str, Any]]) -> bool:
 
 
 def split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the chat as templates want it, and the URLs of its images in their order.
+    """Return the chat in the format of chat templates, and the URLs of its images in order.
 
     Content that is only text becomes one text: templates of text models do not support parts.
     """
@@ -88,7 +88,7 @@ def split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[st
 
 
 def with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, Any]]:
-    """Return the chat with a system message in front where it has none."""
+    """Return the chat, with a system message in front if it has none."""
     if not system or messages[0]["role"] in ("system", "developer"):
         return messages
     return [{"role": "system", "content": system}, *messages]

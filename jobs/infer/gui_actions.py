@@ -1,8 +1,8 @@
 """Parses the completion of a GUI agent into actions: clicks in pixels, keys, texts.
 
 The words are those of UI-TARS (arXiv:2501.12326): `Thought: …` and then `Action:` with calls such
-as `click(start_box='(x,y)')`, one a line, whose coordinates are thousandths of the screen. A model
-may generate anything: text that cannot be parsed becomes an error next to the parsed actions.
+as `click(start_box='(x,y)')`, one per line, whose coordinates are thousandths of the screen. A
+model may generate anything: text that cannot be parsed becomes an error next to the parsed actions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _THOUGHT = re.compile(r"\s*Thought:\s*")
 _BETWEEN = re.compile(r"(?:\s|;|Action:)*")
 _NAME = re.compile(r"([A-Za-z_]+)\(\s*")
 _KEY = re.compile(r"([A-Za-z_]+)\s*=\s*")
-# A quote within the text need not be escaped: the last one is before the next argument or the end.
+# Quotes within the text need not be escaped: the closing one precedes the next argument or the end.
 _TEXT = re.compile(
     r"""(['"])((?:\\.|[^\\])*?)\1(?=\s*(?:,\s*[A-Za-z_]+\s*=|\)\s*(?:;|\n|$)))""", re.DOTALL
 )
@@ -52,7 +52,7 @@ _POINT = re.compile(rf"[(\[]?{_NUMBER},{_NUMBER}(?:,{_NUMBER},{_NUMBER})?[)\]]?"
 
 
 class _Unreadable(Exception):
-    """One action that is none."""
+    """An action that cannot be parsed."""
 
 
 def parse_screen(text: str) -> Screen:
@@ -66,7 +66,7 @@ def parse_screen(text: str) -> Screen:
 def read(text: str, screen: Screen | None) -> dict[str, Any]:
     """Return the `thought`, the `actions` in their order, and the `errors`.
 
-    Points are [x, y] in pixels of the `screen`; where that is not known, shares of it from 0 to 1.
+    Points are [x, y] in pixels of the `screen`; if that is unknown, fractions of it from 0 to 1.
     """
     thought, calls = _halves(text)
     actions: list[dict[str, Any]] = []
@@ -186,7 +186,7 @@ _MAKERS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
 
 
 def _point(text: str, screen: Screen | None) -> list[float]:
-    """The middle of a box, or the point that it is."""
+    """The center of a box, or the point itself."""
     found = _POINT.fullmatch(_MARKS.sub("", text).strip())
     if found is None:
         raise _Unreadable(f"a box must be '(x,y)' or '(x1,y1,x2,y2)', got {text[:60]!r}")
@@ -196,5 +196,5 @@ def _point(text: str, screen: Screen | None) -> list[float]:
     x, y = (sum(numbers[axis::2]) / len(numbers[axis::2]) / NUMBERED for axis in (0, 1))
     if screen is None:
         return [x, y]
-    # The far edge is of the last pixel.
+    # The far edge belongs to the last pixel.
     return [min(round(x * screen[0]), screen[0] - 1), min(round(y * screen[1]), screen[1] - 1)]

@@ -1,4 +1,4 @@
-"""The texts and bytes of single tokens, for log-probabilities. Of any tokenizer's kind.
+"""The texts and bytes of single tokens, for log-probabilities, with any type of tokenizer.
 
 The texts of a completion's tokens, joined, are its text, unless a character takes several tokens:
 then each of them has the text U+FFFD, and its own part of the bytes.
@@ -27,7 +27,7 @@ class TokenTexts:
     def entry(self, found: TokenLogprob, *, is_first: bool = False) -> dict[str, Any]:
         """Return a log-probability as plain values, with texts.
 
-        `is_first`: the first token of a prompt, whose log-probability nothing predicts.
+        `is_first`: the first token of a prompt, which has no log-probability.
         """
         text, data = self._of(found.token)
         top = [self._alternative(token, logprob) for token, logprob in found.top]

@@ -1,4 +1,4 @@
-"""From a prompt or a chat to the tokens and images that a model reads, within its context."""
+"""Tokenizes a prompt or a chat with its images, within the context length of the model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
 
 
 def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
-    """Return how many tokens a completion may have. Raises JobFailed where too few fit."""
+    """Return how many tokens a completion may have. Raises JobFailed if too few fit."""
     limit = _positions(warm)
     wanted = MAX_TOKENS if spec.max_tokens is None else spec.max_tokens
     if limit is None:
@@ -57,7 +57,7 @@ def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
 
 
 def _tokens(warm: WarmModel, text: str, **how: Any) -> list[int]:
-    """Tokenize a text, unless it is too long in any case: that costs seconds and gigabytes."""
+    """Tokenize a text. One that is certainly too long is refused first: it would take seconds."""
     limit = _positions(warm)
     if limit is not None:
         longest = _longest_token(warm.tokenizer)
@@ -71,9 +71,9 @@ def _tokens(warm: WarmModel, text: str, **how: Any) -> list[int]:
 
 
 def _longest_token(tokenizer: Any) -> int:
-    """The characters of the longest token; no text of so many tokens is longer than they are.
+    """The characters of the longest token: an upper bound of characters per token.
 
-    A token of bytes is written with a character for each byte, which are as many or more.
+    A byte token is stored with one character per byte, which is at least as many.
     """
     found = _longest.get(tokenizer)
     if found is None:

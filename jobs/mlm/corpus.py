@@ -1,4 +1,4 @@
-"""From documents and Python sources to the examples of a corpus. Imports no torch."""
+"""Builds the examples of a corpus from documents and Python sources. Imports no torch."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Recipe:
         }
 
     def tokenizer_of(self, writer: Writer, known: Iterable[str]) -> Any:
-        """Return the given tokenizer, or else one trained on `known` and saved with the corpus."""
+        """Return the given tokenizer, or one trained on `known` and saved with the corpus."""
         if self.tokenizer is not None:
             return self.tokenizer
         tokenizer = as_pretrained(train_tokenizer(known, self.vocab_size))
@@ -228,7 +228,7 @@ def _pieces(text: str, tokenizer: Any, seq_len: int) -> list[list[int]]:
 def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
     """Return the code and the knowledge graph of the Python sources of a folder, built once.
 
-    An example has code of one file; its chains go through the files of its own side of the split.
+    An example has code of one file; its chains only use files on the same side of the split.
     """
 
     def build(writer: Writer) -> None:

@@ -1,4 +1,4 @@
-"""The data of each MLM step: which examples it has, in which order, with which masks.
+"""The data of each MLM step: its examples, their order and their masks.
 
 All follow from (seed, step) by counter-based random numbers (Philox; Salmon et al. 2011), so that a
 resumed job has the same data as an uninterrupted one. Imports torch.

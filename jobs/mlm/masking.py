@@ -1,9 +1,9 @@
 """Token masking for MLM: a pure function of seed, epoch and example.
 
-A resumed run, or one with another batch order, masks the same tokens, since each example has its
+A resumed run, or one with another batch order, masks the same tokens, because each example has its
 own random numbers: Philox, a counter-based generator (Salmon et al., Parallel random numbers: as
-easy as 1, 2, 3, SC 2011), keyed by the seed, at a counter made of epoch and index.
-Imports no torch.
+easy as 1, 2, 3, SC 2011), keyed by the seed, at a counter made of epoch and index. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Masked(NamedTuple):
 
     ids: Array  # with masks applied
     mlm_labels: Array  # the true id of masked tokens of the code, IGNORED elsewhere
-    mnm_labels: Array  # the same of masked tokens of the graph
+    mnm_labels: Array  # the same for masked tokens of the graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Masker:
     ) -> Masked:
         """Mask an example of `chains`: its code for MLM, and its entities and relations for MNM.
 
-        The two draw separately: changing the rate of one leaves the other's masks as they are.
+        The two draw separately: changing the rate of one does not change the masks of the other.
         """
         is_code = role_ids == Role.CODE
         # Tokens with a relation come after the first [SEP] and are not special.
@@ -75,8 +75,8 @@ class Masker:
             key=np.array([self.seed % 2**64, purpose], dtype=np.uint64),
             counter=np.array([0, 0, 0 if self.is_static else epoch, index], dtype=np.uint64),
         )
-        # From the raw bits, which no version of numpy may change: three numbers from 0 to 1 for
-        # each token, for whether it is chosen, its replacement, and the random token.
+        # From the raw bits, which numpy guarantees not to change: three numbers from 0 to 1 per
+        # token, which decide whether it is masked, its kind of replacement, and the random token.
         raw = generator.random_raw(3 * len(ids)).reshape(3, -1)
         chance, fate, which = (raw >> np.uint64(11)) * 2.0**-53
         is_chosen = candidates & (chance < rate)

@@ -1,4 +1,4 @@
-"""The tokenizer and the model of an MLM job: those that exist, or new ones.
+"""The tokenizer and the model of an MLM job: existing or new ones.
 
 Imports torch and transformers: only `run` of the MLM kind imports it.
 """
@@ -20,7 +20,7 @@ from .options import CODE_GRAPH, GRAPH, MlmSpec, read_architecture
 
 
 def given_tokenizer(spec: MlmSpec, warm: WarmModel | None) -> Any | None:
-    """Return the tokenizer that the spec names, or None where one is to be trained.
+    """Return the tokenizer that the spec names, or None if one is to be trained.
 
     Raises JobFailed.
     """
@@ -99,7 +99,7 @@ def _new_model(spec: MlmSpec, tokenizer: Any, *, is_trained: bool) -> Any:
 
 
 def set_dropout(model: Any, probability: float) -> None:
-    """Set every probability of dropout, wherever the model keeps it."""
+    """Set every dropout probability of a model."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability

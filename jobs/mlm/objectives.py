@@ -1,6 +1,6 @@
 """Training objectives: MLM on text with any masked LM, MLM + MNM with the code-graph encoder.
 
-An objective turns examples into batches and model outputs into losses; it is stateless.
+An objective collates examples into batches and computes losses from outputs; it is stateless.
 Imports torch: only `run` of the MLM kind imports it.
 """
 
@@ -129,7 +129,7 @@ def _trial(model: Any) -> Batch:
 
 
 class GraphObjective:
-    """MLM, masked node modelling and the constraint of the code-graph encoder."""
+    """MLM, masked node modeling and the constraint loss of the code-graph encoder."""
 
     parts: tuple[str, ...]
 
@@ -201,5 +201,5 @@ def targets(batch: Batch, part: str) -> Tensor:
 
 
 def sum_of_losses(logits: Tensor, true: Tensor) -> Tensor:
-    """Return the cross-entropy of all targets together: (n, V), (n,) -> ()."""
+    """Return the summed cross-entropy of all targets: (n, V), (n,) -> ()."""
     return F.cross_entropy(logits.float(), true, reduction="sum")

@@ -1,5 +1,6 @@
 """Metadata of a model folder, read without loading its weights.
 
-Architecture, adapter, context length, tokenizer, chat template, and the headers of weight files.
-Reads model folders; returns values and checks for submission. Imports no torch.
+Enters: the path of a folder. Leaves: architecture, adapter, context length, tokenizer, chat
+template and the headers of weight files, and checks of them at submission. Needs torch only for
+loaded models (`context_length`, and the functions of `adapters` that attach and merge).
 """

@@ -28,11 +28,11 @@ MERGED = (
 # LoRA that begins from a part of the base's weights, which the base has lost then: such an adapter
 # fits the base only when it is saved with path_initial_model_for_weight_conversion.
 _SPLITS_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
-# Of LoRA: it changes weights from a token on only; it makes layers; it imports a module by a name
-# from the file.
+# LoRA settings that are refused: a change from a token on only; new layers; a module that is
+# imported by a name in the file.
 _REFUSED = ("alora_invocation_tokens", "layer_replication", "megatron_config")
 _UNSET: tuple[Any, ...] = (None, False, "none", [], {})
-# The settings of LoRA that leave it a low-rank product per linear layer, whatever their values are.
+# LoRA settings that keep it a low-rank product per linear layer, whatever their values.
 _PLAIN = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "ensure_weight_tying",
     "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
@@ -42,7 +42,7 @@ _PLAIN = {
 }  # fmt: skip
 # In the metadata of the weights: the digest of the base's weights that the adapter was trained on.
 BASE_DIGEST = "warmd_base_weights"
-BASE_PRECISION = "warmd_base_precision"  # in which the base was while the adapter was trained
+BASE_PRECISION = "warmd_base_precision"  # precision of the base during the training of the adapter
 
 
 def is_adapter(folder: Path) -> bool:
@@ -59,7 +59,7 @@ def base_of(folder: Path) -> str:
     """Return the adapter's base: the absolute path of a folder, or an id on the hub.
 
     An id is followed by @ and the revision where the adapter names one. A relative path counts from
-    the adapter's folder. Raises ValueError when neither can be meant.
+    the adapter's folder. Raises ValueError if it names neither.
     """
     if (folder / "config.json").is_file():
         raise ValueError(
@@ -151,14 +151,14 @@ def attached(model: Any, folder: Path) -> Any:
     check_files(folder)
     settings = _settings(folder)
     with warnings.catch_warnings():
-        # They are of training, of layers that are no longer tied, and of what is checked below.
+        # Warnings about training, untied layers, and problems that are checked below.
         warnings.simplefilter("ignore")
         config = peft.PeftConfig.from_pretrained(str(folder))
         unknown = settings.keys() - config.to_dict().keys()
         for name in sorted(unknown):
             if settings[name] not in _UNSET:
                 raise ValueError(f"{CONFIG} says {name}, which peft {peft.__version__} cannot do")
-        # low_cpu_mem_usage: begin from nothing, as all is read next.
+        # low_cpu_mem_usage: no initialization, as all weights are read next.
         wrapped = peft.PeftModel(_with_own_modules(model), config, low_cpu_mem_usage=True)
         found = _load(wrapped, folder)
         for names, problem in (
@@ -185,7 +185,7 @@ def merged(model: Any, folder: Path) -> Any:
 
 
 def _with_own_modules(model: Any) -> Any:
-    """Return a copy of a model with the same weights, for PEFT to replace and freeze its parts."""
+    """Return a copy of a model with shared weights, in which PEFT can replace and freeze parts."""
     import torch
 
     shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
@@ -195,12 +195,12 @@ def _with_own_modules(model: Any) -> Any:
 
 
 def _load(wrapped: Any, folder: Path) -> Any:
-    """Read the adapter's tensors; return which had no place, and which places got none."""
+    """Load the adapter's tensors; return the names of unexpected and of missing ones."""
     try:
         return wrapped.load_adapter(
             str(folder), "default", torch_device="cpu", low_cpu_mem_usage=True
         )
-    except RuntimeError as error:  # torch lists the tensors of other shapes below a title
+    except RuntimeError as error:  # torch lists the tensors of wrong shape below a title
         first = str(error).strip().splitlines()[:2][-1].strip().replace(".default", "")
         raise ValueError(f"{WEIGHTS} does not fit the model: {first}") from error
 
@@ -220,7 +220,7 @@ def _metadata(folder: Path) -> dict[str, str]:
 def _settings(folder: Path) -> dict[str, Any]:
     settings = orjson.loads((folder / CONFIG).read_bytes())
     if not isinstance(settings, dict):
-        raise ValueError(f"{CONFIG} is no JSON object")
+        raise ValueError(f"{CONFIG} is not a JSON object")
     return settings
 
 
@@ -243,7 +243,7 @@ def _check(settings: dict[str, Any]) -> None:
 
 
 def _check_ranks(settings: dict[str, Any], folder: Path) -> None:
-    """Raise ValueError for ranks far beyond the tensors: PEFT would make room for them first."""
+    """Raise ValueError for ranks far beyond the tensors: PEFT would allocate their memory."""
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, "pt") as file:
@@ -263,7 +263,7 @@ def _check_ranks(settings: dict[str, Any], folder: Path) -> None:
 def cached(named: str) -> Path:
     """The folder in the hub's cache of an id, or id@revision, that was fetched.
 
-    Raises LookupError where it is not, or not all of it.
+    Raises LookupError if it is missing or incomplete.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

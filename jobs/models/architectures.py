@@ -38,7 +38,7 @@ def check_can_generate(model: Any) -> None:
 
 
 def must_fill_masks(model_type: str, name: str) -> str:
-    """Return the problem with a model that fills no masks; `name` is its class."""
+    """Return the problem of a model without a head for masked tokens; `name` is its class."""
     return (
         f"must have a head for masked tokens (…ForMaskedLM), got {model_type} ({name}); "
         f"{_supporting_kinds(name)}"
@@ -59,7 +59,7 @@ def _supporting_kinds(name: str) -> str:
 
 
 def _class_in(config: Mapping[str, Any]) -> str:
-    """The class that a config.json names first, or nothing."""
+    """The first class that a config.json names, or ""."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 

@@ -1,8 +1,8 @@
 """Chat templates (Jinja programs of a model), rendered within limits on time and memory.
 
-Rendering happens in a process of its own (template_renderer.py): one operation of a template, such
-as `'a' * 10**10`, can take all memory, and a thread cannot be interrupted in it. The process stays
-for the next chats, so one costs a fraction of a millisecond.
+Rendering happens in a separate process (template_renderer.py): one operation of a template, such as
+`'a' * 10**10`, can take all memory, and a thread cannot be interrupted in it. The process is kept
+for the next chats, so that each costs a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TooSlow(JobFailed):
 
 
 class TooLarge(JobFailed):
-    """A template that needs more memory than its limit, or writes too long a text."""
+    """A template that needs more memory than its limit, or whose text is too long."""
 
 
 class Refused(Exception):
@@ -64,7 +64,7 @@ def render(
     limit_s: float | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Return a chat as its template has it, by default up to where the answer begins.
+    """Return a chat rendered by its template, by default up to the start of the answer.
 
     `field` opens the message of an error. `limit_s` defaults to LIMIT_S. Raises TooSlow, TooLarge,
     and JobFailed for errors of the template; its cause is Refused if it rejects the chat.
@@ -95,7 +95,7 @@ def render(
 
 
 def end_processes() -> None:
-    """End the processes that wait for the next chat."""
+    """End the idle renderers."""
     _processes.end()
 
 
@@ -120,7 +120,7 @@ class _Process:
 
     def answer(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Raises TimeoutError after the limit, EOFError where the process ends."""
-        with suppress(BrokenPipeError):  # it has ended, as its output will show
+        with suppress(BrokenPipeError):  # it has ended: the end of its output shows it
             self._input.write(json.dumps(request) + "\n")
             self._input.flush()
         answer = self._line(limit_s)
@@ -147,7 +147,7 @@ class _Process:
 
 
 class _Processes:
-    """The processes of this process: as many as render at the same time, and one that waits."""
+    """The renderers of this process: one per concurrent rendering, and an idle one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

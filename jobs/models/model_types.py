@@ -1,4 +1,4 @@
-"""Which values of `model_type` in a config.json can be loaded. Imports no torch.
+"""Checks whether the `model_type` in a config.json can be loaded. Imports no torch.
 
 Models that bring their own code (`auto_map`) are loaded by the class of the installed transformers
 or not at all: nothing in a model folder is run.

@@ -1,8 +1,8 @@
 """The process that renders chat templates: requests on stdin, texts on stdout, as JSON lines.
 
-A template is a program from a model's author. Here it may use a limited amount of memory and time,
-and whatever it does, it takes no other process with it. Imports neither torch nor transformers,
-whose rules it follows (utils/chat_template_utils.py).
+A template is a program from a model's author. Its memory and time are limited here, and a failure
+affects no other process. Imports neither torch nor transformers, whose rules it follows
+(utils/chat_template_utils.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jinja2.utils import Namespace
 
 MEMORY_BYTES = 256 << 20  # of the process; a template takes a few times its text
 MOST_CHARACTERS = 32_000_000  # of a text: more than any request may have
-_GROWN_BYTES = MEMORY_BYTES // 2  # a process that has held so much is replaced
+_GROWN_BYTES = MEMORY_BYTES // 2  # a process that used more is replaced
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same part of a message
 
@@ -72,7 +72,7 @@ class _Namespace(Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace cannot have an attribute of the name {name!r}")
+        raise SecurityError(f"a namespace cannot have an attribute named {name!r}")
 
 
 @lru_cache(maxsize=8)
@@ -158,10 +158,10 @@ def _serve() -> None:
     _reply("{}")
     for line in sys.stdin:
         request = json.loads(line)
-        # Ends this process, even within one operation, if its parent is gone.
+        # Ends this process if its parent is gone, even within one operation.
         signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
         answer: dict[str, Any] = {**_answer(request)}
-        # Memory that it keeps may leave too little for the next one.
+        # Memory that it retains may leave too little for the next chat.
         grown = _peak_bytes() > _GROWN_BYTES
         text = json.dumps(answer | {"is_last": grown})
         signal.setitimer(signal.ITIMER_REAL, 0)

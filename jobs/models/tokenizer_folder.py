@@ -11,7 +11,7 @@ import orjson
 
 from .chat_templates import ChatTemplate
 
-_MOST_CHARACTERS = 100_000  # of one that are looked at
+_MOST_CHARACTERS = 100_000  # of a text, at most, that are tokenized
 
 
 class TokenizerFolder:
@@ -34,7 +34,7 @@ class TokenizerFolder:
         return bool(config) and not config.get("chat_template") and not is_there
 
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template; None where there is none."""
+        """The chat template; None if there is none."""
         source = self._template_source()
         return None if source is None else ChatTemplate(source, self._special_tokens())
 
@@ -48,15 +48,15 @@ class TokenizerFolder:
     def longer_than(
         self, room: int, texts: Iterable[tuple[int, str]], *, until: float
     ) -> tuple[int, str] | None:
-        """Return the row and the tokens of the first text of more than `room`, None for none.
+        """Return row and number of tokens of the first text of more than `room` tokens, or None.
 
-        None also where there is no tokenizer.json, and where `until` (of time.monotonic) comes
-        first; one text is counted in any case. Special tokens are not counted: the result for
-        a text holds whatever the tokenizer adds.
+        None also without a tokenizer.json, and if `until` (of time.monotonic) is reached first; at
+        least one text is counted. Special tokens are not counted: the result does not depend on
+        those that the tokenizer adds.
         """
         tokenizer: Any = None
         for row, text in texts:
-            # No tokenizer makes more tokens of a text than it has bytes, so few are to be read.
+            # A text has at most as many tokens as bytes, so few texts must be tokenized.
             readable = text.encode(errors="replace")  # a template may write lone surrogates
             if len(readable) > room:
                 tokenizer = tokenizer or self._tokenizer()
@@ -84,7 +84,8 @@ class TokenizerFolder:
             return None
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # Transformers adds those that tokenizer.json lacks; in pieces they would be more tokens.
+        # Transformers adds special tokens that tokenizer.json lacks; split, they would be more
+        # tokens.
         added = self._read("tokenizer_config.json").get("added_tokens_decoder")
         texts = map(_token, added.values()) if isinstance(added, dict) else ()
         known = {*self._special_tokens().values(), *filter(None, texts)}
@@ -98,7 +99,7 @@ class TokenizerFolder:
         return {name: text for name, text in named.items() if text}
 
     def _template_source(self) -> str | None:
-        """The template that transformers takes for a chat without tools."""
+        """The template that transformers uses for a chat without tools."""
         try:
             return (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -118,6 +119,6 @@ class TokenizerFolder:
 
 
 def _token(value: Any) -> str | None:
-    """The text of a special token, which a config has as it is or as an AddedToken's fields."""
+    """The text of a special token, which a config has as text or as the fields of an AddedToken."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None

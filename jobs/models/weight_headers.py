@@ -23,7 +23,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((name, entry) for name, entry in header.items() if name != "__metadata__")
 
 
-# Exceptions of damaged or foreign files.
+# Exceptions for damaged files and files of another format.
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError),
     *(struct.error, MemoryError, OverflowError),
@@ -31,7 +31,7 @@ _UNREADABLE = (
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Return the number of parameters in a folder's files; None where they cannot be read."""
+    """Return the number of parameters in a folder's files; None if they cannot be read."""
     try:
         return sum(math.prod(entry["shape"]) for _, entry in tensors(folder)) or None
     except _UNREADABLE:

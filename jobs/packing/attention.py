@@ -49,7 +49,7 @@ class Attention(Protocol):
 
 @contextmanager
 def packed_attention(model: Any) -> Iterator[None]:
-    """Let a model use the `Attention` given to `hidden_states` within this block."""
+    """Make a model use the `Attention` given to `hidden_states` within this block."""
     usual = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:

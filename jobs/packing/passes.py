@@ -20,7 +20,7 @@ from ..files.atomic import write_atomic
 from .attention import Attention, hidden_states
 from .logprobs import KEPT_BYTES, Scores, score
 
-MOST_TOKENS = 4096  # of a pack: larger packs are no faster and take more memory
+MOST_TOKENS = 4096  # of a pack: larger packs are not faster and take more memory
 MEMORY_SHARE = 0.5  # largest share of the free memory that one pack may take
 
 
@@ -74,7 +74,7 @@ def exchange(
 ) -> None:
     """Fill in the values computed by other ranks, in tensors of one shape, in place.
 
-    `places`: where this rank has; every place is one rank's at most. The rest stays as it is.
+    `places`: of this rank's values; each place belongs to at most one rank. Other places stay.
     """
     if ranks.size == 1:
         return
@@ -121,9 +121,9 @@ class Embedded:
 
 
 def tokens_that_fit(model: Any, device: torch.device, processes: int = 1) -> int:
-    """Return the most tokens of a pack, from the memory that training leaves free.
+    """Return the maximum tokens of a pack, by the memory that training leaves free.
 
-    `processes`: how many train in this memory at once.
+    `processes`: the number that train in this memory at once.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     free, needed = free_bytes(device) // processes, _training_bytes(weights, device)
@@ -155,7 +155,7 @@ def _bytes_per_token(config: Any) -> int:
 
 
 def require_one_process(ranks: Ranks, model: Any) -> None:
-    """Raise JobFailed for a job of several processes: they divide packs."""
+    """Raise JobFailed for a job of several processes: only packs can be divided among processes."""
     if ranks.size > 1:
         raise JobFailed(
             f"processes: must be 1 for a {model.config.model_type} of this config, which is "
@@ -164,7 +164,8 @@ def require_one_process(ranks: Ranks, model: Any) -> None:
 
 
 def stored_number(path: Path, number: int, ranks: Ranks) -> int:
-    """Return the number stored at `path` by the first execution of the job; store it if none is.
+    """Return the number stored at `path` by the first execution of the job; store it if there is
+    none.
 
     The pack size depends on free memory, and rounding depends on the pack size: a job killed before
     its first checkpoint must restart with the same size.

@@ -84,8 +84,8 @@ class _Group:
         self.sizes = sizes
         self.total, self.longest = sum(sizes), max(sizes)
         self._masks: dict[int, Tensor] = {}  # by the number of query heads per key head
-        self._spread: Tensor | None = None  # (G, C): where padded token c of completion g is found
-        self._gather: Tensor | None = None  # (total,): where each token is among the padded
+        self._spread: Tensor | None = None  # (G, C): index of padded token c of completion g
+        self._gather: Tensor | None = None  # (total,): index of each token among the padded ones
         if min(sizes) < self.longest:
             starts = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)[:, None]
             lengths = torch.tensor(sizes, device=device)[:, None]
@@ -122,19 +122,19 @@ class _Group:
         return flat if self._gather is None else flat[self._gather]
 
     def _padded(self, states: Tensor) -> Tensor:
-        """Take the completions' states out of (1, heads, N, D): (G, C, heads, D)."""
+        """Gather the completions' states from (1, heads, N, D): (G, C, heads, D)."""
         own = states[0, :, self.end : self.end + self.total].transpose(0, 1)
         if self._spread is None:
             return own.reshape(len(self.sizes), self.longest, *own.shape[1:])
         return own[self._spread]
 
     def _with_prompt(self, states: Tensor) -> Tensor:
-        """Set the prompt's states before those of each completion: (G, heads, P + C, D)."""
+        """Prepend the prompt's states to those of each completion: (G, heads, P + C, D)."""
         prompt = states[:, :, self.start : self.end].expand(len(self.sizes), -1, -1, -1)
         return torch.cat([prompt, self._padded(states).transpose(1, 2)], dim=2)
 
     def _mask(self, shared: int, like: Tensor) -> Tensor:
-        """Every prompt token, and of its own completion the tokens up to itself."""
+        """The mask of a completion token: all prompt tokens, and its completion up to itself."""
         if shared not in self._masks:
             prompt, length = self.end - self.start, self.longest
             later = torch.ones((length, prompt + length), dtype=torch.bool, device=like.device)
@@ -148,9 +148,9 @@ def split(
 ) -> list[list[Sample]]:
     """Divide samples into packs of at most `most_tokens`, or of one group; groups stay together.
 
-    Returns the packs of this rank: those of a share of the groups, all of about as many tokens. The
-    packs do not depend on the order of the groups, so that equal policy and reference weights
-    give a KL of exactly 0.
+    Returns the packs of this rank: those of a share of the groups, with about as many tokens on
+    each rank. The packs do not depend on the order of the groups, so that equal policy and
+    reference weights give a KL of exactly 0.
     """
     packs: list[list[Sample]] = []
     prompts: set[tuple[int, ...]] = set()  # of the last pack

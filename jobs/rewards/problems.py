@@ -35,7 +35,7 @@ class Problem:
     prompt: Prompt
     answer: str | None  # as the data has it: GSM8K's whole solution with its `####`
     row: int  # the line or row in its file, or the place in the built-in set; from 1
-    # All of the row but its `prompt`, as it stands there: for rewards.
+    # All columns of the row except `prompt`, unchanged: for rewards.
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
     place: jsonl.Place | None = field(default=None, compare=False)  # None: it is built in
 
@@ -87,7 +87,7 @@ def load(
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
-    """Return the sha256, in hex, of prompts and answers in their order; rows do not count."""
+    """Return the sha256, in hex, of prompts and answers in order, without their row numbers."""
     digest = sha256()
     for problem in problems:
         digest.update(orjson.dumps([problem.prompt, problem.answer], option=orjson.OPT_SORT_KEYS))
@@ -95,12 +95,12 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the columns that any row has, in their order."""
+    """Return the names of the columns of all rows, in order."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def columns_fingerprint(problems: Iterable[Problem]) -> str:
-    """Return the sha256, in hex, of the columns that rewards see besides prompts and answers."""
+    """Return the sha256, in hex, of the further columns that rewards receive."""
     digest = sha256()
     for problem in problems:
         seen = {k: v for k, v in problem.columns.items() if k not in ("question", "answer")}
@@ -128,7 +128,7 @@ def _shuffled_pairs() -> tuple[tuple[int, int], ...]:
     state = 42
     for i in range(len(pairs) - 1, -1, -1):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-        j = (state >> 32) % (i + 1)  # the low bits of such a generator are poor
+        j = (state >> 32) % (i + 1)  # the low bits of such a generator are not random enough
         pairs[i], pairs[j] = pairs[j], pairs[i]
         if state >> 31 & 1:
             pairs[i] = pairs[i][::-1]

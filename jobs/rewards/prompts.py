@@ -1,4 +1,4 @@
-"""From problems to prompt tokens: templates, chats, length limits. Imports no torch."""
+"""Tokenizes the prompts of problems: templates, chats, length limits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Prompt:
     answer: str | None
     row: int  # of the data it came from, to name it in messages
     is_cut: bool  # ids are the end of a longer prompt
-    columns: Mapping[str, Any]  # of the row, as it stands there, but for its prompt
+    columns: Mapping[str, Any]  # of the row, unchanged, without its prompt
     messages: list[dict[str, str]] | None  # input of the chat template; None: plain text
 
 
@@ -32,7 +32,7 @@ def encode(
     system: str | None = None,
     max_length: int | None = None,
 ) -> list[Prompt]:
-    """Turn problems into prompts of at most `max_length` tokens, cut from the left.
+    """Tokenize problems into prompts of at most `max_length` tokens, cut from the left.
 
     Chat messages always go through the tokenizer's chat template, plain text does if
     `chat_template`; `system` opens a chat that has no system message. Raises JobFailed naming
@@ -98,7 +98,7 @@ def field_of(problem: Problem) -> str:
 def messages_of(
     problem: Problem, *, chat_template: bool, system: str | None
 ) -> list[dict[str, str]] | None:
-    """Return the chat that a prompt is; None for plain text."""
+    """Return the chat of a prompt; None for plain text."""
     if isinstance(problem.prompt, str):
         if not chat_template:
             return None

@@ -1,4 +1,4 @@
-"""Rewards as GRPOTrainer calls them: functions of keywords, one list item per completion.
+"""Adapts rewards to GRPOTrainer, which calls functions with keywords, one list item per completion.
 
 TRL passes the columns of its dataset. Here that is the one column `row`, a Prompt, from which the
 functions receive the arguments of each reward.

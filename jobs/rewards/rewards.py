@@ -22,7 +22,7 @@ from ..user_code import bounded_search
 from .problems import Problem
 from .user_rewards import KeywordReward, imported, shown
 
-# prompts, completions and answers are equally long; an answer is None where the data has none.
+# prompts, completions and answers are equally long; an answer is None if the data has none.
 Reward = Callable[[list[str], list[str], list[str | None]], list[float]]
 
 MAX_WEIGHT = 1000.0
@@ -104,7 +104,7 @@ def correctness(
     """Score 1 where the completion's number equals the answer's, else 0 (also without an answer).
 
     The answer's number is found by `final_number`. So is the completion's, unless the prompt ends
-    in `=`: then the completion is the right side of an equation and has to open with the number,
+    in `=`: then the completion is the right side of an equation and must begin with the number
     alone. Text after a space or a new line is ignored there.
     """
     triples = zip(prompts, completions, answers, strict=True)
@@ -143,7 +143,7 @@ _CONTINUATION = re.compile(r"[\w+*/=-]")
 
 
 def final_number(text: str) -> Decimal | None:
-    """Return the number a text ends up with, or None when it has none.
+    """Return the final number of a text, or None if it has none.
 
     The first of: the first number after the last `####` (GSM8K's mark); the first number after
     the last "answer is" or "answer:"; the last number. `$`, `%` and the commas of thousands do not
@@ -163,7 +163,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _opening_number(text: str) -> Decimal | None:
-    """Return the number that a text opens with, unless a letter or an operator follows it."""
+    """Return the number at the start of a text, unless a letter or an operator follows it."""
     text = text.lstrip()
     number = _NUMBER.match(text)
     return None if number is None or _CONTINUATION.match(text, number.end()) else _value(number)
@@ -191,14 +191,14 @@ def score_math(text: str) -> float:
 
 
 def score_general(text: str) -> float:
-    """Score a text of some length that does not repeat its words, in [-0.5, 0.7]."""
+    """Score the length of a text and the variety of its words, in [-0.5, 0.7]."""
     words = text.lower().split()
     score = 0.4 if 15 <= len(words) <= 80 else -0.5 if len(words) < 5 else 0.0
     return score + 0.3 * len(set(words)) / max(len(words), 1)
 
 
 def score_reasoning(text: str) -> float:
-    """Score how much a text reasons in steps with numbers, in [0, 3]."""
+    """Score the reasoning steps and numbers in a text, in [0, 3]."""
     num_words, lower = len(text.split()), text.lower()
     score = min(0.3 * _count(_STEP_WORDS, lower), 1.5)
     score += 1.0 if len(_NUMBER.findall(text)) >= 2 else 0.0
@@ -222,12 +222,12 @@ def custom(
     format_pattern: str | None = None,
     format_bonus: float = 0.5,
 ) -> Reward:
-    """Make a reward of lengths, terms and a format, in [-1, 1 + format_bonus]; raises SpecError.
+    """Return a reward for length, terms and a format, in [-1, 1 + format_bonus]. Raises SpecError.
 
-    +0.5 when the number of words is within the lengths given (inclusive), -0.5 when it is not;
-    +0.5 x the share of the required terms that occur; -0.5 when any forbidden term occurs;
-    +format_bonus when the regular expression `format_pattern` is found. What is not given
-    counts nothing. A search that takes longer than a second raises JobFailed.
+    +0.5 when the number of words is within the lengths given (inclusive), -0.5 when it is not; +0.5
+    x the share of the required terms that occur; -0.5 when any forbidden term occurs; +format_bonus
+    when the regular expression `format_pattern` is found. Options that are not given have no
+    effect. A search that takes longer than a second raises JobFailed.
     """
     low, high = min_length or 0, float("inf") if max_length is None else max_length
     if low < 0 or high < low:
@@ -295,7 +295,7 @@ def _count(terms: Iterable[str], lower: str) -> int:
 
 
 def _of_texts(score: Callable[[str], float]) -> Reward:
-    """Turn a score of one completion into a reward."""
+    """Return a reward from a function that scores one completion."""
 
     def reward(
         prompts: list[str], completions: list[str], answers: list[str | None]

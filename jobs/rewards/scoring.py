@@ -1,7 +1,7 @@
-"""Scores completions one prompt at a time; functions of users run in a process of their own.
+"""Scores completions one prompt at a time; user functions run in a separate process.
 
 A job of the queue infer shares its process with others, so it must not run code of a user. The
-process is a new one (the job has threads: no fork), ends with the job, and speaks JSON lines: no
+process is a new one (the job has threads: no fork), ends with the job, and exchanges JSON lines: no
 pickle. Imports no torch.
 """
 
@@ -27,7 +27,7 @@ from .reward_calls import as_trl_calls
 from .rewards import Reward
 from .user_rewards import KeywordReward, is_async
 
-# The scores of completions of a prompt, by reward; None: it does not judge the completion.
+# The scores of completions of a prompt, by reward; None: no score for this completion.
 Scores: TypeAlias = dict[str, list[float | None]]
 Score: TypeAlias = Callable[[Prompt, Sequence[str]], Scores]
 
@@ -38,7 +38,7 @@ _START_S = 60.0  # for the process to start and import the functions, if there i
 def scorer(
     spec: RewardsSpec, problems: Sequence[Problem], folders: Sequence[str]
 ) -> Iterator[Score]:
-    """Yield the object that scores completions by the rewards of a spec.
+    """Yield the object that scores completions with the rewards of a spec.
 
     folders: where functions of users are imported from. Calls raise JobFailed.
     """
@@ -81,7 +81,7 @@ def score(
 
 
 class _Remote:
-    """The process that runs the rewards, as the job sees it."""
+    """The job's connection to the process that runs the rewards."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 def _answer(answers: IO[bytes], make: Callable[[], dict[str, Any]]) -> None:
     try:
         answer = make()
-    # Also SystemExit: it is the reward that wants to end, not the job.
+    # Also SystemExit: it ends the reward, not the job.
     except (Exception, SystemExit) as error:
         answer = {"error": str(error) or type(error).__name__}
     answers.write(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")

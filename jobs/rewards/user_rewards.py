@@ -33,7 +33,7 @@ _TAKES = "must take (prompts, completions, answers), or TRL's keywords with **kw
 
 
 class _UserReward:
-    """A user function. A child process that it forks never returns from it."""
+    """A user function. A child process that it forks never returns from the call."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
@@ -58,7 +58,7 @@ class PositionalReward(_UserReward):
 
 
 class KeywordReward(_UserReward):
-    """A function with TRL's signature. None is the score of a completion that it does not judge."""
+    """A function with TRL's signature. It returns None for completions without a score."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__(name, function)
@@ -70,7 +70,7 @@ class KeywordReward(_UserReward):
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
 
     async def asynchronously(self, **keywords: Any) -> list[float | None]:
-        """The same for a function that is async."""
+        """The same for an async function."""
         with _errors_named(self._name, self._owner):
             scores = await self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
@@ -97,7 +97,7 @@ def _wrap(
 ) -> PositionalReward | KeywordReward:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin, which keeps it to itself
+    except (TypeError, ValueError):  # of a builtin without an accessible signature
         return PositionalReward(name, function)
     unknown = _unknown_to_trl(signature, columns)
     if unknown is not None and not unknown:
@@ -116,9 +116,9 @@ def _wrap(
 
 
 def _unknown_to_trl(signature: inspect.Signature, columns: Collection[str]) -> list[str] | None:
-    """Return the parameters that must be given and TRL would not give.
+    """Return the required parameters that TRL would not pass.
 
-    None where the function cannot be called as TRL does it at all.
+    None if the function cannot be called in TRL's way at all.
     """
     parameters = signature.parameters.values()
     kinds = {parameter.kind for parameter in parameters}
@@ -141,8 +141,8 @@ def _takes_three(signature: inspect.Signature) -> bool:
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling a function gives an awaitable, as TRL decides it."""
-    # A partial by its function, an object by its __call__.
+    """Whether a call returns an awaitable, by TRL's rules."""
+    # For a partial its function decides, for an object its __call__.
     while isinstance(function, functools.partial):
         function = function.func
     is_coroutine = inspect.iscoroutinefunction
@@ -157,9 +157,7 @@ def _errors_named(name: str, owner: int) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        BaseException
-    ) as error:  # also SystemExit: it is the reward that wants to end, not the job
+    except BaseException as error:  # also SystemExit: it ends the reward, not the job
         end_if_forked(owner, f"back from the reward {name} by an error")
         place = tracebacks.place(error, is_own)
         where = f" at {place}" if place else ""

@@ -1,5 +1,6 @@
-"""The SFT kind: supervised fine-tuning, a decoder learns to continue rows as they stand in a file.
+"""The SFT kind: supervised fine-tuning, a decoder learns to generate the rows of a file.
 
-`options` (no torch) -> `kind.run` -> `trainer`; `dataset` reads rows and turns them into tokens,
-`packed_trainer` computes TRL's loss without padding.
+`options` (no torch) -> `kind.run` -> `trainer`; `dataset` reads and tokenizes rows,
+`packed_trainer` computes TRL's loss without padding. Enters: records with completions, chats or
+texts. Leaves: events, checkpoints and the model.
 """

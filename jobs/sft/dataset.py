@@ -7,7 +7,7 @@ A row is one of four forms:
     {"question": …, "answer": …}       the question is put into a template
     {"text": …}                        learned as a whole
 
-Rows are read in the shell, to check a job before it is queued, and again in the work horse.
+Rows are read at submission, to check the job before it is queued, and again in the work horse.
 Tokens are those of TRL's SFTTrainer. Imports no torch.
 """
 
@@ -161,8 +161,8 @@ class Tokenization:
     def encode(self, rows: Iterable[Row], lengths: Lengths) -> Iterator[Example]:
         """Yield the examples of rows, cut at `max_length`, and count their lengths.
 
-        Rows of which no token is left to learn are dropped. Raises JobFailed for a chat that the
-        template refuses, and where it marks no assistant.
+        Rows without a token to learn are dropped. Raises JobFailed for a chat that the template
+        refuses, and if it marks no assistant.
         """
         for row in rows:
             example = self._example(row)

@@ -77,7 +77,7 @@ def _training_template(tokenizer: Any) -> str | None:
     chat_templates.render(ChatTemplate.of(tokenizer), [{"role": "user", "content": "a"}])
     try:
         found: str | None = get_training_chat_template(tokenizer)
-    except Exception as error:  # it renders the template, which raises anything
+    except Exception as error:  # it renders the template, which can raise anything
         raise JobFailed(
             "assistant_only_loss: must be false for this model: its chat template does not mark "
             "what the assistant says ({% generation %}), and TRL has no variant of it that does"

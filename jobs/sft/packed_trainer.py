@@ -1,7 +1,7 @@
 """TRL's SFTTrainer without padding: the same loss and gradients, computed on real tokens only.
 
-- The rows of a step stand one after another in packs; each attends to itself alone, at positions
-  from 0 (`jobs.packing`).
+- The rows of a step are concatenated in packs; each attends only to itself, at positions from 0
+  (`jobs.packing`).
 - The vocabulary head runs only where there is a loss.
 - Tokens after the last one that is learned are left out: nothing depends on them.
 - With bf16 on a GPU, matrix multiplications are in bfloat16; weights and sums stay in float32.
@@ -38,7 +38,7 @@ class Tokens:
 class SequencePack:
     """Rows in one sequence of N tokens; `jobs.packing.passes.Pack`.
 
-    The last token of a row is not among them: it predicts nothing.
+    The last token of a row is left out: it predicts nothing.
     """
 
     def __init__(self, rows: Sequence[Tokens], device: torch.device | str = "cpu") -> None:
@@ -61,7 +61,7 @@ class SequencePack:
         self.targets = torch.tensor(targets, dtype=torch.int64, device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Return the attention mask: each token sees its row up to itself."""
+        """Return the attention mask: each token attends to its row up to itself."""
         return torch.cat([causal(query, key, value, row, scale) for row in self._rows])[None]
 
 
@@ -81,7 +81,7 @@ def split(
     """Divide rows into packs of at most `most_tokens`, or of one row (first fit, longest first).
 
     Returns the packs of this rank: each row goes to the rank with the fewest tokens so far. The
-    same rows give the same packs in whatever order they come.
+    packs do not depend on the order of the rows.
     """
     packs: list[list[Tokens]] = []
     room: list[int] = []  # in each pack
@@ -146,7 +146,7 @@ class PackedSftTrainer(SFTTrainer):
         self._metrics[mode]["mean_token_accuracy"].append(top / max(learned, 1))
         if mode == "train":
             self._total_train_tokens += int(inputs["attention_mask"].sum())
-            if not rows:  # for AdamW, a gradient of zero is not the same as none
+            if not rows:  # AdamW treats a zero gradient differently from None
                 for weight in self.model.parameters():
                     if weight.requires_grad and weight.grad is None:
                         weight.grad = torch.zeros_like(weight)
@@ -155,7 +155,8 @@ class PackedSftTrainer(SFTTrainer):
         return torch.tensor(loss, device=self.model.device, requires_grad=True)
 
     def _learn(self, pack: SequencePack, num_items: float) -> tuple[float, float, int]:
-        """Return a pack's part of the loss, the sum of its entropies and of the tokens foreseen.
+        """Return a pack's part of the loss, the sum of its entropies, and its correctly predicted
+        tokens.
 
         In training mode its gradients are added to those of the weights.
         """

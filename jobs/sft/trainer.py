@@ -25,7 +25,7 @@ EVAL_ROWS = 32  # of one batch of an evaluation
 
 
 class SupervisedTrainer(RowTrainer, PackedSftTrainer):
-    """An SFTTrainer inside a job. `data` identifies the rows: a resume on others is refused."""
+    """An SFTTrainer inside a job. `data` identifies the rows: a resume on other rows is refused."""
 
     model: Any
     held_out: Examples[Example]
@@ -63,7 +63,7 @@ class SupervisedTrainer(RowTrainer, PackedSftTrainer):
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:
-        """Return loss and token accuracy over all learned tokens held out, or None when stopped."""
+        """Return loss and token accuracy over the learned tokens held out, or None when stopped."""
         started = time.perf_counter()
         was_training = self.model.training
         self.model.eval()

@@ -35,7 +35,7 @@ def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
 def in_float32(model: Any) -> Any:
     """Return the model with all its weights in float32.
 
-    `Module.float` visits every module, so it is called only where it changes something.
+    `Module.float` visits every module, so it is called only if it changes something.
     """
     weights = (*model.parameters(), *model.buffers())
     is_other = any(w.is_floating_point() and w.dtype != torch.float32 for w in weights)

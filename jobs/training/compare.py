@@ -49,7 +49,7 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], dict[st
 
 
 def compare_checkpoints(one: Path, other: Path) -> dict[str, str | None]:
-    """Return for every file of two checkpoints the first difference in it, None if there is none.
+    """Return the first difference in each file of two checkpoints, None if there is none.
 
     Imports torch when the bytes of a file differ.
     """

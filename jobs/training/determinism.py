@@ -1,4 +1,4 @@
-"""Deterministic kernels for the part of a step that learns, on a GPU.
+"""Deterministic kernels for the loss, gradients and update of a step, on a GPU.
 
 On a CPU the same state always gives the same bits. On a GPU the backward pass of attention and the
 gradient of embeddings add in an order that varies from run to run, unless torch is set to use
@@ -22,7 +22,7 @@ def algorithms(*, deterministic: bool) -> Iterator[None]:
     """Within this block use deterministic algorithms of torch, or any if not `deterministic`."""
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(deterministic)
-    settings.fill_uninitialized_memory = False  # none of it is read, and filling costs bandwidth
+    settings.fill_uninitialized_memory = False  # not read; filling costs bandwidth
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The options of the training kinds that measure their model on held-out data. Imports no torch."""
+"""The options of training kinds that evaluate their model on held-out data. Imports no torch."""
 
 from __future__ import annotations
 

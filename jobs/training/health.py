@@ -1,4 +1,4 @@
-"""Detection of divergence (a loss that grows) and of stalls (a step that does not end).
+"""Detection of divergence (a growing loss) and of stalls (a step that does not end).
 
 `JobTrainer` feeds both. Imports no torch.
 """
@@ -24,7 +24,7 @@ STALLS_BY = 10.0  # times the median
 DURATIONS = 32  # whose median a duration is compared with
 FEWEST_DURATIONS = 5  # before any is judged by them
 SHORTEST_STALL_S = 5.0
-UNKNOWN_STALL_S = 600.0  # where fewer durations are known
+UNKNOWN_STALL_S = 600.0  # if fewer durations are known
 
 
 class Divergence:

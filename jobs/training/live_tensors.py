@@ -1,8 +1,8 @@
 """Copy-on-update: tensors are written to disk while training continues, until it changes them.
 
-Weights and optimizer moments do not change between two updates, so they are written from where
-they are during the forward and backward passes. The next update waits up to PATIENCE_S for the rest
-to be written; tensors that are not written by then are copied.
+Weights and optimizer moments do not change between two updates, so they are written from where they
+are during the forward and backward passes. The next update waits up to PATIENCE_S for the rest to
+be written, then copies the remaining tensors.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LiveTensors:
             )
 
     def release(self) -> None:
-        """Wait until training may change the tensors; copy what is not written yet."""
+        """Wait until training may change the tensors; copy those that are not written yet."""
         if self._ended.is_set():
             return
         elapsed = time.monotonic() - self._began

@@ -40,7 +40,7 @@ class Rendezvous(Protocol):
 
     @property
     def per_node(self) -> int:
-        """The number of ranks on each machine; their numbers follow each other."""
+        """The number of ranks on each machine; with consecutive numbers."""
 
     def store(self, rank: int, size: int) -> Any:
         """Return the torch.distributed.Store of a rank. Raises RuntimeError and OSError."""
@@ -58,7 +58,7 @@ def _environment(rendezvous: Rendezvous, rank: int, size: int) -> dict[str, str]
         "MASTER_ADDR": rendezvous.host,
     }
     if rendezvous.port is not None:
-        # `init_process_group` is to use the store of rank 0, and not to serve another one there.
+        # Makes `init_process_group` use the store of rank 0 instead of serving another one.
         found |= {"MASTER_PORT": str(rendezvous.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     return found
 
@@ -96,20 +96,20 @@ class ProcessGroup:
 
     def after_first(self, make: Callable[[], T]) -> T:
         # The first rank of each other machine makes its own: files such as caches may be local.
-        own_turn, last_turn = self._turns()
-        for _ in range(own_turn):
+        own_round, last_round = self._rounds()
+        for _ in range(own_round):
             self._exchange(b"")
         made = make()
-        for _ in range(last_turn - own_turn):
+        for _ in range(last_round - own_round):
             self._exchange(b"")
         return made
 
-    def _turns(self) -> tuple[int, int]:
-        """Return the turn of this rank in `after_first`, and the last turn."""
-        last_turn = 2 if 1 < self._per_node < self.size else 1
+    def _rounds(self) -> tuple[int, int]:
+        """Return the round in which this rank calls `make` in `after_first`, and the last round."""
+        last_round = 2 if 1 < self._per_node < self.size else 1
         if self.rank == 0:
-            return 0, last_turn
-        return (1 if self.rank % self._per_node == 0 else last_turn), last_turn
+            return 0, last_round
+        return (1 if self.rank % self._per_node == 0 else last_round), last_round
 
     def gather(self, value: T) -> list[T]:
         return [pickle.loads(content) for content in self._exchange(pickle.dumps(value))]

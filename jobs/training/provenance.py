@@ -33,7 +33,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         {
             **values.get("versions", {}),
             **{name: values.get(name) for name in _OTHERS},
-            "processes": values.get("processes", 1),  # earlier versions had one
+            "processes": values.get("processes", 1),  # earlier versions recorded one
         }
         for values in (then, now)
     )

@@ -38,7 +38,7 @@ def encode(
 ) -> tuple[Examples[E], Examples[E]]:
     """Return the examples to train on and those held out; report their lengths.
 
-    Raises Stopped, and JobFailed where none is left.
+    Raises Stopped, and JobFailed if none is left.
     """
 
     def check_stop() -> None:

@@ -24,7 +24,7 @@ from .rows import Rows, RowSource
 
 @dataclass(frozen=True, kw_only=True)
 class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
-    """Train a decoder on the rows of a data set, and measure it on others."""
+    """Train a decoder on rows of a data set, and evaluate it on held-out rows."""
 
     argument: ClassVar[str | None] = "dataset"
     dataset: str | None = option(
@@ -143,7 +143,7 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
         return spec
 
     def extended(self, steps: int) -> Self:
-        """Return the same spec with another number of steps in all. Raises SpecError."""
+        """Return the spec with another total number of steps. Raises SpecError."""
         steps = self.options()["steps"].convert(steps)
         return self if steps == self.steps_total else replace(self, steps=steps)
 

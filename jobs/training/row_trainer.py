@@ -1,4 +1,4 @@
-"""Trainer on the rows of a file: a reproducible order, and a resume on the same rows only.
+"""Trainer on the rows of a file: a reproducible order, and resume on the same rows only.
 
 Imports torch and transformers: only `run` of a kind imports it.
 """
@@ -31,7 +31,7 @@ class EpochOrder(Sampler[int]):
         return self.count
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next; the Trainer calls it."""
+        """Set the epoch of the next iteration; called by the Trainer."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -62,7 +62,7 @@ class RowTrainer(EvaluatingTrainer):
         self.data = data
         self.held_out = held_out
         self.before: dict[str, Any] | None = None  # the evaluation before the first step
-        self._tokens = 0  # trained on, at the end of the step before
+        self._tokens = 0  # trained on, at the end of the previous step
         super().__init__(
             # Without a fingerprint the rows would be pickled to compute one.
             train_dataset=Dataset(InMemoryTable(table), fingerprint=data),

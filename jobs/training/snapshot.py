@@ -32,7 +32,7 @@ from .device_copies import HostReader, held, on_host
 from .live_tensors import LiveSink, LiveTensors
 from .lora import adapter_metadata, adapter_tensors, write_adapter_config
 
-JOB_STATE = "job_state.pt"  # what the Trainer's own files leave out
+JOB_STATE = "job_state.pt"  # state that the Trainer's own files lack
 RNG_STATE = "rng_state.pth"
 STATE_FILES = (OPTIMIZER_NAME, SCHEDULER_NAME, RNG_STATE, JOB_STATE, TRAINER_STATE_NAME)
 
@@ -42,7 +42,7 @@ class Snapshot:
     """All state that the next step depends on.
 
     CPU tensors are shared with the training, which calls `live.release` before it changes them. GPU
-    tensors are copies, on the device where it has room, read when they are written.
+    tensors are copies, on the device if it has room, read when they are written.
     """
 
     model: Any  # transformers.PreTrainedModel
@@ -239,10 +239,10 @@ def on_cpu(state: Any) -> Any:
 
 
 def require_files(checkpoint: Path) -> None:
-    """Raise JobFailed when a state file is missing: the Trainer would reset that state."""
+    """Raise JobFailed if a state file is missing: the Trainer would reset that state."""
     for name in STATE_FILES:
         if not (checkpoint / name).is_file():
-            raise JobFailed(f"{checkpoint.name}: {name} is missing, and nothing can stand for it")
+            raise JobFailed(f"{checkpoint.name}: {name} is missing, and nothing can replace it")
 
 
 def read_job_state(checkpoint: Path) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def read_job_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def link_model(checkpoint: Path, folder: Path) -> bool:
-    """Hard-link the model files of `checkpoint` into `folder`; return False where impossible."""
+    """Hard-link the model files of `checkpoint` into `folder`; return False if impossible."""
     try:
         for file in checkpoint.rglob("*"):
             if file.is_file() and file.name not in (*STATE_FILES, MANIFEST):

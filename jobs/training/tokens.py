@@ -16,14 +16,14 @@ Report = Callable[[str, int, int | None, str], None]
 
 
 class Example(Protocol):
-    """The tokens of a row, as a kind trains on them."""
+    """The tokens of a row as used in training."""
 
     def columns(self) -> Mapping[str, Sequence[int]]:
         """Return them as sequences of one length."""
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Array], /) -> Self:
-        """Return the example that `columns` came from."""
+        """Return the example with these `columns`."""
 
 
 E = TypeVar("E", bound=Example)
@@ -31,7 +31,7 @@ E_co = TypeVar("E_co", bound=Example, covariant=True)
 
 
 class Encoder(Protocol[E_co]):
-    """Turns rows into tokens."""
+    """Tokenizes rows."""
 
     @property
     def tokenizer(self) -> Any:

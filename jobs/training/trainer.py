@@ -63,7 +63,7 @@ class JobTrainer(CheckpointingTrainer):
         return self.last_metrics
 
     def evaluate_at_stop(self) -> None:
-        """Measure the model at the step that the job was to stop at, and emit the event.
+        """Evaluate the model at the requested stop step, and emit the event.
 
         The checkpoint is on disk already, so this does not affect later steps.
         """
@@ -121,7 +121,7 @@ class JobTrainer(CheckpointingTrainer):
             raise Stopped(self.state.global_step)
 
     def _restore(self, checkpoint: Path) -> None:
-        """Restore the model and the state of a checkpoint that no step follows."""
+        """Restore the model and the state of a checkpoint without training further."""
         self._load_from_checkpoint(str(checkpoint))
         self.load_job_state(read_job_state(checkpoint))
         self.state.global_step = step_of(checkpoint)
@@ -286,7 +286,7 @@ class _StepEnd(TrainerCallback):
 
 @contextmanager
 def _random_numbers(numbers: Sequence[int]) -> Iterator[None]:
-    """Within this context draw from a CPU generator seeded by these numbers."""
+    """Within this context, draw from a CPU generator seeded with these numbers."""
     seed = int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0])
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -28,12 +28,12 @@ SOURCES = "sources"  # key of the digests in a checkpoint's manifest
 # a forked process copies each page that it touches: 16 ms of a job's start.
 _BOUNDARY = "warmd: modules of a job follow"
 _boundaries: list[str] = []
-_restored: dict[str, ModuleType] = {}  # loaded before the first boundary, now behind it
+_restored: dict[str, ModuleType] = {}  # loaded before the first boundary, now after it
 
 
 def _names_since(boundary: str) -> list[str]:
     """Return the names of the modules behind an entry of sys.modules, the latest first."""
-    # No line of Python runs in this loop, so no other thread changes the dict meanwhile.
+    # This loop runs no Python code, so no other thread can change the dict meanwhile.
     return list(itertools.takewhile(boundary.__ne__, reversed(sys.modules)))
 
 
@@ -120,7 +120,8 @@ def _taken_out(top: str) -> dict[str, ModuleType]:
 def digests(known: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the sha256 of every loaded source file of user code, by path.
 
-    Digests in `known` are kept: a file edited since it was loaded is not what runs.
+    Digests in `known` are kept: a file that was edited after it was loaded differs from the running
+    code.
     """
     found = dict(known or {})
     boundary = _boundaries[0] if _boundaries else None
@@ -138,7 +139,7 @@ def changed(recorded: Mapping[str, str]) -> list[str]:
 
 def is_own(file: str) -> bool:
     """Whether a source file is user code: neither a library's nor warmd's."""
-    # By text: a process has thousands of modules, and each job looks at all of them.
+    # By text: a process has thousands of modules, and each job checks all of them.
     if not file.startswith("/") or "/site-packages/" in file or "/dist-packages/" in file:
         return False
     return not os.path.normpath(file).startswith(library_folders())

@@ -33,7 +33,7 @@ def cut(text: str, most: int) -> str:
 
 
 def place(error: BaseException, is_own: Callable[[str], bool]) -> str | None:
-    """Return FILE:LINE of the innermost frame in a file that `is_own`; of any file, if none is."""
+    """Return FILE:LINE of the innermost frame in a file that `is_own`, else in any file."""
     places = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""SFT, DPO, GRPO and GRPO with LoRA, each from the one before: straight, killed, and over HTTP.
+"""SFT, DPO, GRPO and LoRA GRPO, each from the previous model: uninterrupted, killed, over HTTP.
 
     python tests/benchmarks/chain.py MODEL DATASET [--seed 0]
 
@@ -74,11 +74,11 @@ def main() -> int:
             chain.run_over_http()
         finally:
             chain.daemon.close()
-    say(f"{len(chain.problems)} problems")
+    log(f"{len(chain.problems)} problems")
     return 1 if chain.problems else 0
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -109,7 +109,7 @@ class Chain:
     # By the client of the command line.
 
     def run(self) -> None:
-        """Train the chain, each job straight and killed."""
+        """Train the chain, each job uninterrupted and killed."""
         sft = self._both("sft", "tiny", dataset=self.dataset, template=TEMPLATE, **SFT)
         pairs = self._write("pairs.jsonl", self._pairs(sft))
         dpo = self._both("dpo", sft, dataset=pairs, **DPO)
@@ -118,7 +118,8 @@ class Chain:
         self._both("grpo", grpo, lora=4, **rewarded)
 
     def _both(self, kind: str, origin: str, **options: Any) -> str:
-        """Train straight and killed, from the result of `origin`; return the straight job."""
+        """Train uninterrupted and killed, from the result of `origin`; return the uninterrupted
+        job."""
         straight = self._submit(kind, origin, options)
         begun = time.monotonic()
         self._finished(straight)
@@ -132,7 +133,7 @@ class Chain:
         starts = self.daemon.events(killed, "begin")
         resumes = ", ".join(str(event["resumed_from"]) for event in starts[1:])
         steps = self.daemon.events(straight, "begin")[0]["steps_total"]
-        say(
+        log(
             f"{name}: {steps} steps in {seconds:.1f} s; {len(starts) - 1} kills, resumed from "
             f"{resumes}: {'; '.join(found) or 'equal'}"
         )
@@ -193,11 +194,11 @@ class Chain:
         """Return records that prefer the answers of the dataset to those of a model."""
         records = self.records[: NUM_PAIRS + NUM_HELD_OUT]
         prompts = [TEMPLATE.replace("{question}", record["question"]) for record in records]
-        asked = self._write("asked.jsonl", [{"prompt": prompt} for prompt in prompts])
+        requested = self._write("requests.jsonl", [{"prompt": prompt} for prompt in prompts])
         answers = self.folder / "answers.jsonl"
         spec = spec_class("infer").parse(
             {
-                **{"input": str(asked), "output": str(answers), "model": model},
+                **{"input": str(requested), "output": str(answers), "model": model},
                 **{"max_tokens": 40, "seed": 1},
             }
         )
@@ -220,12 +221,12 @@ class Chain:
     # By OpenAI's client.
 
     def run_over_http(self) -> None:
-        """Train the chain by requests, each from the model that the one before has trained."""
+        """Train the chain by requests, each from the model that the last one trained."""
         with openai.OpenAI(base_url=api_of(self.daemon.client), api_key="unused") as client:
             rows = self.records[: NUM_PROMPTS + NUM_HELD_OUT]
             model = self._tuned(client, "tiny", "supervised", map(chat_of, rows), n_epochs=1)
-            asked = [(row, self._answer(client, model, row)) for row in rows]
-            pairs = [preference_of(row, answer) for row, answer in asked]
+            requested = [(row, self._answer(client, model, row)) for row in rows]
+            pairs = [preference_of(row, answer) for row, answer in requested]
             model = self._tuned(client, model, "dpo", pairs, n_epochs=1, beta=0.1)
             sizes = {"num_generations": 4, "max_completion_length": 24}
             for grader in graders():
@@ -269,7 +270,7 @@ class Chain:
         checkpoints = client.fine_tuning.jobs.checkpoints.list(job.id).data
         if not (metrics and checkpoints):
             self.problems.append(f"{name}: {len(metrics)} metrics, {len(checkpoints)} checkpoints")
-        say(
+        log(
             f"HTTP, {name}: {time.monotonic() - begun:.1f} s, {len(metrics)} metrics, "
             f"{len(checkpoints)} checkpoints; {events[0].message}"
         )

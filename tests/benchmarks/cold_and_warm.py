@@ -15,8 +15,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import in_turn
-from in_turn import Seconds
+import cold_warm
+from cold_warm import Seconds
 from own_daemon import own_daemon
 
 from warmd.configs.config import WorkerConfig
@@ -26,7 +26,7 @@ def cold(model: str, dataset: str, steps: int, threads: int) -> Seconds:
     """Run the script; return the seconds of its parts and in all."""
     sizes = ("--steps", steps, "--threads", threads)
     with tempfile.TemporaryDirectory() as output:
-        return in_turn.cold("cold_grpo.py", model, dataset, output, *sizes)
+        return cold_warm.cold("cold_grpo.py", model, dataset, output, *sizes)
 
 
 def warm(home: Path, dataset: str, steps: int) -> Seconds:
@@ -43,7 +43,7 @@ def warm(home: Path, dataset: str, steps: int) -> Seconds:
         "--seed": 7,
     }
     words = [word for pair in options.items() for word in pair]
-    events, total = in_turn.submitted(home, "grpo", *words)
+    events, total = cold_warm.submitted(home, "grpo", *words)
     at = {event["type"]: event for event in reversed(events)}
     first = next(event for event in events if event["type"] == "step")
     in_horse = at["finished"]["time"] - at["started"]["time"]
@@ -75,7 +75,7 @@ def main() -> None:
             (cold(model, dataset, args.steps, args.threads), warm(home, dataset, args.steps))
             for _ in range(args.runs + 1)
         ][1:]
-    in_turn.tell(pairs, as_json=args.json, digits=3)
+    cold_warm.print_medians(pairs, as_json=args.json, digits=3)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 
     cold_mlm.py CACHE OUTPUT MICRO_STEPS ACCUMULATION EVAL_EVERY EVAL_EXAMPLES
 
-CACHE is the folder of a corpus cache in which the job's data is already built, so that the script
-does not pay for it; learns from the very examples that the job does, and is measured on the same.
-Prints a JSON object with the seconds of its parts to stderr.
+CACHE is the folder of a corpus cache in which the job's data is already built, so that its time
+does not count. Trains and evaluates on the same examples as the job. Prints a JSON object with the
+seconds of its parts to stderr.
 """
 
 from __future__ import annotations

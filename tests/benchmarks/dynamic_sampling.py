@@ -1,4 +1,4 @@
-"""What dynamic sampling and replay do to learning per minute, on the demo model.
+"""The effect of dynamic sampling and replay on learning per minute, with the demo model.
 
 python tests/benchmarks/dynamic_sampling.py [--seeds N]
 
@@ -64,7 +64,7 @@ def trained(client: Client, **options: Any) -> dict[str, float]:
 def main(seeds: int) -> None:
     """Print a line for each task, way and seed, then the means over the seeds."""
     with own_daemon(f"demo={DEMO}") as client:
-        trained(client, steps=5)  # loads and compiles what the first job alone would pay for
+        trained(client, steps=5)  # loads and compiles what would otherwise count for the first job
         for task, way in product(TASKS, WAYS):
             options = TASKS[task] | WAYS[way]
             runs = [trained(client, seed=seed, **options) for seed in range(seeds)]

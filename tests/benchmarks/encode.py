@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One passage of 512 tokens: how long until its vector is there, in this process and by a daemon.
+"""The latency of encoding one passage of 512 tokens, in this process and by a daemon.
 
     python tests/benchmarks/encode.py [--shape 768x12x12] [--shape 384x6x12] [--runs 20]
                                        [--threads 2] [--json]
@@ -9,11 +9,12 @@ network is four times as wide. In turn, so that a change of the machine's load m
 
 plain        the model's forward pass as PyTorch runs it, in this process
 in process   the same by jobs/encode/embedder.py, tokenizing and pooling included
-int8         the same with 8-bit products
+int8         the same in int8
 daemon       from before the submission to the `finished` event, by a resident worker of a daemon
 
-`cpu` is processor time of all threads: on a busy machine it says more than the clock. The floor
-is the model's products at the rate of the fastest float32 product that was found, in this run.
+`cpu` is processor time of all threads: on a busy machine it is more meaningful than wall time. The
+floor is the time of the model's GEMMs at the fastest float32 GEMM rate that was measured in this
+run.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def measure(
     rows = exact.rows(passages)
     rounded.prepare(rows)
     ids = torch.from_numpy(rows[0].ids.astype(np.int64)).unsqueeze(0)
-    asked = {"model": name, "text": [code[: 16 * LENGTH]], "max_length": LENGTH}
+    requested = {"model": name, "text": [code[: 16 * LENGTH]], "max_length": LENGTH}
 
     def plain() -> None:
         with torch.inference_mode():
@@ -140,7 +141,7 @@ def measure(
     encode_s: list[float] = []
 
     def daemon() -> None:
-        _, events = submit_until(client, "finished", "encode", **asked)
+        _, events = submit_until(client, "finished", "encode", **requested)
         encode_s.append(events["finished"]["result"]["timings"]["encode_s"])
 
     ways: dict[str, Measure] = {
@@ -183,14 +184,14 @@ def measure(
 
 
 def products(config: CodeGraphConfig) -> float:
-    """The operations of a forward pass: its linear layers and its attention."""
+    """The floating-point operations of a forward pass: linear layers and attention."""
     width, layers = config.hidden_size, config.num_hidden_layers
     linear = 4 * width**2 + 2 * width * config.intermediate_size
     return float(layers * (2 * LENGTH * linear + 4 * LENGTH**2 * width))
 
 
 def gflop_per_s(width: int) -> float:
-    """The best rate of a float32 product of the shape of these layers."""
+    """The best rate of a float32 GEMM of the shape of these layers."""
     x, weight, bias = torch.randn(LENGTH, width), torch.randn(4 * width, width), torch.zeros(1)
     bias = bias.expand(4 * width).contiguous()
     best = 0.0

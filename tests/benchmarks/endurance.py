@@ -1,13 +1,12 @@
-"""The same job twice: straight, and with its work horse killed at random instants.
+"""The same job twice: uninterrupted, and with its work horse killed at random times.
 
     python tests/benchmarks/endurance.py --kills 10 -- mlm --steps 300 --save-every 10 ...
     python tests/benchmarks/endurance.py --kills 10 --load tiny=FOLDER -- grpo --model tiny ...
 
-What stands after `--` are the words of `warmd submit`. Starts a daemon of its own. Exits with 1
-unless both end with the same bits, each step is told once, and no kill costs a checkpoint that was
-told, or more than the steps since the last one that was under way. Where `--save-every` says
-minutes, both save at steps of their own: compared are the checkpoints that both have, the last one
-among them.
+The arguments after `--` are those of `warmd submit`. Starts its own daemon. Exits with 1 unless
+both end with the same bits, each step is logged once, and no kill costs more than the steps since
+the last committed checkpoint and the one in progress. With `--save-every` in minutes the runs save
+at different steps: the checkpoints that both have are compared, including the last one.
 """
 
 from __future__ import annotations
@@ -98,11 +97,11 @@ def kill_at(warmd: Warmd, job: str, instants: list[float], step_s: float) -> int
     """
     done, pid = 0, None
     while instants:
-        told = warmd.events(job)
-        if told and told[-1]["type"] in events.TERMINAL:
+        logged = warmd.events(job)
+        if logged and logged[-1]["type"] in events.TERMINAL:
             break
-        starts = [event for event in told if event["type"] == "started"]
-        last = max((event["step"] for event in told if event["type"] == "step"), default=0)
+        starts = [event for event in logged if event["type"] == "started"]
+        last = max((event["step"] for event in logged if event["type"] == "step"), default=0)
         if starts and starts[-1]["pid"] != pid and last >= int(instants[0]):
             time.sleep(instants[0] % 1 * step_s)
             pid = starts[-1]["pid"]
@@ -114,7 +113,7 @@ def kill_at(warmd: Warmd, job: str, instants: list[float], step_s: float) -> int
 
 
 def differences(warmd: Warmd, one: str, other: str) -> list[str]:
-    """What is not the same, bit for bit, in two finished jobs."""
+    """The differences between two finished jobs, compared bit for bit."""
     found = []
     for part in ("model", "checkpoints"):
         files = {job: bits_of(warmd.home / "runs" / job / part) for job in (one, other)}
@@ -160,24 +159,24 @@ def bits_of(folder: Path) -> dict[str, str]:
 
 
 def plain(event: dict[str, Any]) -> dict[str, Any]:
-    """An event without what the clock and the execution say."""
+    """An event without the fields that depend on the clock and the execution."""
     clock = ("seq", "execution", "time", "seconds", "generation_s", "training_s")
     return {name: value for name, value in event.items() if name not in clock}
 
 
 def repeats(warmd: Warmd, job: str) -> list[str]:
-    """Steps that were reported twice, and kills that cost more than they may.
+    """Steps that were reported twice, and kills that cost more steps than allowed.
 
     A kill costs the steps since the last checkpoint; one that was still being written when it came
-    does not count, as it would not count when the power failed. One that was told does.
+    does not count, as it would not count when the power failed. One that was logged does.
     """
-    told = warmd.events(job)
-    steps = [event["step"] for event in told if event["type"] == "step"]
-    found = [] if steps == list(range(1, len(steps) + 1)) else ["a step is not told exactly once"]
+    logged = warmd.events(job)
+    steps = [event["step"] for event in logged if event["type"] == "step"]
+    found = [] if steps == list(range(1, len(steps) + 1)) else ["a step is not logged exactly once"]
     interval = warmd.save_every(job)
     every = interval.steps  # None: it is up to the clock, at which steps
     lost, in_flight, last, durable = [], 0, 0, 0
-    for event in told:
+    for event in logged:
         if event["type"] == "step":
             last = event["step"]
         elif event["type"] == "checkpoint":

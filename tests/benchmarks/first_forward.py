@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From the fork to the first forward of a GRPO job, by the events of real jobs.
+"""The time from the fork to the first forward pass of a GRPO job, by the events of real jobs.
 
     python tests/benchmarks/first_forward.py MODEL DATASET [--jobs 5] [--json]
 
@@ -67,7 +67,7 @@ def first_step(client: Client, dataset: Path) -> dict[str, dict[str, Any]]:
 
 
 def parts(events: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Seconds from the fork to the first step's begin, and what they went into."""
+    """Seconds from the fork to the start of the first step, by part."""
     started, begin, step = events["started"], events["begin"], events["step"]
     begun = step["time"] - step["generation_s"] - step["training_s"]
     forked = started["time"] - started["fork_s"]

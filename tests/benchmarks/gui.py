@@ -1,4 +1,4 @@
-"""A GUI agent's request, answered by the engine and by transformers in the same run.
+"""A GUI agent's request, completed by the engine and by transformers in the same run.
 
     python tests/benchmarks/gui.py MODEL REQUEST [--thumbnail 800] [--tokens 94] [--skip stock]
 
@@ -55,33 +55,33 @@ def main() -> None:
     messages = json.loads(args.request.read_text())
     budget = Budget(thumbnail=args.thumbnail)
     first = encode(warm, messages, budget)
-    say(f"{len(first[0])} tokens, {sum(p.num_tokens for p in first[1])} of them of images")
+    log(f"{len(first[0])} tokens, {sum(p.num_tokens for p in first[1])} of them of images")
 
     rates = apart(machine.measure)
-    say(f"memory: {rates.bytes_s / 1e9:.1f} GB/s, products: {rates.flops / 1e9:.0f} GFLOP/s")
+    log(f"memory: {rates.bytes_s / 1e9:.1f} GB/s, products: {rates.flops / 1e9:.0f} GFLOP/s")
     if "stock" not in args.skip:
         begun = time.perf_counter()
         apart(partial(stock, model, *first, 1))
-        say(f"stock: vision and prompt {time.perf_counter() - begun:.1f} s")
+        log(f"stock: vision and prompt {time.perf_counter() - begun:.1f} s")
         begun = time.perf_counter()
         apart(partial(stock, model, *first, args.tokens))
-        say(f"stock: first turn {time.perf_counter() - begun:.1f} s")
+        log(f"stock: first turn {time.perf_counter() - begun:.1f} s")
     for precision in WAYS[1:]:
         if precision in args.skip:
             continue
         begun = time.perf_counter()
         engine = Engine(warm, precision=precision)
-        ask(engine, encode(warm, [{"role": "user", "content": "?"}], budget), 40)
+        answer(engine, encode(warm, [{"role": "user", "content": "?"}], budget), 40)
         if engine.precision != precision:
-            say(f"{precision}: not faster here")
+            log(f"{precision}: not faster here")
             continue
         while engine.has_idle_work:
             time.sleep(0.1)
-        say(f"{precision}: ready after {time.perf_counter() - begun:.1f} s")
-        text = ask(engine, first, args.tokens, f"{precision}: first turn")
+        log(f"{precision}: ready after {time.perf_counter() - begun:.1f} s")
+        text = answer(engine, first, args.tokens, f"{precision}: first turn")
         said = [{"role": "assistant", "content": text}, {"role": "user", "content": SECOND}]
         second = encode(warm, messages + said, budget)
-        ask(engine, second, args.tokens, f"{precision}: second turn of {len(second[0])} tokens")
+        answer(engine, second, args.tokens, f"{precision}: second turn of {len(second[0])} tokens")
         engine.close()
 
 
@@ -99,7 +99,7 @@ def endless(folder: Path) -> WarmModel:
     return WarmModel(name="m", path=folder, model=model, tokenizer=tokenizer)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stdout.write(f"{line}   (load {os.getloadavg()[0]:.1f})\n")
     sys.stdout.flush()
 
@@ -124,19 +124,21 @@ def stock(model: Any, ids: list[int], images: list[Image], tokens: int) -> None:
     )  # fmt: skip
 
 
-def ask(engine: Engine, prompt: tuple[list[int], list[Image]], tokens: int, name: str = "") -> str:
+def answer(
+    engine: Engine, prompt: tuple[list[int], list[Image]], tokens: int, name: str = ""
+) -> str:
     ids, images = prompt
-    asked = Request(ids=ids, images=images, sampling=GREEDY, max_tokens=tokens)
+    requested = Request(ids=ids, images=images, sampling=GREEDY, max_tokens=tokens)
     begun = time.perf_counter()
-    engine.submit(asked)
+    engine.submit(requested)
     text = ""
-    while not isinstance(piece := asked.pieces.get(), End):
+    while not isinstance(piece := requested.pieces.get(), End):
         text += piece.text
     if piece.error is not None:
         raise piece.error
     if name:
-        m = asked.stats
-        say(
+        m = requested.stats
+        log(
             f"{name} {time.perf_counter() - begun:.1f} s: vision {m.vision_s:.1f}, prompt "
             f"{m.prefill_s:.1f} ({m.cached_tokens} tokens known), decode {m.decode_s:.1f}"
         )

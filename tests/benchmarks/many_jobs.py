@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What reads cost with few and with many ended jobs.
+"""The cost of reads with few and with many ended jobs.
 
     python tests/benchmarks/many_jobs.py [--ended 10 10000]
 
@@ -48,7 +48,7 @@ def measure(home: Gateway, read: Callable[[], object]) -> tuple[float, int]:
         info: Any = home.client.connection.info("stats")
         return int(info["total_commands_processed"])
 
-    read()  # what is learnt once
+    read()  # measured once
     before = commands()
     read()
     number = commands() - before - 1

@@ -16,8 +16,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import in_turn
-from in_turn import Seconds
+import cold_warm
+from cold_warm import Seconds
 from own_daemon import own_daemon
 
 MICRO_STEPS, ACCUMULATION, EVAL_EVERY, EVAL_EXAMPLES = 20, 4, 3, 4
@@ -27,7 +27,7 @@ def cold(cache: Path) -> Seconds:
     """Run the script; return the seconds of its parts and in all."""
     sizes = (MICRO_STEPS, ACCUMULATION, EVAL_EVERY, EVAL_EXAMPLES)
     with tempfile.TemporaryDirectory() as output:
-        return in_turn.cold("cold_mlm.py", cache, output, *sizes)
+        return cold_warm.cold("cold_mlm.py", cache, output, *sizes)
 
 
 def warm(home: Path, **changes: int) -> Seconds:
@@ -43,7 +43,7 @@ def warm(home: Path, **changes: int) -> Seconds:
         **changes,
     }
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    events, total = in_turn.submitted(home, "mlm", *words)
+    events, total = cold_warm.submitted(home, "mlm", *words)
     by_type: dict[str, list[dict[str, float]]] = {}
     for event in events:
         by_type.setdefault(str(event["type"]), []).append(event)
@@ -72,7 +72,7 @@ def main() -> None:
         warm(home, layers=1, steps=1)  # builds the data, for both
         (cache,) = home.rglob("corpora")
         pairs = [(cold(cache), warm(home)) for _ in range(args.runs)]
-    in_turn.tell(pairs, as_json=args.json, digits=2)
+    cold_warm.print_medians(pairs, as_json=args.json, digits=2)
 
 
 if __name__ == "__main__":

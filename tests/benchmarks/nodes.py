@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What many machines cost their Redis: claim latency, and commands per second.
+"""The load of many machines on their Redis: claim latency and commands per second.
 
     python tests/benchmarks/nodes.py [--jobs 10000] [--workers 100] [--seconds 5]
 
@@ -81,7 +81,7 @@ class Simulated:
 
 
 class Leader(threading.Thread):
-    """What the elected daemon does each second."""
+    """The work of the elected daemon in each second."""
 
     def __init__(self, place: Workplace, stopping: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -98,7 +98,7 @@ class Leader(threading.Thread):
                 self.due.enqueue()
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -127,7 +127,7 @@ def one_worker(place: Workplace, number: int) -> None:
         popped: Any = worker.connection.lmove(queue, keys.taken(worker.name), "LEFT", "RIGHT")
         worker.claim(popped)
     worker.lease.end()
-    say(f"one worker, claim of a job: {percentiles(worker.latencies)}")
+    log(f"one worker, claim of a job: {percentiles(worker.latencies)}")
 
 
 def many(place: Workplace, number: int, seconds: float) -> None:
@@ -146,14 +146,14 @@ def many(place: Workplace, number: int, seconds: float) -> None:
     took = time.monotonic() - begun
     rate = (commands(place) - before) / took
     latencies = [latency for worker in workers for latency in worker.latencies]
-    say(f"busy: {number} workers, {claimed / took:.0f} jobs/s, {rate:.0f} commands/s")
-    say(f"busy, claim of a job: {percentiles(latencies)}")
+    log(f"busy: {number} workers, {claimed / took:.0f} jobs/s, {rate:.0f} commands/s")
+    log(f"busy, claim of a job: {percentiles(latencies)}")
     place.connection.delete(queue)
     time.sleep(2.0)  # claims in flight end; 99 % took less than 0.24 s
     before = commands(place)
     time.sleep(seconds)
     rate = (commands(place) - before) / seconds
-    say(f"idle: {number} workers and a leader, {rate:.0f} commands/s, {rate / number:.1f} each")
+    log(f"idle: {number} workers and a leader, {rate:.0f} commands/s, {rate / number:.1f} each")
     stopping.set()
     for thread in threads:
         thread.join()
@@ -170,7 +170,7 @@ def main() -> None:
         try:
             begun = time.monotonic()
             enqueue(place, arguments.jobs)
-            say(f"queued {arguments.jobs} jobs in {time.monotonic() - begun:.1f} s")
+            log(f"queued {arguments.jobs} jobs in {time.monotonic() - begun:.1f} s")
             one_worker(place, min(1000, arguments.jobs // 2))
             many(place, arguments.workers, arguments.seconds)
         finally:

@@ -33,7 +33,7 @@ def own_daemon(*models: str, **settings: Any) -> Iterator[Client]:
         config = DaemonConfig(
             home=Path(folder, "home"),
             models=tuple(parse_model(model, Path.cwd()) for model in models),
-            stop_grace_s=0.0,  # what still runs at the end is of no interest
+            stop_grace_s=0.0,  # jobs that still run at the end do not matter
             **{"http_port": None, **settings},
         )
         # Not by control.start, whose daemon outlives its starter: a leash holds at any moment, be

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The dashboard in Chromium: what it takes to paint, and to show many jobs and a long curve.
+"""The dashboard in Chromium: time to the first paint, and to show many jobs and a long curve.
 
     python tests/benchmarks/page.py [--jobs 10000] [--steps 10000] [--pages 10]
 

@@ -1,4 +1,4 @@
-"""What the children of `peers.py` share: one runtime with one model, driven by lines of JSON.
+"""Shared by the children of `peers.py`: one runtime with one model, driven by lines of JSON.
 
 A child first prints `{"ready": WORDS}` or `{"error": LINE}`. Each request `{"prompts": [[ID, ...]],
 "tokens": N}` is answered by an Answer. Only this protocol goes to stdout: what a runtime prints

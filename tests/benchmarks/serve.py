@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""16 mixed requests over HTTP: by warmd at once and one by one, and by `transformers serve`.
+"""16 mixed requests over HTTP: warmd concurrently and one by one, and `transformers serve`.
 
     python tests/benchmarks/serve.py MODEL [--requests 16] [--tokens 48] [--rounds 3] [--json]
 
-MODEL is a folder. One server runs at a time, each anew in every round, and is asked by OpenAI's
-client, greedily: prompts of 16 to 115 random tokens, completions of 8 to --tokens tokens.
-`transformers serve` is asked all at once, as it comes and with --continuous-batching and blocks for
-the whole work, for its default takes nearly all memory. Each is warmed up by a round that does not
-count, and no token ends an answer early. Prints completion tokens per second, each with what the
-machine's rates of products and of reading memory allow in float32. On a shared machine these change
-from minute to minute, so both are measured right before and right after the requests, and their
-means are taken.
+MODEL is a folder. One server runs at a time, each anew in every round. OpenAI's client sends the
+requests, greedy: prompts of 16 to 115 random tokens, completions of 8 to --tokens tokens.
+`transformers serve` gets all requests at once: with its defaults, and with --continuous-batching
+and as many blocks as the work needs (its default takes nearly all memory). Each is warmed up by a
+round that does not count, and no token ends a completion early.
+
+Prints completion tokens per second, each with the number that the machine's float32 matrix
+multiplication rate and memory bandwidth allow. On a shared machine these change from minute to
+minute, so both are measured right before and right after the requests, and averaged.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Server = Callable[[], AbstractContextManager[tuple[str, str]]]  # its URL and it
 
 @dataclass(frozen=True)
 class Way:
-    """How a server is asked."""
+    """How requests are sent to a server."""
 
     server: str
     at_once: int
@@ -62,7 +63,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Answered:
-    """What came of it in one round: tokens per second, and what the machine could do then."""
+    """The result of one round: tokens per second, and the machine's rates at that time."""
 
     tokens_s: float
     allowed_s: float  # tokens per second that the rates allow
@@ -124,7 +125,7 @@ def endless(model: Path) -> Iterator[Path]:
 
 
 def measure_all(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answered]]:
-    """Ask each server in each way, so many rounds; print each figure, unless all come as JSON."""
+    """Send the requests to each server in each way, for some rounds; print each figure, or JSON."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # Words that are one token each, with the space before them.
     words = [word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]{2,}", word)]
@@ -143,9 +144,9 @@ def measure_all(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answer
                 asyncio.run(ask(url, model, warming, args.requests))
                 time.sleep(SETTLING_S)
                 for way in (Way(name, at_once) for at_once in numbers):
-                    # Others every time, so that nothing was read before.
-                    asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")
-                    answered = measure(folder, url, model, asked, way)
+                    # New ones every time, so that no prefix is cached.
+                    requested = requests(words, args.requests, args.tokens, seed=f"{number} {way}")
+                    answered = measure(folder, url, model, requested, way)
                     found.setdefault(way, []).append(answered)
                     if not args.json:
                         sys.stdout.write(f"{way!s:42}{answered}\n")
@@ -153,22 +154,24 @@ def measure_all(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answer
     return found
 
 
-def measure(folder: Path, url: str, model: str, asked: Sequence[Request], way: Way) -> Answered:
-    """Ask once; the rates are the means of those right before and right after."""
+def measure(folder: Path, url: str, model: str, requested: Sequence[Request], way: Way) -> Answered:
+    """Send the requests once; the rates are the means of those right before and right after."""
     before = machine.measure()
-    tokens_s = asyncio.run(ask(url, model, asked, way.at_once))
+    tokens_s = asyncio.run(ask(url, model, requested, way.at_once))
     after = machine.measure()
     flops = (before.flops + after.flops) / 2
     bytes_s = (before.bytes_s + after.bytes_s) / 2
-    return Answered(tokens_s, allowed(folder, asked, way, flops, bytes_s), flops, bytes_s)
+    return Answered(tokens_s, allowed(folder, requested, way, flops, bytes_s), flops, bytes_s)
 
 
 def _median(ones: Sequence[Answered]) -> float:
     return statistics.median(one.tokens_s for one in ones)
 
 
-def allowed(model: Path, asked: Sequence[Request], way: Way, flops: float, bytes_s: float) -> float:
-    """Return the tokens per second that such rates allow, in float32.
+def allowed(
+    model: Path, requested: Sequence[Request], way: Way, flops: float, bytes_s: float
+) -> float:
+    """Return the tokens per second that these rates allow in float32.
 
     The layers compute every token, the head only those behind which a new one is written. One by
     one, all weights are read for each new token but the first, which comes with the prompt.
@@ -183,11 +186,11 @@ def allowed(model: Path, asked: Sequence[Request], way: Way, flops: float, bytes
         layer.weight.numel() for layer in causal_lm.modules() if isinstance(layer, torch.nn.Linear)
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    read = sum(len(tokenizer(prompt)["input_ids"]) for prompt, _ in asked)
-    written = sum(tokens for _, tokens in asked)
-    prompts_s = 2 * (read * of_layers + len(asked) * of_head) / flops
+    read = sum(len(tokenizer(prompt)["input_ids"]) for prompt, _ in requested)
+    written = sum(tokens for _, tokens in requested)
+    prompts_s = 2 * (read * of_layers + len(requested) * of_head) / flops
     weight_s = 2 / flops if way.at_once > 1 else max(2 / flops, 4 / bytes_s)
-    steps_s = (written - len(asked)) * weight_s * (of_layers + of_head)
+    steps_s = (written - len(requested)) * weight_s * (of_layers + of_head)
     total_s: float = prompts_s + steps_s
     return written / total_s
 
@@ -203,8 +206,8 @@ def requests(words: Sequence[str], count: int, tokens: int, *, seed: str) -> lis
     ]
 
 
-async def ask(url: str, model: str, asked: Sequence[Request], at_once: int) -> float:
-    """Tokens per second of answering, so many at once."""
+async def ask(url: str, model: str, requested: Sequence[Request], at_once: int) -> float:
+    """Completion tokens per second, with some requests at a time."""
     slots = asyncio.Semaphore(at_once)
     async with openai.AsyncOpenAI(base_url=url, api_key="unused", timeout=PATIENCE_S) as client:
 
@@ -218,7 +221,7 @@ async def ask(url: str, model: str, asked: Sequence[Request], at_once: int) -> f
             return answer.usage.completion_tokens
 
         begun = time.perf_counter()
-        written = await asyncio.gather(*(one(*request) for request in asked))
+        written = await asyncio.gather(*(one(*request) for request in requested))
         return sum(written) / (time.perf_counter() - begun)
 
 

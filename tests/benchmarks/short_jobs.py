@@ -28,11 +28,11 @@ MOMENTS = ("started", "begin", "step", "checkpoint", "finished")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=40, help="jobs in the queue")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with own_daemon("demo=builtin:demo") as client:
         spec = spec_class("grpo").parse(OPTIONS)
         run(client, [client.submit(spec) for _ in range(3)])  # what only the first ones pay
-        jobs = [client.submit(spec) for _ in range(asked.jobs)]
+        jobs = [client.submit(spec) for _ in range(args.jobs)]
         report(run(client, jobs))
 
 

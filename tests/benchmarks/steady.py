@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Thousands of requests over HTTP: does the memory of any process grow with them?
+"""The memory of every process under thousands of requests over HTTP.
 
     python tests/benchmarks/steady.py MODEL [--requests 10000] [--at-once 32] [--samples 10]
 
@@ -51,7 +51,7 @@ def main() -> None:
         url = api_of(client)
         begun = time.perf_counter()
         for sample in range(args.samples):
-            asyncio.run(ask(url, drawn, range(sample * part, (sample + 1) * part), args.at_once))
+            asyncio.run(answer(url, drawn, range(sample * part, (sample + 1) * part), args.at_once))
             seen.append(private_mb(client))
             if not args.json:
                 parts = "  ".join(f"{name} {mb:.0f}" for name, mb in seen[-1].items())
@@ -68,7 +68,7 @@ def main() -> None:
     sys.stdout.write("  ".join(f"{name} {mb:+.1f}" for name, mb in grown.items()) + "\n")
 
 
-async def ask(url: str, drawn: random.Random, numbers: range, at_once: int) -> None:
+async def answer(url: str, drawn: random.Random, numbers: range, at_once: int) -> None:
     slots = asyncio.Semaphore(at_once)
     async with openai.AsyncOpenAI(base_url=url, api_key="unused", timeout=PATIENCE_S) as client:
 

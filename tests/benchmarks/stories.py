@@ -56,33 +56,33 @@ def main() -> int:
         known = {"prompt": args.prompt, "max_tokens": length + 8, "temperature": 0.0}
         layouts: dict[str, Callable[[], str]] = {
             "warmd run": partial(run, daemon.config.home, known),
-            "HTTP": partial(ask, client, known),
+            "HTTP": partial(answer, client, known),
             "HTTP, streamed": partial(stream, client, known),
         }
-        right = [tell(name, way().startswith(args.sentence)) for name, way in layouts.items()]
+        right = [report(name, way().startswith(args.sentence)) for name, way in layouts.items()]
         requests = [mixed(number, known) for number in range(args.requests)]
-        alone = [ask(client, request) for request in requests]
+        alone = [answer(client, request) for request in requests]
         with ThreadPoolExecutor(len(requests)) as pool:
             streamed = [number % 3 == 2 for number in range(len(requests))]
             together = list(
                 pool.map(
-                    lambda request, is_stream: (stream if is_stream else ask)(client, request),
+                    lambda request, is_stream: (stream if is_stream else answer)(client, request),
                     requests, streamed,
                 )
             )  # fmt: skip
         same = sum(one == other for one, other in zip(alone, together, strict=True))
-        right.append(tell(f"{same} of {len(requests)} at once as alone", same == len(requests)))
-        right.append(tell("the sentence among them", together[0].startswith(args.sentence)))
+        right.append(report(f"{same} of {len(requests)} at once as alone", same == len(requests)))
+        right.append(report("the sentence among them", together[0].startswith(args.sentence)))
     compare_precisions(args.model, tokenizer, args.prompt, args.sentence)
     return 0 if all(right) else 1
 
 
-def tell(what: str, is_right: bool) -> bool:
-    say(f"{what}: {'yes' if is_right else 'NO'}")
+def report(what: str, is_right: bool) -> bool:
+    log(f"{what}: {'yes' if is_right else 'NO'}")
     return is_right
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -106,7 +106,7 @@ def run(home: Path, request: dict[str, Any]) -> str:
     return done.stdout
 
 
-def ask(client: openai.OpenAI, request: dict[str, Any]) -> str:
+def answer(client: openai.OpenAI, request: dict[str, Any]) -> str:
     text: str = client.completions.create(model="stories", **request).choices[0].text
     return text
 
@@ -117,7 +117,7 @@ def stream(client: openai.OpenAI, request: dict[str, Any]) -> str:
 
 
 def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str) -> None:
-    """Print what each precision makes of the same tokens."""
+    """Print the results of each precision for the same tokens."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.requires_grad_(False).eval()
     ids = tokenizer(prompt + sentence)["input_ids"]
@@ -130,7 +130,7 @@ def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str)
         for precision in ("native", "bf16", "int8"):
             decoder = Decoder(model, precision=precision)
             if decoder.precision != precision:
-                say(f"{precision}: not faster here")
+                log(f"{precision}: not faster here")
                 continue
             kv = decoder.new(len(longer))
             logits = torch.cat([decoder.forward([Part(kv, [token], True)]) for token in longer])
@@ -140,7 +140,7 @@ def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str)
             found = logits.argmax(1).tolist()
             likeliest = likeliest or found
             agreeing = sum(a == b for a, b in zip(found, likeliest, strict=True))
-            say(
+            log(
                 f"{precision}: perplexity {losses[: len(ids) - 1].mean().exp():.4f} of the prompt "
                 f"and sentence, {losses.mean().exp():.4f} with {LONGER} tokens more; likeliest "
                 f"token as in native: {agreeing} of {len(longer)}"

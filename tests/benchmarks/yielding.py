@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A short inference while a training job takes all cores: how much later does its answer come?
+"""The delay of a short inference while a training job takes all cores.
 
     python tests/benchmarks/yielding.py MODEL DATASET [--rounds 4] [--runs 12] [--nice 15] [--json]
 
@@ -100,7 +100,7 @@ def watch(client: Client, job_id: str) -> None:
 
 
 def infer(client: Client) -> float:
-    """Seconds that one inference took in its horse."""
+    """The duration of one inference in its horse, in seconds."""
     _, events = submit_until(client, "finished", "infer", model="model", **REQUEST)
     return float(events["finished"]["time"] - events["started"]["time"])
 

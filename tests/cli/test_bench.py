@@ -33,13 +33,13 @@ def run(*seconds: float) -> list[dict[str, Any]]:
     return events
 
 
-def test_the_pace_is_the_median_between_the_steps_after_the_warm_up():
+def test_the_step_time_is_the_median_after_the_warmup():
     events = run(60, 50, 40, 2, 2, 30, 2, 2)
     times = step_times([*events, event("eval", 999.0, 8, seconds=7.5)], warm_up=3, eval_every=50)
     assert times == StepTimes(step_s=2.0, num_steps=5, startup_s=4.0, eval_s=7.5, eval_every=50)
 
 
-def test_a_job_without_steps_to_measure_is_said_to_have_none():
+def test_a_job_without_steps_to_measure_is_refused():
     with pytest.raises(JobFailed, match="after 3 steps: there is nothing to measure"):
         step_times(run(1, 1, 1), warm_up=3, eval_every=0)
 
@@ -123,7 +123,7 @@ def test_a_short_job_is_measured_for_the_projection_and_removed(shared_daemon: D
 
 
 @pytest.mark.slow
-def test_the_options_of_a_job_are_projected_from_its_latest_checkpoint_too(
+def test_the_options_of_a_job_are_projected_also_from_its_latest_checkpoint(
     shared_daemon: Daemon, texts
 ):
     home = shared_daemon.home

@@ -43,7 +43,7 @@ def test_the_0_5b_workload_has_as_many_weights_as_the_model_of_that_name():
     assert model.num_parameters() == works.GRPO["0.5b"].shape.parameters == 494_032_768
 
 
-def test_prompts_have_the_length_that_the_table_says():
+def test_prompts_have_the_documented_length():
     work = works.GRPO["0.5b"]
     tokenizer = bench_model.tokenizer(work.shape)
     ids = tokenizer(bench_model.prompts(work.shape, work.prompt, 20))["input_ids"]
@@ -128,7 +128,7 @@ def test_a_table_is_printed_for_people(tmp_path):
     assert re.fullmatch(rf"{re.escape(work)}: {seconds} against {seconds}, [\d.]+x\n", done.err)
 
 
-def test_a_work_and_the_options_of_a_job_do_not_go_together(tmp_path):
+def test_a_workload_and_options_of_a_job_are_mutually_exclusive(tmp_path):
     refused = warmd("bench", "mlm", "--work", "bert", "--seed", "1", home=tmp_path)
     assert refused.is_refusal(2)
     assert "work: must be given without options of a job, got both" in refused.err
@@ -143,7 +143,7 @@ def test_a_work_and_the_options_of_a_job_do_not_go_together(tmp_path):
         ),
     ],
 )
-def test_a_device_that_is_not_there_is_refused_and_not_replaced(tmp_path, device, code, message):
+def test_a_missing_device_is_refused_without_a_fallback(tmp_path, device, code, message):
     done = warmd("bench", "infer", "--work", "tiny", "--device", device, home=tmp_path)
     assert done.code == code
     assert message in done.err

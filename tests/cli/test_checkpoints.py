@@ -1,4 +1,4 @@
-"""`warmd checkpoints`: what is there, whether it is whole, what can go, a model to take away."""
+"""`warmd checkpoints`: list, verify, prune and export."""
 
 from __future__ import annotations
 

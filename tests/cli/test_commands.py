@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, errors in one line, exit codes, no daemon needed."""
+"""The command line for people: help, errors in one line, exit codes; no daemon needed."""
 
 import os
 import resource
@@ -19,7 +19,7 @@ from warmd.configs.config import DaemonConfig, ModelConfig
 def run(
     *arguments: str, home: Path | None = None, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `warmd` with these arguments, as from a shell that is no terminal."""
+    """Run `warmd` with these arguments, as from a shell without a terminal."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("WARMD_")}
     if home is not None:
         environ["WARMD_HOME"] = str(home)
@@ -84,7 +84,7 @@ def test_help_takes_little_longer_than_importing_click():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # In turn: on a busy machine both take more processor time, 35 and 65 ms on a quiet one.
+    # Alternately: on a busy machine both take more processor time; 35 and 65 ms on an idle one.
     pairs = [(cpu_s("-c", "import click"), cpu_s("-m", "warmd.cli", "--help")) for _ in range(5)]
     library, ours = (min(side) for side in zip(*pairs, strict=True))
     assert ours < 2.2 * library, pairs
@@ -155,7 +155,7 @@ def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_closed_output_is_no_error(closed, tmp_path):
+def test_a_closed_output_is_not_an_error(closed, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     words = f"{sys.executable} -m warmd.cli data show {tmp_path}/rows.jsonl --home {tmp_path}"
     found = subprocess.run(

@@ -88,8 +88,8 @@ def test_compare_refuses_a_job_without_training(daemon, trained):
 def test_without_an_id_it_is_the_latest_training_and_not_the_latest_job(daemon):
     latest = daemon.submit(reward="behaviours:length")
     assert daemon.wait(latest)["status"] == "finished"
-    asked = warmd("run", "--model", "tiny", "--max-tokens", "1", "1+1=", home=daemon.home.path)
-    assert asked.code == 0
+    requested = warmd("run", "--model", "tiny", "--max-tokens", "1", "1+1=", home=daemon.home.path)
+    assert requested.code == 0
     (row,) = compare(daemon, "--json", "-", "1+1=").objects
     assert row["trained"]["model"] == latest
 

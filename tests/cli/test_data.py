@@ -1,4 +1,4 @@
-"""`warmd data`: what is in a data set, what each kind makes of it, and the tokens that are kept."""
+"""`warmd data`: the content of a data set, its use by each kind, and the cached tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_rows_columns_and_what_each_kind_makes_of_them(desk):
+def test_rows_columns_and_use_by_each_kind_are_shown(desk):
     desk.write("rows.jsonl", [*GOOD, {"question": "none"}, {"text": "a text"}])
     found = desk.shown("rows.jsonl")
     assert (found["rows"], found["files"]) == (7, 1)
@@ -99,7 +99,7 @@ def test_bad_records_are_counted_and_a_missing_data_set_is_one_line(desk):
     assert desk.warmd("show", "rows.jsonl", "--columns", "x").is_refusal(2)
 
 
-def test_clear_removes_kept_tokens(desk):
+def test_clear_removes_cached_tokens(desk):
     kept = desk.home / "cache" / FOLDER / "0123"
     kept.mkdir(parents=True)
     (kept / "ids.bin").write_bytes(b"x" * 1000)

@@ -1,4 +1,4 @@
-"""`warmd diff` and `warmd show --source`, on a real server."""
+"""`warmd diff` and `warmd show --source`, with a real Redis."""
 
 from warmd.daemon.runs import source
 
@@ -42,7 +42,7 @@ def test_show_source_names_folder_versions_and_the_copy_of_each_module(desk):
     assert "versions" in desk.warmd("show", job_id, "--source").out
 
 
-def test_a_job_of_an_earlier_version_has_no_source_and_says_so(desk):
+def test_show_source_of_a_job_of_an_earlier_version_is_one_line(desk):
     job_id = desk.submit()
     (desk.client.rundir(job_id).path / "source" / "source.json").unlink()
     done = desk.warmd("show", job_id, "--source")

@@ -1,4 +1,4 @@
-"""`warmd digest`, on a real server."""
+"""`warmd digest`, with a real Redis."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from warmd.daemon.client.digest import lost_time
 
 
-def test_the_digest_has_results_with_intervals_reasons_and_what_still_runs(desk):
+def test_the_digest_has_results_with_intervals_reasons_and_running_jobs(desk):
     good, bad, running = desk.submit("--name", "good"), desk.submit(), desk.submit()
     desk.submit("--in", "1h")
     run = desk.begin()
@@ -46,7 +46,7 @@ def test_the_interval_of_an_evaluation_is_its_own(desk):
     assert "reward 0.5  95 % interval 0.450 to 0.550 (n 8)" in desk.warmd("digest").out
 
 
-def test_what_ended_before_the_span_is_not_in_the_digest(desk):
+def test_jobs_that_ended_before_the_span_are_not_in_the_digest(desk):
     desk.submit()
     desk.begin().finish({"steps": 4})
     time.sleep(0.01)
@@ -63,7 +63,7 @@ def test_the_digest_reads_the_run_directories_while_no_daemon_runs(desk):
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "25:00", "2999-01-01", "5", ""])
-def test_a_start_that_is_no_past_time_is_refused(desk, text):
+def test_a_start_that_is_not_in_the_past_is_refused(desk, text):
     done = desk.warmd("digest", "--since", text)
     assert done.is_refusal(2)
     assert done.err.startswith("Error: since: must be a past time like 18:00")
@@ -81,6 +81,6 @@ def test_an_interruption_costs_the_time_until_the_next_new_step():
     assert lost_time(found, 13) == (0, 0.0)
 
 
-def test_a_resume_that_somebody_asked_for_is_no_interruption():
+def test_a_requested_resume_is_not_an_interruption():
     found = events(("started", 0), ("step", 1), ("stopped", 2), ("started", 90), ("step", 91))
     assert lost_time(found, 0) == (0, 0.0)

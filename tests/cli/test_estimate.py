@@ -1,4 +1,4 @@
-"""`warmd estimate`: by what has run here, by the measured limits of this machine, and computed."""
+"""`warmd estimate`: from earlier jobs, from the measured limits of this machine, and computed."""
 
 import orjson
 import pytest
@@ -25,7 +25,7 @@ def home(tmp_path, monkeypatch):
     return made
 
 
-def test_the_floor_counts_matrix_products_memory_traffic_and_kernel_starts():
+def test_the_floor_counts_gemms_memory_traffic_and_kernel_starts():
     work = StepWork(learned=100, scored=50, passes=1, pass_tokens=100, decoded=7)
     limits = Limits(flops=1000, bytes_s=100, memory_bytes=1, layer_s=0.5)
     head = 30 * 10
@@ -35,7 +35,7 @@ def test_the_floor_counts_matrix_products_memory_traffic_and_kernel_starts():
     assert work.floor_s(SIZE, limits) == pytest.approx(products + traffic + starts)
 
 
-def test_training_memory_is_sixteen_bytes_a_parameter_and_activations():
+def test_training_memory_is_sixteen_bytes_per_parameter_and_activations():
     work = StepWork(learned=100, scored=100, passes=1, pass_tokens=8)
     per_token = 4 * 2 * (12 * 10 + 5 * 20) + 12 * 30
     assert work.memory_bytes(SIZE) == (16_000, 16_000 + 8 * per_token)
@@ -59,7 +59,7 @@ def test_the_tokens_of_a_step_are_those_of_its_records(tmp_path):
     assert found[0].learned == 4 * 3
 
 
-def test_without_a_job_like_it_time_is_computed_from_the_measured_limits(home):
+def test_without_a_similar_job_time_is_computed_from_the_measured_limits(home):
     [found] = warmd("estimate", "grpo", "--samples", "80", "--json", home=home.path).objects
     assert found["seconds"]["source"] == "computed"
     assert 0 < found["seconds"]["low"] < found["seconds"]["value"] < found["seconds"]["high"]
@@ -72,7 +72,7 @@ def test_without_a_job_like_it_time_is_computed_from_the_measured_limits(home):
     assert list(home.runs.iterdir()) == []
 
 
-def test_with_jobs_like_it_time_memory_and_disk_are_theirs(desk):
+def test_with_similar_jobs_time_memory_and_disk_are_theirs(desk):
     desk.submit()
     run = desk.begin()
     for step in (1, 2, 3, 4):
@@ -91,7 +91,7 @@ def test_with_jobs_like_it_time_memory_and_disk_are_theirs(desk):
     assert (like["kind"], like["steps"]) == ("grpo", 4)
 
 
-def test_jobs_with_other_data_are_used_and_said_to_be(desk, tmp_path):
+def test_jobs_with_other_data_are_used_with_a_note(desk, tmp_path):
     desk.submit()
     run = desk.begin()
     for step in (1, 2, 3):
@@ -116,7 +116,7 @@ def test_a_dry_run_has_the_estimate(home):
 
 
 @pytest.mark.slow
-def test_a_machine_is_measured_once_and_says_so(tmp_path):
+def test_a_machine_is_measured_once_with_a_note(tmp_path):
     words = ("estimate", "grpo", "--samples", "80")
     done = warmd(*words, home=tmp_path / "home")
     assert "measuring the speed of this machine" in done.err

@@ -1,4 +1,4 @@
-"""What a person meets on the first day: suggestions, lists that fit, reading without a daemon."""
+"""First-day use: suggestions for typos, tables that fit, reading without a daemon."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ WIDTH = 80
         (["submit", "grpo", "--use_peft"], "'--lora'"),
         (["submit", "grpo", "--num_generations", "3"], "'--num-generations'"),
         (["start", "--modle", "x"], "Did you mean '--model'"),
+        (["chat", "--model", "x"], "It is an argument: warmd chat [MODEL]."),
     ],
 )
-def test_a_wrong_command_or_option_names_the_one_that_is_meant(arguments, meant, tmp_path):
+def test_a_wrong_command_or_option_suggests_similar_ones(arguments, meant, tmp_path):
     done = warmd(*arguments, home=tmp_path)
     assert done.is_refusal(2)
     assert meant in done.err
@@ -195,7 +196,7 @@ def test_the_live_line_of_a_file_of_prompts_has_rate_and_eta():
     assert line.endswith("10 records/s")
 
 
-def test_the_live_line_names_what_a_training_prepares_and_for_how_long():
+def test_the_live_line_names_the_activity_before_the_steps_and_its_duration():
     progress = Progress()
     progress.update(event("started", 0.0))
     fields = {"activity": "tokenizing", "total": 734, "unit": "files"}
@@ -238,7 +239,7 @@ def test_a_smoothed_curve_is_drawn_over_its_pale_raw_one(tmp_path):
     )
 
 
-def test_a_dry_run_says_what_the_job_would_take(desk):
+def test_a_dry_run_shows_records_steps_time_memory_and_disk(desk):
     desk.submit()
     run = desk.begin()
     for step in (1, 2, 3):
@@ -266,7 +267,7 @@ def test_chat_with_a_model_without_template_names_models_that_can_chat(desk, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leave", ["/bye\n", "\x04", "\x03"], ids=["bye", "ctrl-d", "ctrl-c"])
-def test_chat_shows_how_to_leave_and_can_be_left(desk, tmp_path, leave):
+def test_chat_shows_how_to_leave_and_ends_on_each_way(desk, tmp_path, leave):
     able = tmp_path / "able"
     able.mkdir()
     (able / "config.json").write_text('{"max_position_embeddings": 256}')

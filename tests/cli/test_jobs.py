@@ -1,7 +1,7 @@
-"""The commands that show, follow and steer jobs, on a real server.
+"""The commands that show, follow and steer jobs, with a real Redis.
 
-The part of the worker is played by the test, through the daemon's own job store and event log:
-these tests are about what the command line makes of it.
+The test acts as the worker, through the daemon's own job store and event log: these tests are about
+the output of the command line.
 """
 
 import os
@@ -62,7 +62,7 @@ def test_queue_and_tail_give_the_same_eta_with_the_evaluations_to_come(desk):
     assert row["eta_s"] == pytest.approx(200, abs=2)
 
 
-def test_jobs_are_listed_newest_first_and_can_be_narrowed(desk):
+def test_jobs_are_listed_newest_first_and_can_be_filtered(desk):
     first, second = desk.submit(), desk.submit()
     run = desk.begin()
     run.fail("loss is nan\nat step 3")
@@ -241,7 +241,7 @@ def test_output_is_colored_on_terminals_only_and_not_with_no_color(desk):
     assert "\x1b" not in seen_on_a_terminal("jobs", **desk.environ, NO_COLOR="1")
 
 
-def test_a_paused_job_counts_its_pause_from_the_pause_on(desk):
+def test_the_duration_of_a_pause_starts_with_the_pause(desk):
     job_id = desk.submit()
     created = desk.rows("show", job_id)[0]["created_at"]
     wait_until(lambda: time.time() > created + 0.1, timeout_s=10)

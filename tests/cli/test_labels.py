@@ -1,4 +1,4 @@
-"""Names, tags and notes of jobs, on a real server."""
+"""Names, tags and notes of jobs, with a real Redis."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_jobs_are_filtered_by_labels_while_no_daemon_runs(desk):
     assert [job["id"] for job in desk.rows("jobs", "--tag", "sweep")] == [one]
 
 
-def test_a_name_of_several_jobs_is_refused_where_one_is_meant(desk):
+def test_a_name_of_several_jobs_is_refused_as_a_job(desk):
     ids = [desk.submit("--name", "twice"), desk.submit("--name", "twice")]
     done = desk.warmd("cancel", "twice")
     assert done.is_refusal(2)

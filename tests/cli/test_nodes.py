@@ -1,4 +1,4 @@
-"""`nodes`, `drain`, `node` and `gateway` as they are typed."""
+"""The commands `nodes`, `drain`, `node` and `gateway`."""
 
 from __future__ import annotations
 

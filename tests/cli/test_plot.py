@@ -1,4 +1,4 @@
-"""`warmd plot`: the curves of a job's events, without any server."""
+"""`warmd plot`: the curves of a job's events, without Redis."""
 
 import subprocess
 import sys
@@ -56,12 +56,12 @@ def test_the_latest_jobs_loss_and_reward_are_drawn_with_numbers_on_both_axes(hom
     assert "\x1b" not in done.out
 
 
-def test_without_a_job_the_latest_training_is_drawn_though_a_model_was_asked_since(home):
+def test_without_a_job_the_latest_training_is_drawn_even_after_a_completion(home):
     trained = run_dir(home, [4.0, 3.0, 2.0, 1.0])
-    asked = run_dir(home, [], kind="infer")
+    requested = run_dir(home, [], kind="infer")
     assert f"at step 4  {trained}" in plot(home).out
     assert f"at step 4  {trained}" in plot(home, "-").out
-    assert "no step has ended yet" in plot(home, asked).err
+    assert "no step has ended yet" in plot(home, requested).err
 
 
 def test_plotting_needs_no_redis_and_changes_nothing(home):
@@ -71,7 +71,7 @@ def test_plotting_needs_no_redis_and_changes_nothing(home):
     assert sorted(home.rglob("*")) == before
 
 
-def test_json_is_one_curve_a_line(home):
+def test_json_has_one_curve_per_line(home):
     job = run_dir(home, [2.0, None, 1.0], rewards={"math": 0.25})
     done = plot(home, "--json", "--metric", "loss", "--metric", "rewards.math")
     assert done.objects == [
@@ -113,7 +113,7 @@ def test_a_png_file_is_written_atomically(home, tmp_path):
 
 def test_without_matplotlib_a_png_is_refused_with_what_to_install(home, tmp_path):
     run_dir(home, [3.0, 2.0])
-    # An interpreter in which matplotlib is not to be found.
+    # An interpreter without matplotlib.
     script = (
         "import sys\nsys.modules['matplotlib'] = None\n"
         "from warmd.cli.main import main\nsys.exit(main(sys.argv[1:]))"

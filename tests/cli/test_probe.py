@@ -1,4 +1,4 @@
-"""`warmd probe` and the gateway's probes: what Kubernetes and containers ask."""
+"""`warmd probe` and the gateway's probes, for Kubernetes and containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warmd run` and `warmd chat` with a real daemon: text as it comes, and exit codes."""
+"""`warmd run` and `warmd chat` with a real daemon: streamed text, and exit codes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_ctrl_c_cancels_the_job(daemon, endless):
     assert daemon.wait(job_id)["status"] == "stopped"
 
 
-def test_chat_remembers_what_was_said(daemon, talker, monkeypatch):
+def test_chat_includes_the_earlier_messages(daemon, talker, monkeypatch):
     type_in(monkeypatch, "hi\n\nand more\n")
     done = warmd("chat", talker, "--temperature", "0", "--max-tokens", "5", home=daemon.home.path)
     assert (done.code, done.err) == (0, "")

@@ -101,7 +101,7 @@ def test_a_list_option_is_repeated_and_replaces_the_configured_list(shell):
     assert shell.dry_run(*from_file, *sets)["reward"] == ["math", "general"]
 
 
-def test_yes_and_no_are_options_of_their_own(shell):
+def test_a_boolean_has_an_option_for_yes_and_one_for_no(shell):
     assert shell.dry_run()["chat_template"] is False
     assert shell.dry_run("--chat-template")["chat_template"] is True
     on = ("--set", "chat-template=true")
@@ -168,7 +168,7 @@ def test_a_wrong_option_is_one_line_exits_with_2_and_leaves_nothing(shell, argum
     assert not shell.home.exists()
 
 
-def test_without_a_server_a_right_job_is_refused_with_3_and_leaves_nothing(shell):
+def test_without_redis_a_valid_job_is_refused_with_3_and_leaves_nothing(shell):
     files = ("--model", "model", "--dataset", "rows.jsonl")
     done = shell.warmd("submit", "grpo", *files)
     assert done.is_refusal(3)
@@ -188,7 +188,7 @@ VALUES = st.one_of(
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from([*NAMES, "nonsense"]), VALUES), max_size=6), st.data())
-def test_whatever_is_set_ends_in_a_checked_spec_or_one_line(pairs, data):
+def test_any_values_give_a_checked_spec_or_a_one_line_error(pairs, data):
     with tempfile.TemporaryDirectory() as folder:
         shell = Shell(Path(folder))
         arguments = ["--set", "model=model", "--set", "samples=3"]

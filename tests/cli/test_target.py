@@ -1,4 +1,4 @@
-"""Commands without a JOB: which job they show, and which one they act on, or refuse to guess."""
+"""Commands without a JOB: the job that they show or act on, and when they refuse to choose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_commands_default_to_the_latest_job_of_the_command_line(desk, origin):
     assert desk.warmd("checkpoints", "list").code == 0
 
 
-def test_answers_are_never_the_latest_job(desk):
+def test_http_requests_are_never_the_latest_job(desk):
     ask_over_http(desk)
     done = desk.warmd("show")
     assert done.is_refusal(2)
@@ -37,7 +37,7 @@ def test_answers_are_never_the_latest_job(desk):
 @pytest.mark.parametrize(
     ("command", "outcome"), [("cancel", "stopping"), ("kill", "killing"), ("pause", "pausing")]
 )
-def test_the_only_running_job_is_the_default_whatever_waits(desk, command, outcome):
+def test_the_only_running_job_is_the_default_even_if_others_wait(desk, command, outcome):
     running = desk.submit()
     desk.begin()
     desk.submit()

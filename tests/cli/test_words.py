@@ -1,4 +1,4 @@
-"""How the command line reads times and writes durations, tables, events and progress."""
+"""Parsing of times, and the text of durations, tables, events and progress."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -60,7 +60,7 @@ def test_invalid_or_past_times_are_refused_by_name(text):
 
 
 @given(st.text())
-def test_any_text_is_a_time_a_duration_or_one_line_that_names_the_field(text):
+def test_any_text_is_a_time_a_duration_or_a_one_line_error_with_the_field(text):
     readers: list[Callable[[], float]] = [
         lambda: parse_duration("in", text),
         lambda: parse_time("at", text, now=NOW).timestamp(),
@@ -119,7 +119,7 @@ def test_a_table_is_aligned_and_its_last_column_is_cut():
     ]
 
 
-def test_a_table_gives_the_room_of_a_last_column_below_the_rows_to_the_others():
+def test_a_last_column_below_the_rows_leaves_its_width_to_the_others():
     headers = ["MODEL", ">SIZE", "STATUS", "PATH"]
     rows = [["grpo-20261123-092820-cadh", "1.98 GB", "x" * 20, "/home/me/runs/folder"]]
     lines = [click.unstyle(line) for line in render.table(headers, rows, width=56)]
@@ -142,7 +142,7 @@ def step(number: int, at: float, *, execution: int = 1, **fields: Any) -> dict[s
     return {**event, "steps_total": 80, **fields}
 
 
-def test_a_step_is_one_line_with_what_matters():
+def test_a_step_is_one_line_with_the_main_metrics():
     event = step(12, NOW.timestamp(), loss=0.12345678, reward=0.5, kl=None, tokens=[1, 2])
     assert describe(event) == "18:00:00  step 12/80  loss 0.1235  reward 0.5"
 
@@ -220,7 +220,7 @@ def test_the_eta_counts_the_evaluations_and_checkpoints_to_come(eval_every, save
         assert eta_s == pytest.approx(at - when, abs=2 * (30.0 + 3.0), rel=0.15)
 
 
-def test_a_pause_is_no_part_of_any_step_and_has_no_eta():
+def test_a_pause_does_not_count_as_step_time_and_has_no_eta():
     progress = Progress()
     for number in (1, 2, 3):
         progress.update(step(number, 2.0 * number))
@@ -296,7 +296,7 @@ def test_important_events_are_shown_as_sentences(type, fields, words):
     assert describe(other(type, NOW.timestamp())).isprintable()  # of another version
 
 
-def test_the_live_line_has_bar_pace_and_end_time():
+def test_the_live_line_has_bar_step_time_and_end_time():
     progress = Progress()
     for number in (39, 40):
         progress.update(step(number, NOW.timestamp() + number, loss=0.5, reward=0.25))

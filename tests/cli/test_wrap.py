@@ -26,7 +26,7 @@ def test_line_breaks_and_indentation_of_the_text_are_kept():
     assert wrapped(text, 40) == ["def f(x):", "    return x + 1", "", "\tdone"]
 
 
-def test_a_word_that_is_longer_than_a_line_is_left_to_the_terminal():
+def test_a_word_longer_than_a_line_is_broken_by_the_terminal():
     assert wrapped("see " + "x" * 25 + " end", 10) == ["see", "x" * 25 + " end"]
 
 

@@ -1,4 +1,4 @@
-"""What is found out about a model's folder before a job on it is queued."""
+"""Checks of a model's folder before a job on it is queued."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = {"messages": '[{"role": "user", "content": "a"}]'}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model folder, as far as it is looked at."""
+    """A model folder with the files that the checks read."""
     folder = tmp_path / "m"
     folder.mkdir()
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -40,7 +40,7 @@ def check(kind: str, folder: Path, options: dict[str, Any], *, task: str = "auto
     document_of(spec, DaemonConfig(home=folder.parent / "home"), init=None, model=model)
 
 
-def test_a_chat_is_taken_where_the_tokenizer_has_a_template(folder):
+def test_a_chat_is_accepted_if_the_tokenizer_has_a_template(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(SpecError, match=r"^messages: .* got m, whose tokenizer has none"):
         check("infer", folder, CHAT)
@@ -81,14 +81,14 @@ def test_a_model_is_judged_by_its_class_unless_its_task_is_configured(folder):
 
 
 @pytest.mark.parametrize("name", ["/nope", "./nope", "~/nope"])
-def test_a_path_without_a_folder_is_refused_as_such(tmp_path, monkeypatch, name):
+def test_a_path_without_a_folder_is_refused_with_that_reason(tmp_path, monkeypatch, name):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError, match=r"^model: must be a model folder, got .*: no such folder$"):
         resolve_model(name, DaemonConfig(home=tmp_path / "home"))
 
 
-def test_a_file_is_not_taken_for_a_model_folder(folder):
+def test_a_file_is_refused_as_a_model_folder(folder):
     path = str(folder / "config.json")
     with pytest.raises(SpecError, match=r"^model: must be a model folder, got .*: a file$"):
         resolve_model(path, DaemonConfig(home=folder.parent / "home"))

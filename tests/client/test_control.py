@@ -1,4 +1,4 @@
-"""Which model `warmd load` means: one that is known by its name, or a folder or hub id."""
+"""The argument of `warmd load`: the name of a known model, a folder or a hub id."""
 
 from __future__ import annotations
 

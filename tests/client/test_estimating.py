@@ -1,4 +1,4 @@
-"""What an estimate says of memory holds for the job that then runs."""
+"""The memory estimate of a job holds when the job runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a job is submitted: it is queued as a whole, or nothing of it is left."""
+"""Ctrl-C while a job is submitted: the job is queued completely, or nothing of it is left."""
 
 from __future__ import annotations
 

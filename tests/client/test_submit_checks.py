@@ -1,4 +1,4 @@
-"""What a GRPO job would refuse in its first second is refused when it is submitted."""
+"""Errors that a GRPO job would find in its first second are refused at submission."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_prompt_that_does_not_fit_the_model_is_refused_by_its_row(tiny_model, 
     assert refusal(tiny_model, tmp_path, {"prompt": "x" * 63}, max_completion_length=2) is not None
 
 
-def test_a_prompt_of_megabytes_is_refused_as_fast(tiny_model, tmp_path):
+def test_a_prompt_of_megabytes_is_refused_quickly(tiny_model, tmp_path):
     said = refusal(tiny_model, tmp_path, {"prompt": "x" * 5_000_000})
     assert said is not None
     assert said.startswith("max_prompt_length: the prompt of row 1 has at least 99999 tokens")
@@ -65,7 +65,7 @@ def test_a_chat_is_refused_for_a_tokenizer_without_a_template(tiny_model, tmp_pa
     assert refusal(other, tmp_path, row, **options) is None
 
 
-def test_what_a_model_folder_does_not_specify_is_checked_by_the_job(tmp_path):
+def test_checks_that_need_missing_files_are_left_to_the_job(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 8}))

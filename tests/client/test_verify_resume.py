@@ -1,4 +1,4 @@
-"""`warmd verify-resume`: verifies exact resume on a user's job, and detects what is not exact."""
+"""`warmd verify-resume`: verifies exact resume on a user's job, and detects differences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECORD = NodeRecord(
 
 
 def jobs_of(daemon: Daemon | Desk) -> tuple[set[str], set[str]]:
-    """The jobs that the disk knows of, and those that the server does."""
+    """The jobs on disk, and those in Redis."""
     known = {job["id"] for job in daemon.client.jobs()}
     return {path.name for path in daemon.home.runs.iterdir()}, known
 
@@ -74,7 +74,7 @@ def test_a_job_that_is_not_deterministic_is_detected(shared_daemon):
     assert jobs_of(shared_daemon) == before
 
 
-def test_without_a_worker_the_verification_says_what_is_missing(desk):
+def test_a_verification_without_a_worker_is_refused_with_advice(desk):
     job_id = desk.submit()
     desk.begin().finish({})
     before = jobs_of(desk)

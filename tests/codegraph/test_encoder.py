@@ -1,4 +1,4 @@
-"""The code-graph encoder: its size, its bias and its losses, against small sums by hand."""
+"""The code-graph encoder: its size, bias and losses, compared with manual calculations."""
 
 from __future__ import annotations
 
@@ -300,9 +300,9 @@ def test_reversed_edges_and_closed_paths_are_penalized():
         return j[:3] @ k[3:] / math.sqrt(3)
 
     edges = [(root, a), (a, b), (root, c)]
-    turned = sum(F.softplus(affinity(t, h) - affinity(h, t)) for h, t in edges) / 3
+    antisymmetry = sum(F.softplus(affinity(t, h) - affinity(h, t)) for h, t in edges) / 3
     closed = F.softplus(affinity(b, root))
-    expected = float(0.2 * turned + 0.2 * closed)
+    expected = float(0.2 * antisymmetry + 0.2 * closed)
     assert float(constraint(hidden, rel, depth, role)) == pytest.approx(expected)
 
 
@@ -346,7 +346,7 @@ def test_a_saved_encoder_loads_unchanged(tmp_path: Path):
     assert torch.equal(again(**inputs).loss, model(**inputs).loss)
 
 
-def test_the_weights_start_as_the_configuration_says():
+def test_the_initial_weights_follow_the_configuration():
     model = tiny(initializer_range=0.02, hidden_size=64, intermediate_size=256)
     for layer in model.layers:
         assert not layer.relation_bias.leaf.any()

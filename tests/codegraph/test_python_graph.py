@@ -1,4 +1,4 @@
-"""The knowledge graph of Python sources, by small sources worked out by hand."""
+"""The knowledge graph of Python sources, for small sources with known triples."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ def edges(path: Path, root: Path, relation: str) -> list[tuple[str, str]]:
         ("raises", [("Cart.total", "ValueError"), ("checkout", "app.base.Missing")]),
     ],
 )
-def test_every_relation_is_what_its_definition_says(relation, expected, write, tmp_path):
+def test_every_relation_follows_its_definition(relation, expected, write, tmp_path):
     path = write("app/shop/cart.py", SHOP)
     assert sorted(edges(path, tmp_path, relation)) == sorted(expected)
 
 
 def test_the_relations_are_all_tested(request):
-    marker = test_every_relation_is_what_its_definition_says.pytestmark[0]
+    marker = test_every_relation_follows_its_definition.pytestmark[0]
     assert {case[0] for case in marker.args[1]} == set(RELATIONS)
 
 
@@ -196,7 +196,7 @@ def test_a_package_is_named_by_its_folder_and_imports_relative_to_itself(write, 
     assert [t.tail for t in module.triples if t.relation == "imports"] == ["a.b.c", "a.d", "a.b.e"]
 
 
-def test_a_triple_counts_once_per_file_and_says_where_it_was_read(write, tmp_path):
+def test_a_triple_counts_once_per_file_and_has_its_place(write, tmp_path):
     path = write("a/m.py", "len(1)\nlen(2)\n")
     calls = [t for t in build_triples([path], tmp_path) if t.relation == "calls"]
     assert calls == [Triple("a.m", "calls", "len", Qualifiers("python", "a/m.py", "a.m"))]

@@ -18,7 +18,7 @@ from warmd.jobs.compute.aten_overrides import fast_kernels
 
 
 def onednn_kernels() -> AbstractContextManager[None]:
-    """oneDNN's products on whatever processor this is, also where a job would keep to MKL's."""
+    """oneDNN's GEMM on any processor, also where a job would use MKL's."""
     mkldnn: Any = torch.backends.mkldnn
     needs(mkldnn.is_available(), "a torch with oneDNN")
     return fast_kernels(onednn=True)
@@ -35,11 +35,11 @@ SHAPES = [(1, 300, 400), (2, 256, 256), (7, 64, 800), (111, 96, 384), (300, 8, 2
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
-def test_a_gemm_equals_float64_within_rounding(shape, turned):
+@pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
+def test_a_gemm_equals_float64_within_rounding(shape, transposed):
     rows, depth, columns = shape
-    a = torch.randn(depth, rows).t() if "a" in turned else torch.randn(rows, depth)
-    b = torch.randn(columns, depth).t() if "b" in turned else torch.randn(depth, columns)
+    a = torch.randn(depth, rows).t() if "a" in transposed else torch.randn(rows, depth)
+    b = torch.randn(columns, depth).t() if "b" in transposed else torch.randn(depth, columns)
     bias = torch.randn(columns)
     exact = a.double() @ b.double()
     with onednn_kernels():
@@ -118,7 +118,7 @@ def test_dropout_drops_elements_independently_with_its_probability(p):
     torch.testing.assert_close(y, kept / (1 - p) if p < 1 else kept)
     error = 5 * (p * (1 - p) / count) ** 0.5
     assert abs(float(kept.mean()) - (1 - p)) <= error
-    # The two that come out of one number, and neighbours of two, have nothing to do with another.
+    # The two elements of one random number, and neighbors from two, are independent.
     for apart in (1, 2, 3):
         both = float((kept.flatten()[:-apart] * kept.flatten()[apart:]).mean())
         assert abs(both - (1 - p) ** 2) <= 2 * error

@@ -1,4 +1,4 @@
-"""Frozen int8 layers: forward what the engine serves, backward the same integers."""
+"""Frozen int8 layers: forward as in the engine, backward with the same integers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_backward_is_that_of_the_weights_as_quantized():
     torch.testing.assert_close(as_quantized, linear.weight, rtol=0, atol=1e-3)
 
 
-def test_the_weight_is_no_copy_and_the_head_is_kept():
+def test_the_weight_is_not_copied_and_the_head_is_kept():
     inner, head = layer(), layer()
     model = nn.Sequential(inner, nn.ReLU(), head)
     assert quantize_linears(model, kept=head) == 1

@@ -1,4 +1,4 @@
-"""Memory in huge pages: what lies there stays, and nothing fails where there are none."""
+"""Memory in huge pages: its content does not change, and nothing fails if there are none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_move_to_huge_pages_keeps_values_and_addresses():
     steps = sum(1 for _ in hugepages.move([(x.data_ptr(), x.nbytes), unmapped]))
     assert huge_bytes() - before >= (PAGES - 1) * hugepages.HUGE_PAGE
     assert torch.equal(x, expected)
-    assert steps >= PAGES // 4  # others have their turns between them
+    assert steps >= PAGES // 4  # other work runs in between
 
 
 @pytest.mark.parametrize("areas", [[], [(2**40, 0)]])
@@ -56,7 +56,7 @@ def test_without_memory_to_move_nothing_is_done(areas):
 @pytest.mark.slow
 def test_a_refused_move_to_huge_pages_is_tried_a_few_times():
     needs(sys.platform == "linux", "Linux")
-    # PR_SET_THP_DISABLE makes the kernel say no to whatever this process asks of it.
+    # PR_SET_THP_DISABLE makes the kernel refuse all requests of this process for huge pages.
     script = f"""
 import ctypes
 import torch
@@ -65,5 +65,5 @@ assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0
 x = torch.zeros({40 * hugepages.HUGE_PAGE}, dtype=torch.uint8)
 print(sum(1 for _ in hugepages.move([(x.data_ptr(), x.nbytes)])))
 """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (told.stdout.strip(), told.returncode) == ("2", 0), told.stderr
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr

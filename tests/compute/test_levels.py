@@ -1,7 +1,7 @@
-"""What the processor can do, at every level that this machine can play.
+"""Processor levels: results at every level that this machine can simulate.
 
-A level below the machine's own is played by a child process that is told to do as if this were an
-older processor: ATen, oneDNN and numba are capped, each by its own variable.
+A level below the machine's own is simulated in a child process: environment variables limit ATen,
+oneDNN and numba to the instruction sets of an older processor.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ print(levels().instructions, levels().int8)
 
 def play(level: str, tmp_path: Path) -> dict[str, str]:
     """The environment of a child at a level; skips one that is above this machine."""
-    flags, told = LEVELS[level]
+    flags, variables = LEVELS[level]
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     has = next((line for line in lines if line.startswith("flags")), "").split()
     if missing := flags - set(has):  # a processor can be capped to lower levels, not to higher ones
@@ -84,7 +84,7 @@ def play(level: str, tmp_path: Path) -> dict[str, str]:
     if level == "torch alone":
         (tmp_path / "numba.py").write_text("raise ImportError('no numba, as a test has it')")
         paths.insert(0, str(tmp_path))
-    return {**os.environ, **told, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @pytest.mark.slow
@@ -170,8 +170,12 @@ def test_without_memory_to_measure_library_kernels_are_used_and_the_next_process
 
 def test_a_precision_is_served_if_a_kernel_for_it_was_measured_to_be_faster():
     weight = torch.ones(4, 4)
-    for asked, kernel in (("int8", levels().int8), ("bf16", levels().bfloat16), ("native", None)):
-        assert served_precision(asked, weight) == (asked if kernel else "native")
+    for requested, kernel in (
+        ("int8", levels().int8),
+        ("bf16", levels().bfloat16),
+        ("native", None),
+    ):
+        assert served_precision(requested, weight) == (requested if kernel else "native")
 
 
 def test_every_int8_kernel_gives_the_same_bits():

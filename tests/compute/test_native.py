@@ -29,14 +29,16 @@ from warmd.jobs.engine.parts import Part
 
 MAX_GEMM_ROWS = 512  # that were measured
 MAX_ROWS = 14  # three groups: four, five and five
-PACKED = 8  # turns after which every layer of these models is packed
+PACKED = 8  # steps after which every layer of these models is packed
 
 
 @pytest.fixture(autouse=True)
 def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs(native.is_available(), "numba and PyTorch's OpenMP")
-    # Also where they were measured to be slower than oneDNN, and are not used.
-    ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS)
+    # Use warmd's kernels even if oneDNN's were measured to be faster. With AMX, oneDNN packs and sums
+    # bfloat16 in another order, and steps are not fused: test_levels.py plays the level below.
+    bfloat16 = "storage" if "AMX" in levels().instructions else levels().bfloat16
+    ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS, bfloat16=bfloat16)
     monkeypatch.setattr(linear_forms, "levels", lambda: ours)
     with torch.inference_mode():
         yield
@@ -58,11 +60,6 @@ def packed(model: Any, precision: str = "native") -> Decoder:
     decoder = Decoder(model, precision=precision)
     for _ in range(PACKED):
         decoder.forward([Part(decoder.new(1), [3], True)])
-    if precision == "bf16" and "AMX" in levels().instructions:
-        # oneDNN packs and sums bfloat16 for AMX in an order of its own: steps are not fused.
-        # test_levels.py plays the level below, where they are.
-        assert decoder._fused_steps is None
-        return decoder
     assert decoder._fused_steps is not None
     assert decoder._fused_steps.is_ready
     return decoder
@@ -94,10 +91,10 @@ def test_a_fused_step_has_the_bits_of_the_unfused_pass(name, sizes, precision, t
     for kv, ids in zip(kvs, prompts * 2, strict=True):
         decoder.forward([Part(kv, ids, True)])
     pairs = list(zip(kvs[:MAX_ROWS], kvs[MAX_ROWS:], strict=True))
-    for turn in range(40):
-        rows = 1 + turn * 3 % MAX_ROWS
-        one = decoder.forward([Part(kv, [turn], True) for kv, _ in pairs[:rows]])
-        other = without_steps(decoder, [Part(kv, [turn], True) for _, kv in pairs[:rows]])
+    for step in range(40):
+        rows = 1 + step * 3 % MAX_ROWS
+        one = decoder.forward([Part(kv, [step], True) for kv, _ in pairs[:rows]])
+        other = without_steps(decoder, [Part(kv, [step], True) for _, kv in pairs[:rows]])
         assert torch.equal(one, other)
     for kv, copy in pairs:
         assert torch.equal(kv.data[..., : kv.length, :], copy.data[..., : kv.length, :])
@@ -128,13 +125,13 @@ def test_rowwise_operations_equal_those_of_pytorch():
         gate_up = torch.randn(rows, 2 * 192) * 20
         torch.testing.assert_close(ours.swiglu(gate_up), theirs.swiglu(gate_up))
         qkv = torch.randn(rows, heads + 2 * kv_heads, size)
-        turned, expected = qkv.clone(), qkv.clone()
+        result, expected = qkv.clone(), qkv.clone()
         cos, sin = decoder.rope.at(torch.arange(rows))
         norms = (torch.randn(size), torch.randn(size))
         for given in (norms, None):
-            ours.norm_and_rope(turned, given, cos, sin)
+            ours.norm_and_rope(result, given, cos, sin)
             theirs.norm_and_rope(expected, given, cos, sin)
-            torch.testing.assert_close(turned, expected)
+            torch.testing.assert_close(result, expected)
         kvs = [decoder.new(100) for _ in range(rows)]
         for kv in kvs:
             kv.data.normal_()
@@ -197,8 +194,8 @@ def test_sizes_that_are_not_multiples_of_the_block_fall_back_to_pytorch(sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}])
-def test_tokens_are_right_when_numba_compiles_for_fewer_instruction_sets(asked):
+@pytest.mark.parametrize("variables", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}])
+def test_tokens_are_right_when_numba_compiles_for_fewer_instruction_sets(variables):
     """NUMBA_ENABLE_AVX is 0 of itself for what LLVM takes for a "nocona", as in some machines."""
     script = """
 import torch
@@ -213,7 +210,7 @@ for _ in range(9):
     found = decoder.forward([Part(decoder.new(1), [3], True)])[0]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 """
-    environment = {**os.environ, **asked, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 
@@ -232,7 +229,7 @@ def test_unsupported_norms_fall_back_to_pytorch(name, change):
 
 
 @pytest.mark.parametrize("is_step", [True, False])
-def test_a_sequence_at_its_capacity_takes_no_more_tokens(is_step):
+def test_a_sequence_at_its_capacity_accepts_no_more_tokens(is_step):
     decoder = packed(small())
     full = decoder.new(1)
     decoder.forward([Part(full, [3], True)])

@@ -1,4 +1,4 @@
-"""Which GEMM training takes: measured, and the same for all of a job."""
+"""The GEMM of training: chosen by measurement, and the same for a whole job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's settings: where they come from, and how a wrong one is refused."""
+"""The daemon's settings: their sources, and errors for wrong values."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def refused_in_one_line_if_at_all():
 # --- Where a setting comes from
 
 
-def test_shipped_default_yaml_spells_out_the_defaults_of_the_code(home):
+def test_shipped_default_yaml_has_the_defaults_of_the_code(home):
     assert load(home=home, config_file=SHIPPED, environ={}) == DaemonConfig(home=home)
 
 
@@ -86,12 +86,12 @@ def test_without_any_setting_the_demo_model_and_two_workers_are_served(home):
     assert config.redis_url is None
 
 
-def test_a_settings_file_that_never_ends_is_refused():
+def test_an_endless_settings_file_is_refused():
     with pytest.raises(ConfigError, match="must have at most 1,000,000 bytes"):
         read_mapping(Path("/dev/zero"))
 
 
-def test_http_beyond_this_machine_needs_a_token(home):
+def test_http_on_other_addresses_needs_a_token(home):
     with pytest.raises(ConfigError, match=r"^http_token: must be set to listen on 0\.0\.0\.0"):
         loaded(home, "http_host: 0.0.0.0")
     assert loaded(home, "http_host: 0.0.0.0\nhttp_port: off").http_port is None
@@ -102,14 +102,14 @@ def test_http_beyond_this_machine_needs_a_token(home):
         assert loaded(home, http_host=host).http_token is None
 
 
-def test_message_on_a_token_does_not_show_it(home):
+def test_error_messages_do_not_show_the_token(home):
     for token in ("short", "with space in it", "ünïcödéünïcödé", 12345678):
         with pytest.raises(ConfigError) as caught:
             loaded(home, http_token=token)
         assert str(token) not in str(caught.value)
 
 
-def test_option_beats_variable_beats_file_beats_default(home):
+def test_option_overrides_variable_overrides_file_overrides_default(home):
     text, environ = "stop_grace: 1s", {"WARMD_STOP_GRACE": "2s"}
     assert loaded(home).stop_grace_s == 120
     assert loaded(home, text).stop_grace_s == 1
@@ -520,11 +520,11 @@ def test_size_is_read_in_powers_of_1000_or_with_an_i_of_1024(text, expected):
     assert size_bytes("size", text) == expected
 
 
-def test_share_of_the_memory_is_of_what_this_machine_may_use(home):
+def test_a_memory_budget_in_percent_is_a_share_of_the_memory(home):
     assert loaded(home, "memory_budget: 50%").memory_budget_bytes == int(memory_bytes() * 0.5)
 
 
-def test_memory_is_that_of_the_container_where_it_has_a_limit(tmp_path, monkeypatch):
+def test_memory_is_that_of_the_container_if_it_has_a_limit(tmp_path, monkeypatch):
     machine = memory_bytes()
     monkeypatch.setattr("warmd.configs.memory._CGROUPS", tmp_path)
     assert memory_bytes() == machine  # without the files, as outside of a container
@@ -559,7 +559,7 @@ def test_duration_is_read_in_seconds(text, expected):
         "unix:///run/user/1000/redis.sock?db=2",
     ],
 )
-def test_redis_urls_over_tcp_tls_and_unix_sockets_are_taken(home, url):
+def test_redis_urls_over_tcp_tls_and_unix_sockets_are_accepted(home, url):
     assert loaded(home, redis_url=url).redis_url == url
 
 

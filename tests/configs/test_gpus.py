@@ -1,4 +1,4 @@
-"""What is known of the GPUs of this machine without CUDA: by nvidia-smi and the driver's files."""
+"""The GPUs of this machine without CUDA: read from nvidia-smi and the driver's files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_doctor_says_which_mode_of_a_gpu_makes_jobs_slow_or_fail(nvidia_smi, mod
     assert check.advice.startswith(advice)
 
 
-def test_doctor_repeats_what_a_driver_says_that_does_not_run(nvidia_smi):
+def test_doctor_shows_the_error_of_a_driver_that_does_not_run(nvidia_smi):
     nvidia_smi("NVIDIA-SMI has failed because it couldn't communicate with the driver.", code=9)
     [check] = check_gpus()
     assert check.result == "warn"

@@ -15,7 +15,7 @@ def test_the_memory_of_this_machine_is_known():
 
 @pytest.fixture
 def cgroups(tmp_path: Path) -> Path:
-    """What a Slurm job sees: its step and the job have limits, and Slurm has none."""
+    """The cgroups of a Slurm job: its step and the job have limits, Slurm has none."""
     root = tmp_path / "cgroup"
     for name, limit in (("slurm", "max"), ("slurm/job_1", "1000"), ("slurm/job_1/step_0", "500")):
         (root / name).mkdir(parents=True)

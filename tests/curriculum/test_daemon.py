@@ -60,7 +60,7 @@ def submit(daemon: Daemon, kind: str) -> str:
 
 def ended(daemon: Daemon, curriculum_id: str) -> dict[str, Any]:
     def found() -> dict[str, Any] | None:
-        with contextlib.suppress(WarmdError):  # Redis may be away for a moment
+        with contextlib.suppress(WarmdError):  # Redis may be unreachable for a moment
             one = daemon.client.curriculum(curriculum_id)
             return one if one["status"] in ("finished", "failed") else None
         return None
@@ -85,7 +85,7 @@ def outcome(daemon: Daemon, found: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STAGES)
-def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_the_straight_one(
+def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrupted_one(
     make_daemon, kind
 ):
     daemon = make_daemon(workers=WORKERS)
@@ -120,7 +120,7 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_the_straight_
 
 
 @pytest.mark.slow
-def test_a_masked_language_model_that_the_first_stage_makes_is_trained_on_by_the_others(
+def test_a_new_masked_language_model_of_the_first_stage_is_trained_further_by_the_others(
     shared_daemon, tmp_path
 ):
     home = mlm_jobs.make_home(tmp_path)

@@ -55,7 +55,7 @@ def queued(desk: Desk, queue: str) -> list[str]:
 
 
 def finish(desk: Desk, queue: str, result: dict[str, Any]) -> str:
-    """Play the worker of the next job."""
+    """Act as the worker of the next job."""
     popped: Any = desk.client.connection.lpop(f"rq:queue:{queue}")
     store = desk.client.store
     taken = store.begin(popped, queue, "w")
@@ -71,7 +71,7 @@ def finish(desk: Desk, queue: str, result: dict[str, Any]) -> str:
 
 
 def answer(desk: Desk, curriculum_id: str, differences: list[float]) -> None:
-    """Play both evaluations of a gate; the second one is compared, with these differences."""
+    """Complete both evaluations of a gate; the second one is compared, with these differences."""
     one = state(desk, curriculum_id).attempts[-1].rounds[-1]
     found = compare([0.0] * len(differences), differences)
     comparison = {"reward": {**found.__dict__, "words": found.words}}
@@ -89,7 +89,7 @@ def remove(desk: Desk, curriculum_id: str) -> None:
 
 
 def killed_everywhere(desk: Desk, points: int, prepare: Any, check: Any) -> None:
-    """Kill the process at so many of its lines, each time anew; the next process finishes it."""
+    """Kill the process at some of its lines, one per run; the next process finishes the work."""
 
     def begun() -> str:
         curriculum_id = submit(desk)
@@ -141,7 +141,7 @@ def test_a_worse_stage_is_rolled_back_once_wherever_the_process_was_killed(desk,
     killed_everywhere(desk, points, prepare, check)
 
 
-def test_an_undecided_gate_asks_more_questions_and_then_lets_the_stage_pass(desk):
+def test_an_undecided_gate_uses_more_questions_and_then_passes_the_stage(desk):
     curriculum_id = submit(desk)
     finish(desk, "train", {"steps": 4})
     for _ in range(2):

@@ -1,5 +1,4 @@
-"""Hub data sets on this machine: a split by its name, of every kind of folder, and what is said
-of one that is not here."""
+"""Hub data sets on this machine: splits by name in every kind of folder; missing data sets."""
 
 from __future__ import annotations
 
@@ -66,9 +65,7 @@ def test_a_copy_of_a_repository_is_read_by_config_and_split(repository, tmp_path
     assert questions(f"{repository}:other:train", Path("/")) == ["d"]
 
 
-def test_a_config_or_split_that_is_not_said_is_asked_for_by_the_names_there_are(
-    repository, tmp_path
-):
+def test_a_missing_config_or_split_is_refused_with_the_existing_names(repository, tmp_path):
     assert refusal("sums", tmp_path) == (
         "dataset: FOLDER/sums: must be NAME:CONFIG:SPLIT with a config of main, other, got none"
     )
@@ -76,7 +73,7 @@ def test_a_config_or_split_that_is_not_said_is_asked_for_by_the_names_there_are(
     assert "with a split of train, test, got val" in refusal("sums:main:val", tmp_path)
 
 
-def test_a_folder_of_files_with_a_readme_is_no_hub_data_set(tmp_path):
+def test_a_folder_of_files_with_a_readme_is_not_a_hub_data_set(tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/README.md").write_text("---\nlicense: mit\n---\nconfigs: none\n")
     (tmp_path / "rows/a.csv").write_text("question\na\n")
@@ -84,7 +81,7 @@ def test_a_folder_of_files_with_a_readme_is_no_hub_data_set(tmp_path):
     assert questions("rows", tmp_path) == ["a", "b"]
 
 
-def test_what_save_to_disk_has_written_is_read_by_split(tmp_path):
+def test_a_data_set_of_save_to_disk_is_read_by_split(tmp_path):
     DatasetDict({"train": rows("a"), "test": rows("b")}).save_to_disk(str(tmp_path / "saved"))
     rows("c").save_to_disk(str(tmp_path / "one"))
     assert questions("saved::test", tmp_path) == ["b"]
@@ -141,7 +138,7 @@ def test_a_data_set_that_datasets_has_prepared_is_read_offline(repository, tmp_p
 
 
 @pytest.mark.slow
-def test_a_data_set_that_is_not_here_says_what_to_do(tmp_path):
+def test_a_missing_data_set_is_refused_with_advice(tmp_path):
     message = in_a_process("openai/gsm8k:main:train", tmp_path)
     assert message.startswith("dataset: must be a hub data set on this machine, got openai/gsm8k: ")
     assert message.endswith(
@@ -150,7 +147,7 @@ def test_a_data_set_that_is_not_here_says_what_to_do(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(tmp_path):
+def test_an_unreachable_hub_is_not_requested_repeatedly(tmp_path):
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
     environment.pop("HF_HUB_OFFLINE", None)
     arguments = [sys.executable, "-c", SCRIPT, "openai/gsm8k:main:train"]

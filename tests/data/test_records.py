@@ -1,4 +1,4 @@
-"""Records: the same rows of every format, renamed columns, and the one line about a bad record."""
+"""Records: the same rows in every format, renamed columns, and one-line errors for bad records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [{"question": "1+1?", "answer": "2"}, {"question": 'say "hi",\nplease', "
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write rows in the format that the end of the name says."""
+    """Write rows in the format of the file name's suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
@@ -106,7 +106,7 @@ def test_a_bad_line_of_csv_is_named(tmp_path, content, message):
     assert refusal(path).startswith(f"dataset: FILE, {message}")
 
 
-def test_a_bad_line_of_csv_is_skipped_alone(tmp_path):
+def test_only_the_bad_line_of_a_csv_is_skipped(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b'a,b\n1,2\n3\n"4"x,5\n6,caf\xe9\n7,8\n')
     reading = Reading(skips_bad_rows=True)
@@ -130,7 +130,7 @@ def test_parquet_columns_that_json_cannot_hold_are_left_out(tmp_path):
     assert second == first | {"missing": "here"}
 
 
-def test_a_file_that_is_no_parquet_is_refused_in_one_line(tmp_path):
+def test_a_file_that_is_not_parquet_is_refused_in_one_line(tmp_path):
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1 is how it begins")
     assert refusal(path).startswith("dataset: FILE: must be a Parquet file, got: ")

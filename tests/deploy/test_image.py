@@ -1,4 +1,4 @@
-"""The container image: it has all that warmd needs, and what it runs exists."""
+"""The container image: it has everything that warmd needs, and its commands exist."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
 
 
 def copied() -> set[str]:
-    """What is copied from the checkout, by the names at its top level."""
+    """The top-level names of the checkout that are copied."""
     lines = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
     return {Path(name).parts[0] for line in lines for name in line.split()}
 
 
-def test_what_is_copied_is_there_and_not_ignored():
+def test_copied_files_exist_and_are_not_ignored():
     ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line]
     assert "*" in ignore
     assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == copied()
@@ -43,7 +43,7 @@ def test_its_commands_exist_and_it_is_not_root():
     assert re.findall(r"^USER (.*)$", CONTAINERFILE, re.MULTILINE) == ["1000:1000"]
 
 
-def test_compose_and_the_manual_give_jobs_the_time_to_save(tmp_path):
+def test_compose_and_the_manual_give_jobs_time_to_save(tmp_path):
     grace_s = DaemonConfig(home=tmp_path).stop_grace_s
     manual = (ROOT / "deploy" / "README.md").read_text()
     compose = (ROOT / "deploy" / "compose.yaml").read_text()

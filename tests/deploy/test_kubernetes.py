@@ -58,7 +58,7 @@ def containers() -> dict[str, dict[str, Any]]:
 
 
 def commands() -> Iterator[list[str]]:
-    """All that is run of warmd, without its name."""
+    """All commands of warmd in the manifests, without `warmd`."""
     for container in containers().values():
         yield container["args"]
         hooks = [container.get("lifecycle", {}).get("preStop", {})]
@@ -116,7 +116,7 @@ def test_probes_request_routes_of_the_gateway(tmp_path):
         assert gateway[f"{name}Probe"]["httpGet"]["path"] in routes
 
 
-def test_jobs_have_the_time_to_save_before_their_node_is_killed(tmp_path):
+def test_jobs_have_time_to_save_before_their_node_is_killed(tmp_path):
     grace_s = DaemonConfig(home=tmp_path).stop_grace_s
     for name, pod in pods().items():
         if "warmd-node" in name:

@@ -39,7 +39,7 @@ def weights(daemon: Daemon, job_id: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_and_paused_ends_with_the_weights_of_a_straight_run(
+def test_a_job_that_is_killed_and_paused_ends_with_the_weights_of_an_uninterrupted_run(
     sturdy: Daemon, tmp_path: Path
 ):
     straight = sturdy.client.submit(spec(tmp_path))
@@ -90,9 +90,9 @@ def test_a_bad_pair_is_refused_before_the_job_is_queued(shared_daemon: Daemon, t
 def test_a_dry_run_counts_pairs_and_steps(shared_daemon: Daemon, tmp_path: Path):
     path = sft_jobs.write(tmp_path / "pairs.jsonl", dpo_jobs.ROWS["texts"])
     words = ("--model", "tiny", "--batch-size", "4", "--eval-samples", "2", "--dry-run")
-    told = warmd("submit", "dpo", path, *words, home=shared_daemon.home.path)
-    assert told.code == 0, told.err
-    plan = told.out + told.err
+    done = warmd("submit", "dpo", path, *words, home=shared_daemon.home.path)
+    assert done.code == 0, done.err
+    plan = done.out + done.err
     assert f"12 of {path}, 1 epochs" in plan
     assert "for weights, gradients and AdamW" in plan
 
@@ -145,7 +145,7 @@ def test_openais_preference_request_trains(shared_daemon: Daemon, client: Any):
     assert steps[0]["rewards/margins"] > 0
 
 
-def test_a_preference_request_that_is_no_use_is_refused_by_field(client: Any):
+def test_an_unusable_preference_request_is_refused_by_field(client: Any):
     bad = {**preferences(1), "non_preferred_output": preferences(1)["preferred_output"]}
     for rows, hyperparameters, message in (
         ([bad], {}, "line 1: non_preferred_output: must be another completion than"),

@@ -1,4 +1,4 @@
-"""The DPO kind: pairs that are read or refused, training that learns, a resume without a trace."""
+"""The DPO kind: pairs that are read or refused, training that learns, exact resume."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_training_prefers_the_chosen_completions(tmp_path):
     )
 
 
-def test_the_warm_model_stays_as_it_is(tmp_path):
+def test_the_warm_model_is_not_changed(tmp_path):
     job = tiny.surroundings(tmp_path)
     run(spec(tmp_path), job.ctx)
     warm: Any = job.ctx.models.warm  # type: ignore[attr-defined]
@@ -255,7 +255,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class PowerCut(BaseException):
-    """Ends a run like a kill: nothing is saved any more."""
+    """Ends a run like a power failure: nothing more is saved."""
 
 
 @pytest.mark.slow
@@ -333,7 +333,7 @@ def test_pairs_of_a_table_are_tokenized_once(tmp_path):
     assert cached == [("train", False), ("eval", False), ("train", True), ("eval", True)]
 
 
-def test_an_example_comes_back_from_disk_as_it_was(tmp_path):
+def test_an_example_is_read_back_from_disk_unchanged(tmp_path):
     for example in (Example([1, 2], [3], [4, 5]), Example([1], [], [2]), Example([], [1], [])):
         columns = {name: np.array(values) for name, values in example.columns().items()}
         assert Example.of_columns(columns) == example

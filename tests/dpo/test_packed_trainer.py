@@ -105,7 +105,7 @@ def loss_and_gradients(one: Any, loss_type: str) -> tuple[float, list[torch.Tens
 
 @pytest.mark.parametrize("most_tokens", [1, 30, 1000])
 @pytest.mark.parametrize("loss_type", LOSSES)
-def test_every_loss_is_the_one_of_trl_in_one_pack_or_several(sides, loss_type, most_tokens):
+def test_every_loss_equals_trls_in_one_pack_or_several(sides, loss_type, most_tokens):
     expected, theirs = loss_and_gradients(sides[0], loss_type)
     sides[1].most_tokens = most_tokens
     loss, ours = loss_and_gradients(sides[1], loss_type)

@@ -1,4 +1,4 @@
-"""Encode jobs: vectors that depend on nothing but the text, however they are computed and kept."""
+"""Encode jobs: vectors depend only on the text, not on batching, output format or restarts."""
 
 from __future__ import annotations
 
@@ -155,9 +155,7 @@ def write_rows(path: Path, texts: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_batch_of_mixed_lengths_gives_what_one_by_one_gives_in_the_order_of_the_input(
-    job, pooling
-):
+def test_a_batch_of_mixed_lengths_gives_the_vectors_of_single_texts_in_order(job, pooling):
     together = job.vectors(text=TEXTS, pooling=pooling)
     for text, vector in zip(TEXTS, together, strict=True):
         alone = job.vectors(text=[text], pooling=pooling, batch_size=1)[0]
@@ -249,7 +247,7 @@ def test_graph_walks_are_added_as_in_training(code_job, sources):
     np.testing.assert_allclose(one_by_one["embeddings"], walked["embeddings"], rtol=1e-5, atol=2e-6)
 
 
-def test_a_trained_encoder_is_given_no_more_tokens_than_in_its_training(tmp_path, tokenizer):
+def test_a_trained_encoder_gets_at_most_its_training_length(tmp_path, tokenizer):
     model = make("code")
     model.config.trained_length = 24
     job = Job(tmp_path / "run", model, tokenizer)

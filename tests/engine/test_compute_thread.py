@@ -27,11 +27,11 @@ GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(autouse=True)
-def turns(monkeypatch: pytest.MonkeyPatch) -> ComputeThread:
+def compute_thread(monkeypatch: pytest.MonkeyPatch) -> ComputeThread:
     """A ComputeThread that nothing else in this process uses."""
-    turns = ComputeThread()
-    monkeypatch.setattr(engines, "COMPUTE_THREAD", turns)
-    return turns
+    compute_thread = ComputeThread()
+    monkeypatch.setattr(engines, "COMPUTE_THREAD", compute_thread)
+    return compute_thread
 
 
 def start() -> Engine:
@@ -40,14 +40,14 @@ def start() -> Engine:
     return Engine(WarmModel(name="m", path=Path("m"), model=model, tokenizer=tiny.tokenizer()))
 
 
-def ask(engine: Engine, tokens: int, **how: Any) -> Request:
+def submit_request(engine: Engine, tokens: int, **how: Any) -> Request:
     request = Request(ids=[4, 5, 6], sampling=GREEDY, max_tokens=tokens, **how)
     engine.submit(request)
     return request
 
 
 def whole(request: Request) -> int:
-    """The number of tokens that it got. Raises what ended it."""
+    """The number of tokens of a request. Raises the error that ended it."""
     tokens = 0
     while not isinstance(piece := request.pieces.get(timeout=60), End):
         tokens += piece.tokens
@@ -60,9 +60,9 @@ def test_engines_share_a_thread_that_ends_with_the_last_of_them():
     before = set(threading.enumerate())
     first, second = start(), start()
     enough = threading.Event()
-    endless = ask(first, 10_000, is_canceled=enough.is_set)
+    endless = submit_request(first, 10_000, is_canceled=enough.is_set)
     endless.pieces.get(timeout=60)
-    assert whole(ask(second, 5)) == 5
+    assert whole(submit_request(second, 5)) == 5
     assert not first.is_idle
     (serving,) = {thread for thread in threading.enumerate() if thread.name == "engines"} - before
     enough.set()
@@ -73,7 +73,7 @@ def test_engines_share_a_thread_that_ends_with_the_last_of_them():
     second.close()
     assert not serving.is_alive()
     again = start()
-    assert whole(ask(again, 5)) == 5
+    assert whole(submit_request(again, 5)) == 5
     again.close()
 
 
@@ -85,9 +85,9 @@ def test_a_failed_preparation_is_reported_and_retried(monkeypatch):
     engine = start()
     monkeypatch.setattr(engines, "Decoder", Broken)
     with pytest.raises(RuntimeError, match="MemoryError: no room for it"):
-        whole(ask(engine, 5))
+        whole(submit_request(engine, 5))
     monkeypatch.setattr(engines, "Decoder", Decoder)
-    assert whole(ask(engine, 5)) == 5
+    assert whole(submit_request(engine, 5)) == 5
     engine.close()
 
 
@@ -103,24 +103,24 @@ def test_a_thread_that_cannot_start_fails_only_the_current_request(monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="start new thread"):
-            ask(engine, 5)
-    assert whole(ask(engine, 5)) == 5
+            submit_request(engine, 5)
+    assert whole(submit_request(engine, 5)) == 5
     engine.close()
 
 
 def test_an_engine_may_be_closed_by_several_threads():
     engine = start()
-    asked = ask(engine, 50)
+    requested = submit_request(engine, 50)
     with ThreadPoolExecutor(3) as pool:
         for closed in [pool.submit(engine.close) for _ in range(3)]:
             closed.result(timeout=60)
     engine.close()
-    assert whole(asked) == 50
+    assert whole(requested) == 50
 
 
 def test_a_closed_engine_frees_its_memory_at_once_while_another_stays_open():
     first, second = start(), start()
-    assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
+    assert whole(submit_request(second, 5)) == whole(submit_request(first, 5)) == 5
     runner = weakref.ref(first._runner)
     first.close()
     del first
@@ -129,7 +129,7 @@ def test_a_closed_engine_frees_its_memory_at_once_while_another_stays_open():
 
 
 class PanicError(BaseException):
-    """As those of libraries in Rust are: no Exception."""
+    """Not an Exception, like the panics of libraries in Rust."""
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_an_error_in_a_step_fails_the_requests_of_that_engine_only(error):
 
     first, second = start(), start()
     with pytest.raises(RuntimeError, match=re.escape(f"{type(error).__name__}: {error}")):
-        whole(ask(first, 5, is_canceled=fail))
-    assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
+        whole(submit_request(first, 5, is_canceled=fail))
+    assert whole(submit_request(second, 5)) == whole(submit_request(first, 5)) == 5
     first.close()
     second.close()
 
@@ -175,10 +175,10 @@ class Stuck:
 @pytest.mark.parametrize("error", [JobFailed, MemoryError, PanicError])
 def test_a_failed_sequence_ends_its_request_only(error):
     engine = start()
-    other = ask(engine, 50)
+    other = submit_request(engine, 50)
     other.pieces.get(timeout=60)
     with pytest.raises(error, match="stuck"):
-        whole(ask(engine, 3, num_completions=2, grammar=Stuck(error)))
+        whole(submit_request(engine, 3, num_completions=2, grammar=Stuck(error)))
     assert whole(other) > 0
     engine.close()
 
@@ -192,17 +192,17 @@ def test_the_error_of_a_sequence_keeps_no_sequence_alive(monkeypatch):
 
     monkeypatch.setattr(Decoder, "new", new)
     engine = start()
-    asked = ask(engine, 3, num_completions=2, grammar=Stuck(JobFailed))
+    requested = submit_request(engine, 3, num_completions=2, grammar=Stuck(JobFailed))
     engine.close()
     assert [kv() for kv in made] == [None, None]
     with pytest.raises(JobFailed, match="stuck"):
-        whole(asked)
+        whole(requested)
 
 
 def test_the_compute_thread_keeps_its_thread_count_whatever_other_threads_set():
     threads = torch.get_num_threads()
 
-    def told(number: int) -> int:
+    def threads_after(number: int) -> int:
         compute_with(number)
         with ThreadPoolExecutor(1) as other:
             other.submit(compute_with, 1).result()
@@ -210,7 +210,7 @@ def test_the_compute_thread_keeps_its_thread_count_whatever_other_threads_set():
 
     try:
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(told, 2).result() == 2
+            assert pool.submit(threads_after, 2).result() == 2
     finally:
         compute_with(threads)  # what a thread that asks for the first time is given
 

@@ -32,7 +32,7 @@ BYTEWISE = bytewise()
 
 
 def stream(text: str, stop: tuple[str, ...] = (), tokenizer: Any = TOKENIZER) -> list[str]:
-    """What is handed out after each token, and at the end."""
+    """The text that is returned after each token, and at the end."""
     growing = TextStream(tokenizer, tokenizer("prompt")["input_ids"], stop)
     said = []
     for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
@@ -71,7 +71,7 @@ def test_invalid_utf_8_is_not_held_back_forever():
 def test_stop_strings_never_leak(text, stops):
     said = "".join(stream(text, tuple(stops)))
     places = [text.find(stop) for stop in stops if stop in text]
-    # The first to be whole ends it; of two that are, the one that begins first.
+    # The stop string that is complete first ends the text; of two, the one that begins first.
     ends = [min(text.find(stop) + len(stop) for stop in stops if stop in text)] if places else []
     whole = text[: ends[0]] if ends else text
     wanted = min((whole.find(s) for s in stops if s in whole), default=len(whole))

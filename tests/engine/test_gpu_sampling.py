@@ -1,4 +1,4 @@
-"""Sampling for all sequences of a step together, as an engine does on a GPU."""
+"""Batched sampling for all sequences of a step, as an engine does on a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def samplers(kinds: list[Sampling]) -> list[SequenceSampler]:
     return [SequenceSampler(kind, index) for index, kind in enumerate(kinds)]
 
 
-def test_sequences_get_the_tokens_that_each_would_get_alone():
+def test_a_batched_sequence_gets_the_same_tokens_as_alone():
     torch.manual_seed(0)
     together, alone = samplers(KINDS * 3), samplers(KINDS * 3)
     for _ in range(20):

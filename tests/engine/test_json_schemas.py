@@ -83,7 +83,7 @@ def engine(folder: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def ask(engine: Engine, *, schema: str = SCHEMA, **how: Any) -> Request:
+def make_request(engine: Engine, *, schema: str = SCHEMA, **how: Any) -> Request:
     how = {"sampling": Sampling(temperature=0), "max_tokens": 90, **how}
     return Request(ids=[40, 41, 42], grammar=engine.grammar(schema), **how)
 
@@ -112,14 +112,16 @@ def is_person(text: str) -> bool:
 def test_every_completion_matches_the_schema_and_ends_with_it(engine):
     for seed in range(5):
         sampling = Sampling(temperature=1.5, seed=seed, top_p=0.9, top_k=40)
-        for text, reason in answers(engine, ask(engine, sampling=sampling, num_completions=4)):
+        for text, reason in answers(
+            engine, make_request(engine, sampling=sampling, num_completions=4)
+        ):
             assert reason == "stop"
             assert is_person(text), text
 
 
 def test_a_truncated_completion_is_the_prefix_of_a_valid_one(engine):
-    ((whole, _),) = answers(engine, ask(engine))
-    ((cut, reason),) = answers(engine, ask(engine, max_tokens=7))
+    ((whole, _),) = answers(engine, make_request(engine))
+    ((cut, reason),) = answers(engine, make_request(engine, max_tokens=7))
     assert reason == "length"
     assert whole.startswith(cut)
 
@@ -129,10 +131,10 @@ def test_unconstrained_sequences_are_not_affected_by_a_constrained_one(engine):
         return Request(ids=[40, 41, 42], sampling=Sampling(temperature=0), max_tokens=40)
 
     alone = answers(engine, free())
-    unconstrained, held = free(), ask(engine)
+    unconstrained, held = free(), make_request(engine)
     engine.submit(held)
     assert answers(engine, unconstrained) == alone
-    assert alone[0][0] != answers(engine, ask(engine))[0][0][:40]
+    assert alone[0][0] != answers(engine, make_request(engine))[0][0][:40]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Adapters in the decoder: what PEFT computes, in a batch of several adapters as alone."""
+"""Adapters in the decoder: the results of PEFT, alone and in a batch of several adapters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from warmd.jobs.engine.sequence import keys_of
 
 
 def with_adapter(model: Any, seed: int, **settings: Any) -> Any:
-    """A PeftModel on a copy of a model, whose adapter changes it far."""
+    """A PeftModel on a copy of a model, whose adapter changes it strongly."""
     chosen: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an attribute that transformers deprecates
@@ -51,7 +51,7 @@ def adapter_of(model: Any) -> Adapter:
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """GEMMs are probed anew, and afterwards as usual again."""
+    """Probe GEMMs again in this test and after it."""
     low_rank._batch_invariant.cache_clear()
     yield
     low_rank._batch_invariant.cache_clear()
@@ -144,7 +144,7 @@ def test_sequences_of_many_adapters_get_the_same_bits_in_a_batch_as_alone(model)
             )
 
 
-def test_merged_layers_compute_what_the_adapter_adds(model):
+def test_merged_layers_equal_base_plus_adapter(model):
     adapter = adapter_of(with_adapter(model, 1))
     merged = copy.deepcopy(model)
     adapter.merge_into(text_model(merged).layers)

@@ -97,11 +97,11 @@ def test_logits_equal_those_of_transformers(name):
 
 
 @pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
-def test_bfloat16_models_are_served_too(precision):
+def test_bfloat16_models_are_served(precision):
     model = make("Qwen2", vocab_size=81).to(torch.bfloat16)
     engine = start(model, precision=precision)
-    asked = Request(ids=prompt(50), sampling=GREEDY, max_tokens=5)
-    assert generate(engine, asked)[0][2] == 5
+    requested = Request(ids=prompt(50), sampling=GREEDY, max_tokens=5)
+    assert generate(engine, requested)[0][2] == 5
     engine.close()
 
 
@@ -140,7 +140,7 @@ def test_logits_are_batch_invariant(qwen, precision):
 
 @pytest.mark.slow
 def test_mixed_requests_get_the_same_tokens_alone_and_batched(engine, qwen):
-    def ask(number: int) -> Request:
+    def make_request(number: int) -> Request:
         sampling = GREEDY if number % 2 else Sampling(seed=number, top_p=0.9, top_k=50)
         return Request(
             ids=prompt(1 + 17 * number % 150, number),
@@ -152,9 +152,9 @@ def test_mixed_requests_get_the_same_tokens_alone_and_batched(engine, qwen):
     alone = []
     for number in range(32):
         fresh = start(qwen)
-        alone.append(generate(fresh, ask(number)))
+        alone.append(generate(fresh, make_request(number)))
         fresh.close()
-    together = [ask(number) for number in range(32)]
+    together = [make_request(number) for number in range(32)]
     for request in together:
         engine.submit(request)
     assert [collect(request) for request in together] == alone
@@ -183,8 +183,8 @@ def test_bits_do_not_change_while_layers_are_packed(qwen):
 
 
 def test_layers_are_packed_while_the_engine_is_idle(engine):
-    asked = Request(ids=prompt(5), sampling=GREEDY, max_tokens=1)
-    generate(engine, asked)
+    requested = Request(ids=prompt(5), sampling=GREEDY, max_tokens=1)
+    generate(engine, requested)
     wait_until(lambda: engine._idle_work_done)
     packed = [innermost(linear) for linear in engine._runner.linears]
     assert {type(form) for form in packed} == {type(packed_float32([torch.ones(64, 64)], None))}
@@ -250,10 +250,12 @@ def test_the_number_of_cached_prefixes_is_bounded(qwen):
 
 def test_a_request_that_needs_more_than_the_budget_runs_alone(qwen):
     engine = start(qwen, budget_bytes=1)
-    asked = [Request(ids=prompt(40, number), sampling=GREEDY, max_tokens=20) for number in range(3)]
-    for request in asked:
+    requested = [
+        Request(ids=prompt(40, number), sampling=GREEDY, max_tokens=20) for number in range(3)
+    ]
+    for request in requested:
         engine.submit(request)
-    assert [len(collect(request)) for request in asked] == [1, 1, 1]
+    assert [len(collect(request)) for request in requested] == [1, 1, 1]
     engine.close()
 
 
@@ -309,16 +311,16 @@ def test_a_token_id_outside_the_vocabulary_is_refused(engine, qwen):
 
 def test_an_error_in_a_step_is_reported_and_the_engine_continues(qwen):
     engine = start(qwen, prefill=FailsAtStep(3, MemoryError("no memory")))
-    asked = [Request(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
-    for request in asked:
+    requested = [Request(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
+    for request in requested:
         engine.submit(request)
-    told = []
-    for request in asked:
+    errors = []
+    for request in requested:
         with pytest.raises(RuntimeError, match=r"^engine: MemoryError: no memory$") as caught:
             collect(request)
-        told.append(caught.value)
-    assert len(set(map(id, told))) == len(asked)  # raising an exception changes its traceback
-    (cause,) = {error.__cause__ for error in told}  # it has the traceback of the step
+        errors.append(caught.value)
+    assert len(set(map(id, errors))) == len(requested)  # raising an exception changes its traceback
+    (cause,) = {error.__cause__ for error in errors}  # it has the traceback of the step
     assert isinstance(cause, MemoryError)
     assert cause.__traceback__ is not None
     fine = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
@@ -337,7 +339,7 @@ def test_a_request_without_memory_for_its_kv_cache_fails_without_affecting_other
     def refuse(*_: Any) -> None:
         raise MemoryError("no memory")
 
-    def asked() -> Request:
+    def requested() -> Request:
         return Request(ids=prompt(length), sampling=GREEDY, max_tokens=5, num_completions=2)
 
     enough = threading.Event()
@@ -347,8 +349,8 @@ def test_a_request_without_memory_for_its_kv_cache_fails_without_affecting_other
     with monkeypatch.context() as full:
         full.setattr(Decoder, way, refuse)
         with pytest.raises(MemoryError, match="no memory"):
-            generate(engine, asked())
-    assert [tokens for _, _, tokens in generate(engine, asked())] == [5, 5]
+            generate(engine, requested())
+    assert [tokens for _, _, tokens in generate(engine, requested())] == [5, 5]
     enough.set()
     collect(other)
 
@@ -356,7 +358,7 @@ def test_a_request_without_memory_for_its_kv_cache_fails_without_affecting_other
 def test_a_sequence_larger_than_all_memory_fails_without_affecting_others(engine):
     endless = Request(ids=prompt(9), sampling=GREEDY, max_tokens=10**15)
     behind = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
-    with COMPUTE_THREAD.changed:  # so that both are there for the first turn
+    with COMPUTE_THREAD.changed:  # so that both are there for the first step
         engine.submit(endless)
         engine.submit(behind)
     with pytest.raises(RuntimeError, match="memory"):
@@ -374,12 +376,12 @@ def test_an_unread_error_keeps_no_sequence_alive(qwen, monkeypatch):
 
     monkeypatch.setattr(Decoder, "new", new)
     engine = start(qwen, prefill=FailsAtStep(3, MemoryError("no memory")))
-    asked = Request(ids=prompt(9), sampling=GREEDY, max_tokens=50)
-    engine.submit(asked)
+    requested = Request(ids=prompt(9), sampling=GREEDY, max_tokens=50)
+    engine.submit(requested)
     engine.close()
     assert [kv() for kv in made] == [None]
     with pytest.raises(RuntimeError, match="MemoryError: no memory"):
-        collect(asked)
+        collect(requested)
 
 
 def test_nan_logits_are_an_error():
@@ -406,11 +408,13 @@ def test_jobs_with_the_same_served_precision_share_an_engine(monkeypatch):
     served = {levels().served(precision) for precision in ("native", "bf16", "int8")}
     for model, kinds in ((gpt2(), 1), (make("Qwen2"), len(served))):
         warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
-        asked = {precision: engine_of(warm, precision) for precision in ("native", "bf16", "int8")}
-        assert len(set(asked.values())) == kinds
-        for engine in set(asked.values()):
+        requested = {
+            precision: engine_of(warm, precision) for precision in ("native", "bf16", "int8")
+        }
+        assert len(set(requested.values())) == kinds
+        for engine in set(requested.values()):
             generate(engine, Request(ids=prompt(5), sampling=GREEDY, max_tokens=1))
-            assert asked[engine.precision] is engine
+            assert requested[engine.precision] is engine
             engine.close()
 
 
@@ -420,11 +424,13 @@ def test_other_architectures_are_served_one_by_one_and_equal_transformers():
     assert FallbackRunner(model).num_bytes(10) == 2 * 2 * 32 * 10 * 4
     engine = start(model)
     prompts = [prompt(length, length) for length in (3, 20, 9)]
-    asked = [Request(ids=ids, sampling=GREEDY, max_tokens=20, num_completions=2) for ids in prompts]
-    for request in asked:
+    requested = [
+        Request(ids=ids, sampling=GREEDY, max_tokens=20, num_completions=2) for ids in prompts
+    ]
+    for request in requested:
         engine.submit(request)
     tokenizer = tiny.tokenizer()
-    for ids, request in zip(prompts, asked, strict=True):
+    for ids, request in zip(prompts, requested, strict=True):
         out = model.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False,
             max_new_tokens=20, pad_token_id=0,
@@ -460,19 +466,19 @@ def test_a_model_whose_packed_copy_the_memory_budget_has_no_room_for_is_served_u
     packing.close()
 
 
-def test_an_engine_that_samples_together_generates_what_one_by_one_gives():
+def test_batched_sampling_equals_sampling_one_by_one():
     model = make("Qwen2")
     completions = []
     for together in (False, True):
         engine = start(model)
         engine._samples_batches = together
-        asked = [
+        requested = [
             Request(ids=prompt(4, seed), sampling=Sampling(temperature=heat, seed=9), max_tokens=12)
             for seed, heat in enumerate((0.0, 1.0, 0.5))
         ]
-        for request in asked:
+        for request in requested:
             engine.submit(request)
-        completions.append([collect(request) for request in asked])
+        completions.append([collect(request) for request in requested])
         engine.close()
     assert completions[0] == completions[1]
 

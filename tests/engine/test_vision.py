@@ -1,4 +1,4 @@
-"""Images in prompts: answers are equal to those of transformers."""
+"""Images in prompts: completions are equal to those of transformers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
-    """One model after the other of those that take images."""
+    """Each model that accepts images."""
     is_taken, sizes = KINDS[request.param]
     model = tiny_vision.make(request.param.partition(" ")[0], **sizes)
     assert Decoder.supports(model) is is_taken
@@ -75,7 +75,9 @@ def engine(warm: WarmModel) -> Iterable[Engine]:
     engine.close()
 
 
-def ask(warm: WarmModel, *parts: str | bytes, budget: Budget | None = None, **how: Any) -> Request:
+def make_request(
+    warm: WarmModel, *parts: str | bytes, budget: Budget | None = None, **how: Any
+) -> Request:
     """A request whose prompt is of texts and images."""
     urls = [url(part) for part in parts if isinstance(part, bytes)]
     ids = [
@@ -125,7 +127,7 @@ def test_completions_with_images_equal_those_of_transformers(each):
         ("what is ", png(300, 90, 3), "?"),
         ("what is ", png(300, 90, 4), "?"),
     ):
-        request = ask(each, *parts)
+        request = make_request(each, *parts)
         answers.append(answer(engine, request))
         assert answers[-1] == by_transformers(each, request)
     assert answers[-1] != answers[-2]  # what is seen counts
@@ -134,16 +136,16 @@ def test_completions_with_images_equal_those_of_transformers(each):
 
 def test_several_choices_and_batched_requests_with_images_equal_transformers(each):
     engine = Engine(each)
-    asked = [
-        ask(each, "what is ", png(150, 100, 5), "?", num_completions=2),
-        ask(each, "text alone " * 5),
-        ask(each, png(90, 90, 6), "b" * 70, png(150, 100, 5), "?"),
+    requested = [
+        make_request(each, "what is ", png(150, 100, 5), "?", num_completions=2),
+        make_request(each, "text alone " * 5),
+        make_request(each, png(90, 90, 6), "b" * 70, png(150, 100, 5), "?"),
     ]
-    wanted = [by_transformers(each, request) for request in asked]
-    with COMPUTE_THREAD.changed:  # so that all of them are there for the first turn
-        for request in asked:
+    wanted = [by_transformers(each, request) for request in requested]
+    with COMPUTE_THREAD.changed:  # so that all of them are there for the first step
+        for request in requested:
             engine.submit(request)
-    for request, text in zip(asked, wanted, strict=True):
+    for request, text in zip(requested, wanted, strict=True):
         texts = [""] * request.num_completions
         while not isinstance(piece := request.pieces.get(timeout=60), End):
             texts[piece.index] += piece.text
@@ -154,8 +156,8 @@ def test_several_choices_and_batched_requests_with_images_equal_transformers(eac
 
 def test_prefill_time_includes_the_vision_encoder(warm):
     engine = Engine(warm, prefill=FixedSpeed(1.0))  # chunk by chunk
-    answer(engine, ask(warm, "a" * 40))
-    request = ask(warm, png(120, 60), "a" * 500)
+    answer(engine, make_request(warm, "a" * 40))
+    request = make_request(warm, png(120, 60), "a" * 500)
     begun = time.perf_counter()
     engine.submit(request)
     request.pieces.get(timeout=60)
@@ -167,7 +169,7 @@ def test_prefill_time_includes_the_vision_encoder(warm):
 
 def test_prompts_with_images_share_the_time_budget_of_a_step(warm, monkeypatch):
     engine = Engine(warm, prefill=FixedSpeed(1e9))  # all prompts in one step
-    answer(engine, ask(warm, "a"))
+    answer(engine, make_request(warm, "a"))
     ends: list[float] = []
 
     def encode(one: PromptImages, *, until: float, encode: Any = PromptImages.encode) -> None:
@@ -175,11 +177,11 @@ def test_prompts_with_images_share_the_time_budget_of_a_step(warm, monkeypatch):
         encode(one, until=until)
 
     monkeypatch.setattr(PromptImages, "encode", encode)
-    asked = [ask(warm, "what is ", png(60, 60, seed)) for seed in range(3)]
-    with COMPUTE_THREAD.changed:  # so that all of them are there for the first turn
-        for request in asked:
+    requested = [make_request(warm, "what is ", png(60, 60, seed)) for seed in range(3)]
+    with COMPUTE_THREAD.changed:  # so that all of them are there for the first step
+        for request in requested:
             engine.submit(request)
-    for request in asked:
+    for request in requested:
         request.pieces.get(timeout=60)
     assert ends[:3] == [ends[0]] * 3
     engine.close()
@@ -187,10 +189,10 @@ def test_prompts_with_images_share_the_time_budget_of_a_step(warm, monkeypatch):
 
 def test_an_image_that_cannot_be_encoded_fails_its_request_only(warm, engine):
     enough = threading.Event()
-    other = ask(warm, "text alone", max_tokens=10_000, is_canceled=enough.is_set)
+    other = make_request(warm, "text alone", max_tokens=10_000, is_canceled=enough.is_set)
     engine.submit(other)
     other.pieces.get(timeout=60)
-    spoilt = ask(warm, "what is ", png(60, 60))
+    spoilt = make_request(warm, "what is ", png(60, 60))
     (image,) = spoilt.images
     spoilt.images = [replace(image, patches=image.patches[:-1])]
     with pytest.raises(RuntimeError, match="size"):
@@ -202,7 +204,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_only(warm, engine):
 
 
 def test_rope_positions_equal_those_of_transformers(each):
-    request = ask(each, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
+    request = make_request(each, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
     ids = torch.tensor([request.ids])
     wanted, delta = each.model.model.get_rope_index(
         ids,
@@ -215,19 +217,19 @@ def test_rope_positions_equal_those_of_transformers(each):
 
 
 def test_prompts_with_images_are_batch_invariant(warm, engine):
-    def asked() -> list[Request]:
+    def requested() -> list[Request]:
         return [
-            ask(warm, "what is ", png(150, 100, 5), "?", num_completions=2),
-            ask(warm, "text alone " * 5, max_tokens=40),
-            ask(warm, png(90, 90, 6), "b" * 70, png(150, 100, 5), max_tokens=30),
+            make_request(warm, "what is ", png(150, 100, 5), "?", num_completions=2),
+            make_request(warm, "text alone " * 5, max_tokens=40),
+            make_request(warm, png(90, 90, 6), "b" * 70, png(150, 100, 5), max_tokens=30),
         ]
 
     alone = []
-    for request in asked():
+    for request in requested():
         fresh = Engine(warm)
         alone.append(answer(fresh, request))
         fresh.close()
-    together = asked()
+    together = requested()
     for request in together:
         engine.submit(request)
     texts = []
@@ -251,25 +253,27 @@ def test_an_image_is_encoded_once_and_later_answers_are_equal(warm, engine, monk
         return encode(self, image)
 
     monkeypatch.setattr(VisionEncoder, "_encode_image", counting)
-    first = ask(warm, "one ", png(150, 100), "turn " * 9)
+    first = make_request(warm, "one ", png(150, 100), "turn " * 9)
     answer(engine, first)
-    second = ask(warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two")
+    second = make_request(
+        warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two"
+    )
     text = answer(engine, second)
-    other = ask(warm, "another prompt with it ", png(150, 100), "!")
+    other = make_request(warm, "another prompt with it ", png(150, 100), "!")
     answer(engine, other)
     assert len(encoded) == 2
     assert second.stats.cached_tokens >= 32
     assert other.stats.cached_tokens == 0
     fresh = Engine(warm)
-    assert answer(fresh, ask(warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two")) == text  # fmt: skip # noqa: E501
+    assert answer(fresh, make_request(warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two")) == text  # fmt: skip # noqa: E501
     fresh.close()
 
 
 def test_another_image_of_the_same_size_does_not_hit_the_prefix_cache(warm, engine):
-    answer(engine, ask(warm, png(300, 200), "what?"))
-    other = ask(warm, png(300, 200, 1), "what?")
+    answer(engine, make_request(warm, png(300, 200), "what?"))
+    other = make_request(warm, png(300, 200, 1), "what?")
     fresh = Engine(warm)
-    assert answer(engine, other) == answer(fresh, ask(warm, png(300, 200, 1), "what?"))
+    assert answer(engine, other) == answer(fresh, make_request(warm, png(300, 200, 1), "what?"))
     assert other.stats.cached_tokens == 0
     fresh.close()
 
@@ -277,7 +281,7 @@ def test_another_image_of_the_same_size_does_not_hit_the_prefix_cache(warm, engi
 @pytest.mark.slow
 def test_large_images_are_resized(warm):
     def tokens(budget: Budget) -> int:
-        return ask(warm, png(1920, 1080), budget=budget).images[0].num_tokens
+        return make_request(warm, png(1920, 1080), budget=budget).images[0].num_tokens
 
     assert tokens(Budget(thumbnail=800, max_pixels=10**6)) == 464
     assert tokens(Budget()) <= 200_000 // 28**2
@@ -310,7 +314,7 @@ def test_data_that_is_not_an_image_is_refused(spoilt):
 
 def test_an_extreme_aspect_ratio_is_refused(warm):
     with pytest.raises(JobFailed, match="image"):
-        ask(warm, png(7000, 28))
+        make_request(warm, png(7000, 28))
 
 
 @pytest.mark.parametrize("place", ["http://example.org/a.png", "/etc/passwd", 5, None])
@@ -333,8 +337,8 @@ def test_a_failed_preparation_of_the_vision_encoder_is_retried(warm, engine, mon
     with monkeypatch.context() as full:
         full.setattr(engines, "VisionEncoder", Broken)
         with pytest.raises(RuntimeError, match="MemoryError: no room for them"):
-            answer(engine, ask(warm, "what is ", png(60, 60)))
-    assert len(answer(engine, ask(warm, "what is ", png(60, 60)))) == 12
+            answer(engine, make_request(warm, "what is ", png(60, 60)))
+    assert len(answer(engine, make_request(warm, "what is ", png(60, 60)))) == 12
 
 
 def test_a_model_without_vision_encoder_refuses_images():
@@ -357,22 +361,22 @@ def test_images_for_a_text_model_are_refused_at_the_command_line(tmp_path, optio
     spec.check_inputs({"model_type": "qwen2_vl"})
 
 
-@pytest.mark.parametrize(("turned", "size"), [(1, (120, 60)), (6, (60, 120))])
-def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, turned, size):
+@pytest.mark.parametrize(("orientation", "size"), [(1, (120, 60)), (6, (60, 120))])
+def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, orientation, size):
     path = tmp_path / "a.jpg"
     image = Image.new("RGB", (120, 60), "white")
     image.paste("black", (0, 0, 60, 60))  # its left half
     exif = Image.Exif()
-    exif[0x0112] = turned  # 6: to be turned by 90 degrees to the right
+    exif[0x0112] = orientation  # 6: rotate by 90 degrees to the right
     image.save(path, exif=exif)
     seen, found, _ = images.read(images.FILE + str(path), Budget())
     assert (seen.size, found) == (size, size)
     grey = seen.convert("L").tobytes()
     is_dark = [grey[place] < 100 for place in (0, size[0] - 1)]  # the corners above
-    assert is_dark == [True, turned == 6]
+    assert is_dark == [True, orientation == 6]
 
 
-def test_job_with_images_says_how_many_tokens_they_take(warm, tmp_path):
+def test_the_usage_of_a_job_with_images_counts_their_tokens(warm, tmp_path):
     class Models:
         def take(self, name: str) -> Any:
             return warm

@@ -31,7 +31,7 @@ def rows(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_resumes_at_its_row_and_ends_as_a_straight_one(make_daemon):
+def test_a_killed_evaluation_resumes_at_its_row_and_equals_an_uninterrupted_one(make_daemon):
     worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
     daemon = make_daemon(workers=(worker,))
     daemon.start()
@@ -89,7 +89,7 @@ def test_the_second_model_is_compared_with_the_first_and_both_are_ranked(
     assert first["job"] in [job["id"] for job in jobs]
 
 
-def test_nothing_is_queued_when_one_model_cannot_be(shared_daemon: Daemon):
+def test_nothing_is_queued_if_one_model_is_refused(shared_daemon: Daemon):
     before = len(shared_daemon.client.jobs())
     done = warmd("eval", "tiny", "./nowhere", "--samples", "2", home=shared_daemon.home.path)
     assert done.is_refusal(2)

@@ -277,7 +277,7 @@ def test_a_comparison_without_common_questions_fails(tmp_path, model):
         evaluate(other, dataset=data, max_tokens=1, against="gone")
 
 
-def test_the_report_shows_what_became_right_and_what_wrong():
+def test_the_report_shows_questions_that_became_right_or_wrong():
     from warmd.jobs.eval.report import report
 
     def row(number: int, score: float) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def own(job: tiny.Surroundings, tmp_path: Path) -> tiny.Surroundings:
     return job
 
 
-def test_functions_of_users_run_in_a_process_of_their_own(own, tmp_path):
+def test_user_functions_run_in_a_separate_process(own, tmp_path):
     data = write(tmp_path / "d.jsonl", {"prompt": "1+1=", "number": 7})
     names = ["evalrewards:length", "evalrewards:process", "evalrewards:column"]
     evaluate(own, dataset=data, reward=names, max_tokens=5)

@@ -1,4 +1,4 @@
-"""GSM8K as lm-evaluation-harness has it: recorded outputs, and the library where it is installed.
+"""GSM8K like lm-evaluation-harness: recorded outputs, and the library where it is installed.
 
 `WARMD_LM_EVAL_PYTHON` names the Python of an environment that has lm_eval 0.4.13.
 """
@@ -44,7 +44,7 @@ COMPLETIONS = [
 ]
 ANSWERS = ["So 5+6=11\n#### 11", "#### 1,234.50", "#### 18", "text\n#### -7", "#### 42"]
 
-QUESTIONS = [f"asked {n}" for n in range(6)]
+QUESTIONS = [f"question {n}" for n in range(6)]
 EXAMPLES = [(f"question {n}", f"solution {n}") for n in range(50)]
 
 # Made by the program below, with lm_eval 0.4.13.
@@ -58,7 +58,7 @@ from lm_eval.api.samplers import ContextSampler
 import lm_eval, yaml
 from pathlib import Path
 
-asked = json.load(sys.stdin)
+requested = json.load(sys.stdin)
 folder = Path(lm_eval.__file__).parent / "tasks" / "gsm8k"
 found = {}
 for name, file in (("gsm8k", "gsm8k.yaml"), ("gsm8k-cot", "gsm8k-cot.yaml")):
@@ -67,21 +67,21 @@ for name, file in (("gsm8k", "gsm8k.yaml"), ("gsm8k-cot", "gsm8k-cot.yaml")):
     keep = {k: metric[k] for k in ("regexes_to_ignore", "ignore_case", "ignore_punctuation")}
     for one in task["filter_list"]:
         settings = {k: v for k, v in one["filter"][0].items() if k != "function"}
-        texts = RegexFilter(**settings).apply([[c] for c in asked["completions"]], [])
+        texts = RegexFilter(**settings).apply([[c] for c in requested["completions"]], [])
         extracted = [text for (text,) in texts]
         right = [
             [
                 bool(exact_match_fn(predictions=[e], references=[
                     a.split("####")[-1].strip() if name == "gsm8k-cot" else a
                 ], **keep)["exact_match"])
-                for a in asked["answers"]
+                for a in requested["answers"]
             ]
             for e in extracted
         ]
         found[f"{name} {one['name'].split('-')[0]}"] = {"extracted": extracted, "right": right}
-sampler = ContextSampler(asked["examples"], rnd=1234)
+sampler = ContextSampler(requested["examples"], rnd=1234)
 found["shots"] = [
-    [asked["examples"].index(d) for d in sampler.sample(5)] for _ in asked["questions"]
+    [requested["examples"].index(d) for d in sampler.sample(5)] for _ in requested["questions"]
 ]
 print(json.dumps(found))
 """
@@ -94,14 +94,18 @@ def lm_eval() -> dict[str, Any]:
         # Installing lm-eval takes a minute, and its version changes what it computes. Without it
         # everything is compared with what 0.4.13 computed.
         pytest.skip("WARMD_LM_EVAL_PYTHON is not set")
-    asked = {
+    requested = {
         "completions": COMPLETIONS,
         "answers": ANSWERS,
         "questions": QUESTIONS,
         "examples": EXAMPLES,
     }
     done = subprocess.run(
-        [python, "-c", PROGRAM], input=json.dumps(asked), capture_output=True, text=True, check=True
+        [python, "-c", PROGRAM],
+        input=json.dumps(requested),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -125,7 +129,7 @@ def check_shots(shots: list[list[int]]) -> None:
         assert prompt == "".join(parts) + f"Question: {question}\nAnswer:"
 
 
-def test_extraction_comparison_and_examples_are_those_recorded_of_the_harness():
+def test_extraction_comparison_and_examples_equal_the_recorded_ones_of_the_harness():
     recorded = json.loads(RECORDED.read_text())
     check(recorded)
     check_shots(recorded["shots"])
@@ -145,10 +149,12 @@ def test_the_prompts_of_both_variants(tmp_path):
         rows = [{"question": f"q{n}", "answer": f"a{n}\n#### {n}"} for n in range(count)]
         path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     values = {"task": "gsm8k", "dataset": str(test), "examples_dataset": str(train)}
-    asked = [q.problem.prompt for q in EvalSpec.parse(values).questions()]
-    assert [str(prompt).count("Question: ") for prompt in asked] == [6, 6, 6]
-    assert str(asked[0]).endswith("\n\nQuestion: q0\nAnswer:")
-    assert asked[0] != str(asked[1]).replace("Question: q1", "Question: q0")  # other examples
+    requested = [q.problem.prompt for q in EvalSpec.parse(values).questions()]
+    assert [str(prompt).count("Question: ") for prompt in requested] == [6, 6, 6]
+    assert str(requested[0]).endswith("\n\nQuestion: q0\nAnswer:")
+    assert requested[0] != str(requested[1]).replace(
+        "Question: q1", "Question: q0"
+    )  # other examples
     none = EvalSpec.parse({**values, "examples": 0}).questions()
     assert none[1].problem.prompt == "Question: q1\nAnswer:"
     cot = EvalSpec.parse({"task": "gsm8k-cot", "dataset": str(test)}).questions()

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kill_while_writing(path: Path) -> None:
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
-def test_an_error_leaves_the_former_file_and_nothing_else(tmp_path):
+def test_an_error_leaves_the_previous_file_and_nothing_else(tmp_path):
     path = tmp_path / "state"
     write_atomic(path, b"former")
     with pytest.raises(ValueError, match="closed file"), whole_file(path) as file:
@@ -42,7 +42,7 @@ def test_an_error_leaves_the_former_file_and_nothing_else(tmp_path):
     assert names(tmp_path) == ["state"]
 
 
-def test_what_a_killed_writer_left_is_written_over_by_the_next(tmp_path):
+def test_leftovers_of_a_killed_writer_are_overwritten_by_the_next(tmp_path):
     path = tmp_path / "state"
     write_atomic(path, b"former")
     kill_while_writing(path)
@@ -52,7 +52,7 @@ def test_what_a_killed_writer_left_is_written_over_by_the_next(tmp_path):
     assert names(tmp_path) == ["state"]
 
 
-def test_writers_beside_each_other_take_turns(tmp_path):
+def test_concurrent_writers_of_a_file_wait_for_each_other(tmp_path):
     path = tmp_path / "state"
     contents = [bytes([65 + index]) * (1 << 16) for index in range(16)]
     begin = threading.Barrier(4)
@@ -68,14 +68,14 @@ def test_writers_beside_each_other_take_turns(tmp_path):
     assert names(tmp_path) == ["state"]
 
 
-def test_files_of_the_daemon_are_for_their_owner_alone(tmp_path):
+def test_only_their_owner_can_read_files_of_the_daemon(tmp_path):
     write_atomic(tmp_path / "state", b"secret")
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
 
 
 @contextmanager
 def forked_child() -> Iterator[None]:
-    """A process that was forked here, with copies of all that is open, and lives for the block."""
+    """A process that was forked here with copies of all open files, and lives during the block."""
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -87,7 +87,7 @@ def forked_child() -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-def test_a_process_that_was_forked_while_a_file_was_written_holds_up_nobody(tmp_path):
+def test_a_process_forked_while_a_file_is_written_blocks_nobody(tmp_path):
     with ExitStack() as children:
         with whole_file(tmp_path / "state") as file:
             file.write(b"former")
@@ -98,7 +98,7 @@ def test_a_process_that_was_forked_while_a_file_was_written_holds_up_nobody(tmp_
     assert (tmp_path / "state").read_bytes() == b"new"
 
 
-def test_a_process_that_was_forked_while_a_folder_was_written_holds_up_nobody(tmp_path):
+def test_a_process_forked_while_a_folder_is_written_blocks_nobody(tmp_path):
     with ExitStack() as children:
         for content in ("former", "new"):
             with whole_folder(tmp_path / "model", while_waiting=pytest.fail) as staging:
@@ -108,14 +108,14 @@ def test_a_process_that_was_forked_while_a_folder_was_written_holds_up_nobody(tm
     assert names(tmp_path) == ["model"]
 
 
-def test_folders_beside_each_other_are_written_without_waiting(tmp_path):
+def test_different_folders_are_written_concurrently(tmp_path):
     with whole_folder(tmp_path / "a") as a, whole_folder(tmp_path / "b") as b:
         (a / "file").touch()
         (b / "file").touch()
     assert names(tmp_path) == ["a", "b"]
 
 
-def test_who_waits_for_the_writer_of_a_folder_can_be_told_to_stop(tmp_path):
+def test_waiting_for_the_writer_of_a_folder_can_be_stopped(tmp_path):
     class Stop(Exception):
         pass
 
@@ -129,7 +129,9 @@ def test_who_waits_for_the_writer_of_a_folder_can_be_told_to_stop(tmp_path):
     assert names(tmp_path / "a") == ["file"]
 
 
-def test_what_a_killed_writer_of_a_folder_left_goes_with_the_next_and_a_living_ones_stays(tmp_path):
+def test_leftovers_of_a_killed_writer_of_a_folder_are_removed_and_those_of_a_living_one_stay(
+    tmp_path,
+):
     child = os.fork()
     if child == 0:
         with whole_folder(tmp_path / "dead") as staging:
@@ -164,7 +166,7 @@ def test_locks_are_on_files_that_are_open_for_writing_as_nfs_wants(tmp_path, mon
     assert names(tmp_path) == ["model", "state"]
 
 
-def test_of_many_that_want_the_lock_of_a_folder_one_has_it_at_a_time(tmp_path):
+def test_one_of_many_processes_at_a_time_holds_the_lock_of_a_folder(tmp_path):
     inside, most = 0, 0
 
     def enter(_: int) -> None:

@@ -1,4 +1,4 @@
-"""What a horse checks before a job: the number of its processes."""
+"""A horse's check of the number of processes before a job."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""No job may find a zygote that has initialized CUDA; on a build of torch that looks like CUDA's.
+"""The zygote never initializes CUDA; tested with a simulated CUDA build of torch.
 
-What CUDA itself does is not tested here: `tests/gpu/check.py` does on a machine with a GPU.
+CUDA itself is not tested here: `tests/gpu/check.py` does so on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_a_zygote_boots_and_loads_models_without_initializing_cuda(tiny_model, n
 
 
 @pytest.mark.slow
-def test_what_would_initialize_cuda_is_refused_by_name_or_not_found_until_the_fork(tmp_path):
+def test_calls_that_would_initialize_cuda_are_refused_by_name_until_the_fork(tmp_path):
     # It asks CUDA for each GPU when it is imported, and peft imports it.
     package = tmp_path / "bitsandbytes"
     package.mkdir()

@@ -1,4 +1,4 @@
-"""A job's process imports nothing that the zygote could have imported for all."""
+"""A job's process imports nothing that the zygote could have imported before the fork."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_grpo_job_imports_no_module_but_its_own(shared_daemon: Daemon, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_modules_of_a_job_are_told_apart_without_touching_those_of_the_zygote(tmp_path: Path):
+def test_the_modules_of_a_job_are_found_without_touching_those_of_the_zygote(tmp_path: Path):
     (tmp_path / "job_code.py").write_text("x = 1")
     faults, files, is_loaded = json.loads(lines_of("import gc" + ZYGOTE + FORK, tmp_path)[-1])
     assert files == [str(tmp_path / "job_code.py")]

@@ -1,4 +1,4 @@
-"""What the memory budget leaves for packed copies of the weights."""
+"""The part of the memory budget for packed copies of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device of a horse: which GPU it sees, and what it does where that GPU cannot be used."""
+"""The device of a horse: the GPU that it sees, and the fallback if that GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_horse_sees_one_gpu_of_those_that_the_daemon_may_use(wanted, visible, 
 
 
 @pytest.mark.slow
-def test_a_horse_whose_gpu_cannot_be_used_tells_why_and_hides_it_from_the_trainer():
+def test_a_horse_whose_gpu_cannot_be_used_reports_why_and_hides_it_from_the_trainer():
     share, *found = child(CHOOSE)
     works, too_old, too_old_and_wanted, cpu = map(json.loads, found)
     assert share == "(0.4, 0)"
@@ -94,7 +94,7 @@ def test_a_job_does_not_fall_back_to_the_cpu_silently(tmp_path, wanted, began_on
                 check_device(request, rundir, events, Placement("cpu"))
 
 
-def test_a_gpu_that_cannot_be_used_is_reported_once_by_the_job_that_looked_for_one(tmp_path):
+def test_a_gpu_that_cannot_be_used_is_reported_once_by_the_job_that_wanted_one(tmp_path):
     rundir = RunDir(tmp_path)
     request = RunJob("j", "w", "", 1, 1, None, 0, None)
     with EventLog(rundir.events, execution=1) as events:

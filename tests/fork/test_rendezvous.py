@@ -35,7 +35,7 @@ def broken(error: Exception) -> NoReturn:
     raise error
 
 
-def test_ranks_of_two_nodes_meet_and_know_their_place():
+def test_ranks_of_two_nodes_connect_and_know_their_numbers():
     with closing(TcpRendezvous(FIRST, 2)) as first, closing(second(first)) as other:
         assert [rendezvous.first_rank for rendezvous in (first, other)] == [0, 2]
     with closing(TcpRendezvous(FIRST, 1)) as first, closing(second(first)) as other:
@@ -82,7 +82,7 @@ def test_a_rank_of_an_earlier_execution_sees_nothing_of_this_one():
         assert not second(first, token="t0").store(1, 2).check(["where"])
 
 
-def test_a_killed_leader_ends_the_waiting_of_the_others_at_once():
+def test_the_others_stop_waiting_at_once_when_the_leader_is_killed():
     with closing(TcpRendezvous(FIRST, 1)) as first:
         leader = os.fork()
         if leader == 0:

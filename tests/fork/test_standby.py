@@ -1,4 +1,4 @@
-"""Standby horses: a process forked ahead runs the next job, and costs none when it is lost."""
+"""Standby horses: a process forked ahead runs the next job; no job is lost if it dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zygote: one thread, no computation, weights that no job can change; models in and out."""
+"""The zygote: one thread, no computation, weights that no job can change, loading of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway for the tests of this folder, which play its worker; started once for all files."""
+"""A gateway for the tests of this folder, which act as its worker; started once for all files."""
 
 from __future__ import annotations
 

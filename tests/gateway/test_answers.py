@@ -1,4 +1,4 @@
-"""Answers over HTTP: text, chats, streams, and how jobs that fail or restart are reported."""
+"""Responses over HTTP: text, chats, streams, and jobs that fail or restart."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_requests import ask, openai_messages, refusal
+from gateway_requests import openai_messages, refusal, request
 from waiting import wait_until
 
 
 def test_completion_has_the_text_of_its_job(gateway, background):
-    answer = background.submit(ask, gateway, "one", max_tokens=7, stop=["x"], temperature=0.5)
+    answer = background.submit(request, gateway, "one", max_tokens=7, stop=["x"], temperature=0.5)
     job = gateway.take()
     assert {k: job.spec[k] for k in ("model", "prompt", "max_tokens", "stop", "temperature")} == {
         "model": "tiny",
@@ -66,7 +66,7 @@ def test_stream_sends_text_as_it_is_generated_and_usage_last(gateway, background
 
 
 def test_every_job_has_its_own_seed(gateway, background):
-    answers = [background.submit(ask, gateway) for _ in range(2)]
+    answers = [background.submit(request, gateway) for _ in range(2)]
     jobs = [gateway.take() for _ in range(2)]
     assert jobs[0].spec["seed"] != jobs[1].spec["seed"]
     for job in jobs:
@@ -76,7 +76,7 @@ def test_every_job_has_its_own_seed(gateway, background):
 
 
 def test_stream_continues_where_it_was_when_its_worker_is_killed(gateway):
-    stream = iter(ask(gateway, stream=True))
+    stream = iter(request(gateway, stream=True))
     job = gateway.take()
     job.write("one ")
     assert next(stream).choices[0].text == "one "
@@ -89,7 +89,7 @@ def test_stream_continues_where_it_was_when_its_worker_is_killed(gateway):
 
 
 def test_stream_ends_with_an_error_when_a_restarted_job_generates_other_text(gateway):
-    stream = iter(ask(gateway, stream=True))
+    stream = iter(request(gateway, stream=True))
     job = gateway.take()
     job.write("one ")
     next(stream)
@@ -102,7 +102,7 @@ def test_stream_ends_with_an_error_when_a_restarted_job_generates_other_text(gat
 
 
 def test_whole_response_survives_the_worker(gateway, background):
-    answer = background.submit(ask, gateway)
+    answer = background.submit(request, gateway)
     job = gateway.take()
     job.write("lost")
     job.die().finish("found")
@@ -110,7 +110,7 @@ def test_whole_response_survives_the_worker(gateway, background):
 
 
 def test_failed_job_is_an_error_that_the_client_does_not_retry(gateway, background):
-    answer = background.submit(ask, gateway, settings={"max_retries": 3})
+    answer = background.submit(request, gateway, settings={"max_retries": 3})
     gateway.take().fail("RuntimeError: out of ideas", "Traceback: …")
     with pytest.raises(openai.InternalServerError, match="out of ideas") as caught:
         answer.result(10)
@@ -119,7 +119,7 @@ def test_failed_job_is_an_error_that_the_client_does_not_retry(gateway, backgrou
 
 
 def test_option_that_only_the_worker_can_check_is_a_client_error(gateway, background):
-    answer = background.submit(ask, gateway)
+    answer = background.submit(request, gateway)
     gateway.take().fail("prompt: must be at most 64 tokens, got 65")
     with pytest.raises(openai.BadRequestError) as caught:
         answer.result(10)
@@ -127,7 +127,7 @@ def test_option_that_only_the_worker_can_check_is_a_client_error(gateway, backgr
 
 
 def test_failure_after_the_first_byte_is_sent_in_the_stream(gateway):
-    stream = iter(ask(gateway, stream=True))
+    stream = iter(request(gateway, stream=True))
     job = gateway.take()
     job.write("so f")
     next(stream)
@@ -137,7 +137,7 @@ def test_failure_after_the_first_byte_is_sent_in_the_stream(gateway):
 
 
 def test_canceled_job_is_an_error(gateway, background):
-    answer = background.submit(ask, gateway)
+    answer = background.submit(request, gateway)
     (job_id,) = wait_until(gateway.waiting)
     gateway.client.cancel(job_id)
     with pytest.raises(openai.ConflictError, match="canceled"):
@@ -148,7 +148,7 @@ def test_canceled_job_is_an_error(gateway, background):
 def test_sixty_four_concurrent_requests_each_get_their_own_response(make_gateway):
     gateway = make_gateway()
     with ThreadPoolExecutor(64) as pool:
-        answers = {n: pool.submit(ask, gateway, f"{n}") for n in range(64)}
+        answers = {n: pool.submit(request, gateway, f"{n}") for n in range(64)}
         for _ in range(64):
             job = gateway.take()
             job.write("x")
@@ -161,7 +161,7 @@ def test_sixty_four_concurrent_requests_each_get_their_own_response(make_gateway
 def test_requested_actions_are_part_of_the_choice(gateway, background, stream):
     found = {"thought": None, "screen": [800, 600], "actions": [{"type": "wait"}], "errors": []}
 
-    def ask() -> Any:
+    def request() -> Any:
         answer = gateway.openai().chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "?"}],
@@ -170,7 +170,7 @@ def test_requested_actions_are_part_of_the_choice(gateway, background, stream):
         )
         return list(answer)[-1] if stream else answer
 
-    answer = background.submit(ask)
+    answer = background.submit(request)
     job = gateway.take()
     assert (job.spec["actions"], job.spec["screen"]) == ("ui-tars", "800x600")
     text = "Action: wait()"
@@ -183,7 +183,7 @@ def test_waiting_requests_do_not_hold_a_thread_each(gateway, background):
     import psutil
 
     process = psutil.Process(gateway.process.pid)
-    answers = [background.submit(ask, gateway, f"{n}") for n in range(4)]
+    answers = [background.submit(request, gateway, f"{n}") for n in range(4)]
     wait_until(lambda: len(gateway.waiting()) == 4)
     threads = process.num_threads()
     assert threads <= 20  # the pool and the loop

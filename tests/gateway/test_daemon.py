@@ -217,13 +217,13 @@ def test_chat_template_that_wants_gigabytes_fails_its_requests_alone(
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
     before = [psutil.Process(pid).memory_info().rss for pid in pids]
 
-    def ask(_: int) -> str:
+    def refusal(_: int) -> str:
         with pytest.raises(openai.APIStatusError) as refused:
             served.openai.chat.completions.create(model="hungry", messages=chat, max_tokens=2)
         return str(cast(Any, refused.value.body)["message"])
 
     with ThreadPoolExecutor(8) as pool:
-        texts = set(pool.map(ask, range(16)))
+        texts = set(pool.map(refusal, range(16)))
     assert texts == {"messages: the chat template needs more than 256 MiB of memory"}
     row = orjson.dumps({"prompt": chat, "answer": "2"}) + b"\n"
     uploaded = served.openai.files.create(file=("chats.jsonl", row), purpose="fine-tune")
@@ -392,7 +392,7 @@ def test_supervised_job_is_trained_on_chats_and_measured_on_a_validation_file(se
     served.openai.fine_tuning.jobs.cancel(by_default.id)
 
 
-def test_supervised_rows_and_files_that_are_no_use_are_refused_by_name(served):
+def test_unusable_supervised_rows_and_files_are_refused_by_name(served):
     bad = b'{"messages": [{"role": "user", "content": "hi"}]}'
     file = served.openai.files.create(file=("bad.jsonl", bad), purpose="fine-tune").id
     good = served.openai.files.create(file=("good.jsonl", b'{"text": "a"}'), purpose="fine-tune").id

@@ -1,4 +1,4 @@
-"""Disconnects, retries and restarts: what becomes of the job of a request."""
+"""Disconnects, retries and restarts: their effect on the job of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import httpx2 as httpx
 import openai
 import pytest
-from gateway_requests import ask, connection, metrics, raw_ask, refusal
+from gateway_requests import connection, metrics, raw_ask, refusal, request
 from waiting import wait_until
 
 
@@ -29,7 +29,7 @@ def test_client_that_disconnects_cancels_its_waiting_job(gateway):
 
 @pytest.mark.slow
 def test_request_that_is_retried_after_a_timeout_is_computed_once(gateway, background):
-    answer = background.submit(ask, gateway, settings={"timeout": 0.5, "max_retries": 2})
+    answer = background.submit(request, gateway, settings={"timeout": 0.5, "max_retries": 2})
     job = gateway.take()
     begun = time.monotonic()
     # The first try has timed out by now, and the second one waits for the same job.
@@ -43,7 +43,7 @@ def test_request_that_is_retried_after_a_timeout_is_computed_once(gateway, backg
 @pytest.mark.slow
 def test_request_that_is_not_retried_after_a_timeout_cancels_its_job(gateway):
     with pytest.raises(openai.APITimeoutError):
-        ask(gateway, settings={"timeout": 0.3})
+        request(gateway, settings={"timeout": 0.3})
     job = gateway.take()
     assert wait_until(lambda: job.stop_asked, timeout_s=10) == "cancel"
     job.fail("stopped")
@@ -122,7 +122,7 @@ def test_unreachable_redis_is_503_with_retry_after(make_gateway):
     gateway = make_gateway()
     gateway.server.stop()
     with pytest.raises(openai.APIStatusError) as caught:
-        ask(gateway)
+        request(gateway)
     assert refusal(caught.value)[0] == 503
     assert caught.value.response.headers["retry-after"]
     gateway.server.start()
@@ -131,7 +131,7 @@ def test_unreachable_redis_is_503_with_retry_after(make_gateway):
 @pytest.mark.slow
 def test_follow_survives_a_restart_of_redis(make_gateway, background):
     gateway = make_gateway()
-    answer = background.submit(ask, gateway)
+    answer = background.submit(request, gateway)
     job = gateway.take()
     gateway.server.stop()
     gateway.server.start()
@@ -144,7 +144,7 @@ def test_event_reader_that_lost_its_connection_follows_new_requests_at_once(
     make_gateway, background
 ):
     gateway = make_gateway()
-    first = background.submit(ask, gateway)
+    first = background.submit(request, gateway)
     gateway.take().finish("before")
     assert first.result(10).choices[0].text == "before"
     # All waiting connections, the event reader's included.

@@ -1,4 +1,4 @@
-"""Fuzzing the gateway by its OpenAPI description: no request makes it fail."""
+"""Fuzz test of the gateway by its OpenAPI description: no request makes it fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graders in requests for fine-tuning: those that work, and those that are refused by name."""
+"""Graders in fine-tuning requests: supported ones, and those that are refused by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHECK = {
         ({"type": "warmd", "reward": ["os:getcwd"]}, "must be one of correctness, "),
     ],
 )
-def test_a_grader_that_cannot_be_had_is_refused_by_name(gateway, grader, message):
+def test_an_unavailable_grader_is_refused_by_name(gateway, grader, message):
     method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
     answer = httpx.post(f"{gateway.url}/v1/fine_tuning/jobs", json={**TUNING, "method": method})
     error = answer.json()["error"]

@@ -14,7 +14,7 @@ from warmd.daemon.gateway.http.auth import SILENCE_S
 from warmd.daemon.gateway.http.connection import HEAD_S
 
 
-def test_request_with_too_large_content_length_is_refused_at_once(gateway):
+def test_a_request_with_too_large_a_content_length_is_refused_at_once(gateway):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 99999999999\r\n\r\n"
     )

@@ -56,8 +56,8 @@ def answered(gateway: Gateway, *contents: bytes) -> Execution:
     parts: list[Any] = [{"type": "image_url", "image_url": {"url": url(c)}} for c in contents]
     messages: Any = [{"role": "user", "content": parts}]
     with ThreadPoolExecutor(1) as pool:
-        ask = gateway.openai().chat.completions.create
-        answer = pool.submit(ask, model="tiny", messages=messages)
+        request = gateway.openai().chat.completions.create
+        answer = pool.submit(request, model="tiny", messages=messages)
         job = gateway.take()
         job.finish("seen")
         assert answer.result(10).choices[0].message.content == "seen"

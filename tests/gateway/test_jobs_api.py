@@ -125,7 +125,7 @@ def test_a_wrong_filter_is_named(http, params, message):
 
 
 @pytest.mark.slow
-def test_what_is_no_job_is_not_found(http):
+def test_an_invalid_job_id_is_not_found(http):
     for name in ("x", "grpo-20260101-000000-aaaa", "..%2f..", "%00"):
         for route in ("", "/events", "/curves", "/completions", "/checkpoints", "/log"):
             assert http.get(f"/v1/warmd/jobs/{name}{route}").status_code == 404
@@ -158,7 +158,7 @@ def test_waiting_jobs_are_moved_paused_and_canceled(gateway, http):
     gateway.client.cancel(first)
 
 
-def test_a_job_that_waits_for_nothing_cannot_be_moved(gateway, http):
+def test_a_job_that_is_not_queued_cannot_be_moved(gateway, http):
     job_id = submit(gateway)
     gateway.client.cancel(job_id)
     reply = http.post(f"/v1/warmd/jobs/{job_id}/move", json={"position": 1}, headers=OURS)
@@ -208,7 +208,7 @@ def events_in(text: str) -> list[tuple[str | None, Any]]:
     return found
 
 
-def test_a_stream_continues_behind_the_last_event_id(gateway, http):
+def test_a_stream_continues_after_the_last_event_id(gateway, http):
     job_id = submit(gateway)
     log_steps(gateway, job_id, 5)
     gateway.client.cancel(job_id)
@@ -246,7 +246,7 @@ def test_completions_are_shown_by_step(gateway, http):
     gateway.client.cancel(job_id)
 
 
-def test_the_overview_sends_what_changes(gateway, http):
+def test_the_overview_sends_only_changes(gateway, http):
     with http.stream("GET", "/v1/warmd/overview/stream") as stream:
         lines = stream.iter_lines()
         first = next(orjson.loads(line[6:]) for line in lines if line.startswith("data: "))
@@ -279,7 +279,7 @@ def test_a_check_queues_nothing_and_names_the_wrong_field(gateway, http):
     assert len(gateway.client.jobs()) == before
 
 
-def test_forms_offer_what_a_request_may_set(http):
+def test_forms_offer_the_options_that_a_request_may_set(http):
     kinds = {kind["kind"]: kind for kind in http.get("/v1/warmd/kinds").json()["data"]}
     names = {option["name"] for option in kinds["grpo"]["options"]}
     assert {"samples", "reward", "num_generations"} <= names
@@ -478,7 +478,7 @@ def test_a_stage_with_a_file_of_its_own_keeps_the_kind(gateway, http):
     assert made.json()["kind"] == "grpo"  # that of arithmetic, for all stages
 
 
-def test_a_resume_over_http_cannot_send_metrics_away(gateway, http):
+def test_a_resume_over_http_cannot_report_to_a_tracker(gateway, http):
     job_id = gateway.client.submit(
         spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
     )

@@ -178,13 +178,13 @@ def begin_training(gateway: Gateway) -> Execution:
 
 
 def test_concurrent_requests_with_one_key_and_different_bodies_make_one_job(gateway):
-    def ask(prompt: str) -> httpx.Response:
+    def request(prompt: str) -> httpx.Response:
         body = {"model": "tiny", "prompt": prompt}
         headers = {"idempotency-key": "at-once"}
         return httpx.post(f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=30)
 
     with ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(ask, prompt) for prompt in ("a", "b", "c") * 2]
+        answers = [pool.submit(request, prompt) for prompt in ("a", "b", "c") * 2]
         job = gateway.take()
         job.finish("one")
         statuses = sorted(answer.result(20).status_code for answer in answers)

@@ -65,20 +65,20 @@ def test_an_echoed_prompt_and_its_completion_have_the_logprobs_of_transformers(o
 
 def test_lists_of_prompts_are_answered_in_their_order_as_alone(openai, demo):
     texts = ["12+7=", "3+4=", "60+9="]
-    alone = [ask(openai, text).choices[0].text for text in texts]
-    together = ask(openai, texts).choices
+    alone = [request(openai, text).choices[0].text for text in texts]
+    together = request(openai, texts).choices
     assert [one.index for one in together] == [0, 1, 2]
     assert [one.text for one in together] == alone
-    as_tokens = ask(openai, [demo[1](text)["input_ids"] for text in texts]).choices
+    as_tokens = request(openai, [demo[1](text)["input_ids"] for text in texts]).choices
     assert [one.text for one in as_tokens] == alone
-    twice = ask(openai, texts, n=2).choices
+    twice = request(openai, texts, n=2).choices
     assert [one.text for one in twice] == [text for text in alone for _ in range(2)]
-    one = ask(openai, demo[1](texts[0])["input_ids"], logprobs=0)
+    one = request(openai, demo[1](texts[0])["input_ids"], logprobs=0)
     assert one.choices[0].text == alone[0]
     assert one.usage.prompt_tokens == len(demo[1](texts[0])["input_ids"])
 
 
-def ask(openai: Any, prompt: Any, **options: Any) -> Any:
+def request(openai: Any, prompt: Any, **options: Any) -> Any:
     return openai.completions.create(
         model="demo", prompt=prompt, max_tokens=4, temperature=0, **options
     )
@@ -98,11 +98,11 @@ def test_a_prompt_can_be_scored_without_a_completion(openai, demo):
 
 
 def test_streamed_logprobs_are_those_of_the_whole_answer(openai):
-    whole = ask(openai, ["12+7=", "3+4="], logprobs=3, echo=True).choices
+    whole = request(openai, ["12+7=", "3+4="], logprobs=3, echo=True).choices
     streamed: dict[int, dict[str, Any]] = {
         n: {"text": "", "tokens": [], "token_logprobs": [], "text_offset": []} for n in (0, 1)
     }
-    for chunk in ask(openai, ["12+7=", "3+4="], logprobs=3, echo=True, stream=True):
+    for chunk in request(openai, ["12+7=", "3+4="], logprobs=3, echo=True, stream=True):
         for choice in chunk.choices:
             streamed[choice.index]["text"] += choice.text
             if choice.logprobs is not None:
@@ -121,14 +121,14 @@ def test_chats_have_logprobs_whole_and_streamed(openai, shared_daemon, tmp_path,
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     control.load_model(shared_daemon.config, ModelConfig(name="chatty", path=str(folder)))
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "model": "chatty",
         "messages": [{"role": "user", "content": "12+7="}],
         "temperature": 0,
         "logprobs": True,
         "top_logprobs": 2,
     }
-    choice = openai.chat.completions.create(**asked).choices[0]
+    choice = openai.chat.completions.create(**requested).choices[0]
     content = choice.logprobs.content
     assert "".join(one.token for one in content) == choice.message.content
     assert [bytes(one.bytes).decode() for one in content] == [one.token for one in content]
@@ -141,7 +141,7 @@ def test_chats_have_logprobs_whole_and_streamed(openai, shared_daemon, tmp_path,
         assert [len(content[0].top_logprobs), one.top_logprobs[0].token] == [2, one.token]
     streamed = [
         one
-        for chunk in openai.chat.completions.create(**asked, stream=True)
+        for chunk in openai.chat.completions.create(**requested, stream=True)
         for part in chunk.choices
         if part.logprobs is not None
         for one in part.logprobs.content

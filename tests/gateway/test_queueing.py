@@ -7,7 +7,7 @@ from functools import partial
 import httpx2 as httpx
 import openai
 import pytest
-from gateway_requests import ask, raw_ask, refusal
+from gateway_requests import raw_ask, refusal, request
 from gateways import Gateway
 from waiting import wait_until
 
@@ -30,7 +30,7 @@ def test_response_headers_have_job_and_queue_position(gateway, background):
 
 
 def test_waiting_stream_sends_its_queue_position_in_comments(gateway):
-    ahead = iter(ask(gateway, stream=True))
+    ahead = iter(request(gateway, stream=True))
     body = {"model": "tiny", "prompt": "2", "stream": True}
     with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=10) as answer:
         lines = answer.iter_lines()
@@ -47,7 +47,7 @@ def test_full_queue_is_429_with_retry_after(gateway, background):
         background.submit(raw_ask, gateway, f"{n}")
         wait_until(partial(waits, gateway, n + 1))
     with pytest.raises(openai.RateLimitError) as caught:
-        ask(gateway)
+        request(gateway)
     status, error = refusal(caught.value)
     assert (status, error["code"]) == (429, "queue_full")
     assert int(caught.value.response.headers["retry-after"]) >= 1

@@ -24,7 +24,7 @@ def gateway(tiny_model: Path) -> Iterator[Gateway]:
         gateway.close()
 
 
-def ask(gateway: Gateway, **options: Any) -> Any:
+def request(gateway: Gateway, **options: Any) -> Any:
     return gateway.openai().completions.create(model="tiny", prompt="1", **options)
 
 
@@ -47,7 +47,7 @@ GARBAGE: list[dict[bytes, bytes]] = [
 
 @pytest.mark.parametrize("entry", GARBAGE)
 def test_garbage_in_a_stream_is_skipped_and_the_request_completes(gateway, background, entry):
-    answers = [background.submit(ask, gateway) for _ in range(2)]
+    answers = [background.submit(request, gateway) for _ in range(2)]
     spoilt, other = (gateway.take() for _ in range(2))
     put(gateway, spoilt, entry)
     for job in (spoilt, other):
@@ -61,10 +61,10 @@ def put(gateway: Gateway, job: Execution, entry: Any) -> None:
 
 
 def test_key_of_another_type_in_place_of_a_stream_does_not_stop_other_streams(gateway, background):
-    spoilt = background.submit(ask, gateway)
+    spoilt = background.submit(request, gateway)
     job = gateway.take()
     gateway.client.connection.set(keys.events(job.job.id), "no stream")
-    stream = iter(ask(gateway, stream=True))
+    stream = iter(request(gateway, stream=True))
     other = gateway.take()
     other.write("at once")
     assert next(stream).choices[0].text == "at once"

@@ -114,7 +114,7 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
         ),
     ],
 )
-def test_unsupported_field_is_refused_in_openais_words(gateway, path, body, message):
+def test_unsupported_field_is_refused_in_openais_format(gateway, path, body, message):
     answer = httpx.post(f"{gateway.url}/v1/{path}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(message)

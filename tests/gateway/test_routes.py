@@ -8,7 +8,7 @@ import sys
 import httpx2 as httpx
 import openai
 import pytest
-from gateway_requests import ask, metrics, refusal
+from gateway_requests import metrics, refusal, request
 
 TOKEN = "a-token-of-tests"
 
@@ -74,7 +74,7 @@ def test_health_has_the_reason_when_no_worker_is_ready(gateway):
 
 def test_metrics_count_requests_tokens_and_jobs(gateway, background):
     before = metrics(gateway)
-    answer = background.submit(ask, gateway)
+    answer = background.submit(request, gateway)
     gateway.take().finish("x")
     answer.result(10)
     after = metrics(gateway)

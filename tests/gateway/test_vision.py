@@ -54,7 +54,7 @@ def messages(*urls: str) -> Any:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "what is it?"}]}]
 
 
-def ask(client: openai.OpenAI, *urls: str, **options: Any) -> Any:
+def request(client: openai.OpenAI, *urls: str, **options: Any) -> Any:
     return client.chat.completions.create(
         model="tiny", messages=messages(*urls), max_tokens=8, temperature=0, **options
     )
@@ -62,12 +62,12 @@ def ask(client: openai.OpenAI, *urls: str, **options: Any) -> Any:
 
 def test_image_reaches_the_model_through_every_interface(daemon, client):
     image = png(120, 60)
-    answer = ask(client, url(image))
+    answer = request(client, url(image))
     text = answer.choices[0].message.content
     assert answer.usage.prompt_tokens > len("what is it?") + 120 * 60 // 28**2
-    chunks = ask(client, url(image), stream=True)
+    chunks = request(client, url(image), stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
-    named = ask(client, f"file://{daemon.config.http_files}/a.png")
+    named = request(client, f"file://{daemon.config.http_files}/a.png")
     assert named.choices[0].message.content == text
     spec = spec_class("infer").parse(
         {
@@ -77,7 +77,7 @@ def test_image_reaches_the_model_through_every_interface(daemon, client):
     )  # fmt: skip
     job = daemon.wait(daemon.client.submit(spec))
     assert job["result"]["choices"][0]["text"] == text
-    other = ask(client, url(png(120, 60, seed=1)))
+    other = request(client, url(png(120, 60, seed=1)))
     assert other.usage.prompt_tokens == answer.usage.prompt_tokens
 
 
@@ -86,13 +86,13 @@ def test_growing_episode_uses_the_prefix_cache(client):
         url(png(400, 200, 2)),
         url(png(400, 200, 3)),
     )
-    ask(client, first)
-    grown = ask(client, first, second)
+    request(client, first)
+    grown = request(client, first, second)
     assert grown.usage.prompt_tokens_details.cached_tokens > 0
 
 
 def test_actions_are_scaled_to_the_original_image(client):
-    answer = ask(client, url(png(300, 90)), extra_body={"actions": "ui-tars"})
+    answer = request(client, url(png(300, 90)), extra_body={"actions": "ui-tars"})
     read = answer.choices[0].actions
     assert read["screen"] == [300, 90]
     assert read["errors"]
@@ -100,4 +100,4 @@ def test_actions_are_scaled_to_the_original_image(client):
 
 def test_file_outside_the_configured_folder_is_refused(daemon, client):
     with pytest.raises(openai.BadRequestError, match="below"):
-        ask(client, f"file://{daemon.home.path}/../shown/a.png")
+        request(client, f"file://{daemon.home.path}/../shown/a.png")

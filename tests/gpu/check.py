@@ -1,4 +1,4 @@
-"""Checks everything that warmd promises for GPUs, by one command within ten minutes.
+"""Checks everything that warmd documents for GPUs, by one command within ten minutes.
 
     .venv/bin/python tests/gpu/check.py [--only fork,attention] [--limit 560] [--json FILE]
 
@@ -45,17 +45,17 @@ Fact = dict[str, Any]  # check, name, found, expected, ok
 
 
 def main() -> int:
-    """Run the checks that are asked for; return the exit code."""
+    """Run the requested checks; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default=",".join(LIMITS_S), help="checks, with commas between")
     parser.add_argument("--limit", type=float, default=560, help="seconds for all checks")
     parser.add_argument("--json", type=Path, default=Path("gpu-check.json"), help="file of facts")
-    asked = parser.parse_args()
-    names = asked.only.split(",")
+    args = parser.parse_args()
+    names = args.only.split(",")
     for name in names:
         if name not in LIMITS_S:
             parser.error(f"--only: must be of {', '.join(LIMITS_S)}, got {name}")
-    ends_at = time.monotonic() + asked.limit
+    ends_at = time.monotonic() + args.limit
     facts: list[Fact] = []
     summary = []
     for name in names:
@@ -63,9 +63,9 @@ def main() -> int:
         found = list(_run(name, min(LIMITS_S[name], ends_at - begun)))
         facts += found
         summary.append((name, time.monotonic() - begun, found))
-        asked.json.write_text(json.dumps(facts, indent=1))
+        args.json.write_text(json.dumps(facts, indent=1))
     _print_table(summary)
-    click.echo(f"all facts: {asked.json}")
+    click.echo(f"all facts: {args.json}")
     return 1 if any(fact["ok"] is False for fact in facts) else 0
 
 

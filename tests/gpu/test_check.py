@@ -1,4 +1,4 @@
-"""The command that checks a GPU: its parts that need none run here, on a CPU."""
+"""The command that checks a GPU: its parts that need no GPU, on a CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check(folder: Path, *arguments: str) -> tuple[int, str, list[dict[str, objec
 
 
 @pytest.mark.slow
-def test_every_check_runs_without_a_gpu_and_finds_nothing_bad(tmp_path, monkeypatch):
+def test_every_check_runs_without_a_gpu_and_passes(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     code, output, facts = check(tmp_path, "--limit", "270")
@@ -35,7 +35,7 @@ def test_every_check_runs_without_a_gpu_and_finds_nothing_bad(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_check_that_does_not_end_is_killed_and_counts_as_bad(tmp_path):
+def test_a_check_that_does_not_end_is_killed_and_fails(tmp_path):
     code, output, [fact] = check(tmp_path, "--only", "environment", "--limit", "0.2")
     assert code == 1
     assert (fact["name"], fact["ok"]) == ("ended", False)

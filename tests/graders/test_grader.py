@@ -1,4 +1,4 @@
-"""Graders of OpenAI's API: their scores, and the one line about what they cannot be."""
+"""Graders of OpenAI's API: their scores, and one-line errors for unsupported ones."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_formula_without_a_value_fails_in_one_line(formula):
         ),
     ],
 )
-def test_what_is_no_grader_is_refused_by_its_field(values, message):
+def test_an_invalid_grader_is_refused_by_its_field(values, message):
     assert message in refusal(values)
 
 

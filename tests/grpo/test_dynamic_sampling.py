@@ -1,4 +1,4 @@
-"""Dynamic sampling and experience replay: which groups a step learns from."""
+"""Dynamic sampling and experience replay: the groups of a step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_prompts_come_in_the_order_of_the_epochs_and_none_is_left_out():
     assert resumed.take(8) == taken[7:]
 
 
-def test_where_every_group_has_a_difference_resampling_changes_nothing(tmp_path):
+def test_resampling_changes_nothing_if_every_group_has_different_rewards(tmp_path):
     usual, usual_weights = trained(tmp_path / "usual")
     steps, weights = trained(tmp_path / "resampled", resample=3)
     assert [step["loss"] for step in steps] == [step["loss"] for step in usual]
@@ -68,7 +68,7 @@ def test_where_every_group_has_a_difference_resampling_changes_nothing(tmp_path)
     assert all(torch.equal(weights[name], usual_weights[name]) for name in weights)
 
 
-def test_a_group_of_equal_rewards_is_replaced_by_that_of_the_next_prompt(tmp_path, monkeypatch):
+def test_a_group_of_equal_rewards_is_replaced_by_a_group_of_the_next_prompt(tmp_path, monkeypatch):
     share = tiny.digit_share
 
     def of_even_sums(prompts: list[str], completions: list[str], answers: list[str]) -> list[float]:
@@ -84,14 +84,14 @@ def test_a_group_of_equal_rewards_is_replaced_by_that_of_the_next_prompt(tmp_pat
     assert sum(step["resampled"] for step in steps) > 0
 
 
-def test_groups_are_replaced_at_most_as_often_as_is_said(tmp_path, monkeypatch):
+def test_groups_are_replaced_in_at_most_the_given_number_of_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(tiny, "digit_share", lambda prompts, *_: [1.0] * len(prompts))
     steps, _ = trained(tmp_path, resample=3, prompts_per_step=2, steps=2)
     assert [step["resampled"] for step in steps] == [6, 6]
     assert [step["grad_norm"] for step in steps] == [0, 0]
 
 
-def test_a_spread_of_any_reward_counts_where_each_is_normalized():
+def test_a_spread_of_any_reward_counts_if_each_is_normalized():
     scores = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert not Weights([1, 1]).has_spread(scores)
     assert Weights([1, 1], are_for_normalized=True).has_spread(scores)
@@ -127,7 +127,7 @@ def test_a_group_that_fails_gets_a_stored_success_of_its_prompt():
 
 
 @pytest.mark.parametrize("rewards", [(0.3, 0.3, 0.3), (0, 0.1, 0.2), (1, 1, 1)])
-def test_a_group_that_does_not_fail_stays_as_it_is(rewards):
+def test_a_group_that_does_not_fail_is_not_changed(rewards):
     buffer = ReplayBuffer(2, Weights([1.0]))
     buffer.apply(group(1, 1, tokens=20))
     other = group(*rewards)
@@ -204,7 +204,7 @@ def test_the_loss_of_a_replayed_completion_is_trls_with_its_old_log_probabilitie
         torch.testing.assert_close(our.grad, their.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_replay_in_a_job_is_told_of_in_its_steps(tmp_path, monkeypatch):
+def test_replay_is_reported_in_the_steps_of_a_job(tmp_path, monkeypatch):
     seen: set[str] = set()
 
     def first_try_only(
@@ -221,7 +221,7 @@ def test_replay_in_a_job_is_told_of_in_its_steps(tmp_path, monkeypatch):
     assert all(step["grad_norm"] > 0 for step in steps)
 
 
-def test_replay_is_refused_for_a_model_that_takes_no_packs(tmp_path):
+def test_replay_is_refused_for_a_model_that_cannot_be_packed(tmp_path):
     job = tiny.surroundings(tmp_path, tiny.model(dropout=0.1))
     with pytest.raises(JobFailed, match=r"^replay: must be 0 for a llama of this config, got 8$"):
         run(spec(replay=8), job.ctx)

@@ -66,7 +66,7 @@ def test_each_step_is_one_event_with_everything_that_happened_in_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_steps_without_a_difference_of_rewards_in_any_group_are_warned_of_once(tmp_path):
+def test_steps_with_equal_rewards_in_every_group_give_one_warning(tmp_path):
     job = tiny.surroundings(tmp_path)
     run(spec(steps=25, reward=("custom",), custom_required_term=("no such term",)), job.ctx)
     (warning,) = job.of_type("warning")
@@ -104,7 +104,7 @@ def test_beta_keeps_the_reference_and_measures_the_distance_to_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_int8_rollouts_learn_like_others_and_say_how_far_off_they_were(tmp_path):
+def test_int8_rollouts_learn_like_others_and_report_their_drift(tmp_path):
     options = {"samples": 12, "eval_samples": 20, "learning_rate": 3e-2}
     rewards = {}
     for dtype in ("float32", "int8"):
@@ -113,18 +113,18 @@ def test_int8_rollouts_learn_like_others_and_say_how_far_off_they_were(tmp_path)
         drifts = [e["rollout_drift"] for e in job.of_type("step") if "rollout_drift" in e]
         assert len(drifts) == (12 if dtype == "int8" else 0)
         assert all(0 <= drift < 0.1 for drift in drifts)
-    # An evaluation is by the weights as they are: before, it cannot tell the two apart.
+    # An evaluation uses the native weights, so both are equal before the training.
     assert rewards["int8"]["reward_before"] == rewards["float32"]["reward_before"]
     assert rewards["int8"]["reward_after"] > rewards["int8"]["reward_before"]
 
 
-def test_int8_rollouts_are_refused_for_a_model_that_takes_no_packs(tmp_path):
+def test_int8_rollouts_are_refused_for_a_model_that_cannot_be_packed(tmp_path):
     job = tiny.surroundings(tmp_path, tiny.model(dropout=0.1))
     with pytest.raises(JobFailed, match="rollout_dtype: must be float32"):
         run(spec(rollout_dtype="int8"), job.ctx)
 
 
-def test_an_evaluation_takes_nothing_from_the_randomness_of_training(tmp_path):
+def test_an_evaluation_does_not_change_the_random_state_of_training(tmp_path):
     run(spec(), tiny.surroundings(tmp_path / "without").ctx)
     run(spec(eval_samples=20), tiny.surroundings(tmp_path / "with").ctx)
     assert same_weights(weights(tmp_path / "with" / "model"), weights(tmp_path / "without/model"))
@@ -187,14 +187,14 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, numbe
 def test_weights_that_explode_fail_the_job_and_leave_the_last_good_checkpoint(tmp_path):
     job = tiny.surroundings(tmp_path)
     with pytest.raises(JobFailed, match=r"^step \d: "):
-        # More than may be asked for: with less, what explodes is not the weights.
+        # Above the allowed maximum: with a smaller rate, the weights do not explode first.
         run(replace(spec(lr_scheduler="constant", save_every=1), learning_rate=1e38), job.ctx)
     latest = job.ctx.checkpoints.latest()
     if latest is not None:
         assert all(torch.isfinite(tensor).all() for tensor in weights(latest).values())
 
 
-def test_a_grader_scores_completions_by_their_records_and_held_out_ones_too(tmp_path):
+def test_a_grader_scores_completions_by_their_records_also_held_out_ones(tmp_path):
     grader = {
         **{"type": "text_similarity", "evaluation_metric": "fuzzy_match"},
         **{"input": "{{sample.output_text}}", "reference": "{{item.gold}}"},

@@ -1,4 +1,4 @@
-"""GRPO with LoRA: what TRL and PEFT compute, from less work; small checkpoints, exact resume."""
+"""GRPO with LoRA: the results of TRL and PEFT with less computation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_five_packed_steps_end_with_the_adapter_of_trl_and_peft(tmp_path, archit
     ("architecture", "changes"),
     [("gemma2", {"query_pre_attn_scalar": 4, "sliding_window": 8}), ("gpt2", {})],
 )
-def test_what_takes_no_packs_trains_an_adapter_by_trl(tmp_path, architecture, changes, beta):
+def test_a_model_that_cannot_be_packed_trains_an_adapter_by_trl(
+    tmp_path, architecture, changes, beta
+):
     made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), beta=beta)
     assert made.most_tokens is None
 

@@ -1,4 +1,4 @@
-"""The options of the GRPO kind: what they mean, and which do not fit together."""
+"""The options of the GRPO kind: their meaning, and combinations that are refused."""
 
 from __future__ import annotations
 

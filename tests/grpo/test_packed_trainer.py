@@ -1,4 +1,4 @@
-"""GRPO's short cuts: the same completions, losses, metrics and weights as TRL, from less work."""
+"""Packed GRPO: the same completions, losses, metrics and weights as TRL with less computation."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 @pytest.mark.parametrize("case", OPTIONS)
-def test_every_option_of_the_loss_comes_to_the_same_as_with_trl(tmp_path, case, architecture):
+def test_every_loss_option_gives_trls_results(tmp_path, case, architecture):
     assert_same(tmp_path, small(architecture), **MICRO | OPTIONS[case])
 
 
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("case", ["high entropy", "entropy bonus", "entropy target", "GSPO"])
-def test_an_option_of_the_loss_comes_to_the_same_in_several_packs(tmp_path, monkeypatch, case):
+def test_loss_options_give_the_same_results_in_several_packs(tmp_path, monkeypatch, case):
     monkeypatch.setattr(packed_trainer, "tokens_that_fit", lambda *_: 25)
     assert_same(tmp_path, small("llama"), **MICRO | OPTIONS[case])
 
@@ -158,9 +158,7 @@ def test_groups_without_an_advantage_change_nothing_as_with_trl(tmp_path, case):
 
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("most_tokens", [1, 25])
-def test_a_step_that_does_not_fit_into_one_pack_comes_to_the_same(
-    tmp_path, monkeypatch, most_tokens
-):
+def test_a_step_in_several_packs_gives_the_same_results(tmp_path, monkeypatch, most_tokens):
     monkeypatch.setattr(packed_trainer, "tokens_that_fit", lambda *_: most_tokens)
     options = CASES["iterations with beta"]
     assert assert_same(tmp_path, tiny.model(), **options).most_tokens == most_tokens
@@ -177,7 +175,7 @@ def test_a_step_that_does_not_fit_into_one_pack_comes_to_the_same(
         ("qwen3", {"tie_word_embeddings": True}),
     ],
 )
-def test_every_architecture_that_takes_packs_trains_as_with_trl(tmp_path, architecture, changes):
+def test_every_architecture_that_can_be_packed_trains_as_with_trl(tmp_path, architecture, changes):
     model = small(architecture, **changes)
     assert can_pack(model)
     assert_same(tmp_path, model, **CASES["two prompts a step"], beta=0.1)
@@ -193,9 +191,7 @@ def test_every_architecture_that_takes_packs_trains_as_with_trl(tmp_path, archit
         ("gemma", {}),
     ],
 )
-def test_a_model_that_is_not_known_to_take_packs_goes_the_way_of_trl(
-    tmp_path, architecture, changes
-):
+def test_a_model_that_may_not_be_packed_is_trained_by_trl(tmp_path, architecture, changes):
     model = small(architecture, **changes)
     assert not can_pack(model)
     made = trainer(PackedTrainer, tmp_path, model)
@@ -230,7 +226,7 @@ def test_a_step_of_groups_without_an_advantage_runs_no_model(tmp_path):
 # Packs.
 
 
-def test_packs_hold_what_fits_and_each_prompt_once():
+def test_packs_fit_the_budget_and_hold_each_prompt_once():
     def row(number: int, prompt: int, completion: int) -> Sample:
         return Sample(number, (prompt,) * 4, (number + 10,) * completion)
 
@@ -241,7 +237,7 @@ def test_packs_hold_what_fits_and_each_prompt_once():
     assert [len(pack) for pack in split(rows, 1)] == [1] * 5
 
 
-def test_a_pack_is_smaller_where_memory_is_short(monkeypatch):
+def test_a_pack_is_smaller_if_memory_is_short(monkeypatch):
     model = tiny.model()
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 2**40}))
     plenty = tokens_that_fit(model, torch.device("cpu"))
@@ -284,7 +280,7 @@ def test_scores_and_their_gradients_are_those_of_log_softmax(
         (WeightOnlyInt8Linear, 2e-2),
     ],
 )
-def test_what_completions_are_written_by_computes_layers_side_by_side(make, rtol, rows):
+def test_the_decoder_of_completions_computes_fused_layers(make, rtol, rows):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(48, 32), torch.nn.Linear(48, 5)]
     x = torch.randn(rows, 48)
@@ -326,9 +322,7 @@ def test_training_on_int8_completions_stays_near_that_on_float32_ones(tmp_path, 
         (2, 320, int8_linear),
     ],
 )
-def test_weights_of_int8_are_packed_where_many_rows_or_tokens_pay_for_it(
-    tmp_path, rows, tokens, form
-):
+def test_int8_weights_are_packed_if_there_are_enough_rows_or_tokens(tmp_path, rows, tokens, form):
     made = rough(tmp_path, tiny.model(), max_completion_length=tokens)
     made.model.train()
     always = levels().int8 == "warmd"  # whose packing is fast
@@ -371,7 +365,7 @@ def test_the_loss_is_corrected_as_trl_corrects_for_completions_of_vllm(tmp_path,
     assert not torch.allclose(ours[1], plain[1])
 
 
-def test_an_evaluation_is_written_by_the_models_own_weights(tmp_path):
+def test_an_evaluation_uses_the_native_weights(tmp_path):
     made = rough(tmp_path, tiny.model())
     prompts = [[5, 6, 7]] * 4
     for is_training in (True, False):
@@ -386,7 +380,7 @@ def test_an_evaluation_is_written_by_the_models_own_weights(tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.7}]
 )
-def test_tokens_come_as_often_as_their_probabilities_say(options):
+def test_tokens_are_drawn_with_their_probabilities(options):
     torch.manual_seed(0)
     logits = torch.randn(1, 40) * 2
     expected_logits: Any = logits
@@ -417,7 +411,7 @@ def test_the_ends_of_the_unit_interval_give_no_token_without_probability(uniform
 
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
 @pytest.mark.parametrize("number", [math.nan, math.copysign(math.nan, -1), math.inf])
-def test_logits_that_leave_no_distribution_are_refused(number, top_p):
+def test_logits_without_a_distribution_are_refused(number, top_p):
     logits = torch.zeros(2, 5)
     logits[1, 3] = number
     with pytest.raises(NotFiniteError):
@@ -438,7 +432,7 @@ def test_the_nucleus_is_that_of_all_weights_sorted(top_p):
         at = int((ordered.cumsum(0, dtype=torch.float64) <= limit).sum())
         row[row < ordered[min(at, len(row) - 1)]] = 0
     found = BatchSampler(top_p=top_p).restrict(weights.clone())
-    # Sums of numbers in another order round differently: a weight at the edge may stay or go.
+    # Sums in another order round differently: a weight at the threshold may be kept or not.
     off = (found != expected).sum(-1)
     assert bool((off[:5] <= 1).all()), off
     assert bool((found.sum(-1) >= top_p * weights.sum(-1) * (1 - 1e-5)).all())
@@ -447,7 +441,7 @@ def test_the_nucleus_is_that_of_all_weights_sorted(top_p):
 # Writing.
 
 
-def test_a_row_is_written_the_same_whatever_becomes_of_the_others():
+def test_a_completion_does_not_depend_on_the_end_of_the_others():
     decoder = Decoder(small("qwen2"), make=InPlaceLinear)
     prompts = [[5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
@@ -471,7 +465,7 @@ def test_a_row_is_written_the_same_whatever_becomes_of_the_others():
     assert written([end]) == cut
 
 
-def test_a_policy_and_its_reference_are_one_in_memory_until_one_changes(tmp_path):
+def test_a_policy_and_its_reference_share_memory_until_the_first_update(tmp_path):
     reference = tiny.model()
     policy = weight_sharing_clone(reference)
     made = trainer(PackedTrainer, tmp_path, reference)
@@ -485,7 +479,7 @@ def test_a_policy_and_its_reference_are_one_in_memory_until_one_changes(tmp_path
         assert torch.equal(weight, start)
 
 
-def test_what_is_hung_on_a_policy_does_not_hang_on_its_reference():
+def test_hooks_of_a_policy_are_not_those_of_its_reference():
     reference = tiny.model()
     policy = weight_sharing_clone(reference)
     for module in policy.modules():

@@ -21,7 +21,7 @@ def test_a_prompt_that_is_too_long_fails_by_its_row(tmp_path):
         run(spec(samples=2, dataset=data), tiny.surroundings(tmp_path / "run").ctx)
 
 
-def test_a_prompt_is_cut_from_the_left_when_asked_and_it_is_said(tmp_path):
+def test_a_prompt_is_cut_from_the_left_on_request_and_reported(tmp_path):
     data = rows(tmp_path / "data.jsonl", {"prompt": "short"}, {"prompt": "long" * 20})
     job = tiny.surroundings(tmp_path / "run")
     run(spec(samples=2, dataset=data, max_prompt_length=10), job.ctx)
@@ -62,9 +62,7 @@ def test_chat_messages_go_through_the_tokenizers_template(tmp_path):
     ],
     ids=["endless", "refuses"],
 )
-def test_a_chat_template_that_goes_wrong_fails_the_job_by_its_row(
-    tmp_path, monkeypatch, template, words
-):
+def test_a_failing_chat_template_fails_the_job_with_the_row(tmp_path, monkeypatch, template, words):
     monkeypatch.setattr(chat_templates, "LIMIT_S", 0.3)
     job = tiny.surroundings(tmp_path / "run")
     job.ctx.models.tokenizer.chat_template = template  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""GRPO jobs that are stopped, killed or extended: the resume leaves no trace."""
+"""GRPO jobs that are stopped, killed or extended: the resume is exact."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HARD_CASES = {
 
 
 class PowerCut(BaseException):
-    """Ends a run like a kill: nothing is saved any more."""
+    """Ends a run like a power failure: nothing more is saved."""
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(tmp_
     assert same_weights(weights(tmp_path / "killed/model"), weights(tmp_path / "whole/model"))
 
 
-def test_a_stop_saves_at_the_steps_end_and_the_resume_goes_on_from_there(tmp_path):
+def test_a_stop_saves_at_the_steps_end_and_the_resume_continues_from_there(tmp_path):
     whole = tiny.surroundings(tmp_path / "whole")
     result = run(spec(eval_samples=5, num_iterations=2), whole.ctx)
 
@@ -149,7 +149,7 @@ def test_a_stop_saves_at_the_steps_end_and_the_resume_goes_on_from_there(tmp_pat
     assert result["reward_before"] is not None
 
 
-def test_evaluations_during_the_training_leave_it_as_it_is_and_are_resumed(tmp_path):
+def test_evaluations_during_the_training_do_not_change_it_and_are_resumed(tmp_path):
     straight = tiny.surroundings(tmp_path / "straight")
     run(spec(eval_samples=5, num_iterations=2), straight.ctx)
     options = {"eval_samples": 5, "num_iterations": 2, "eval_every": 5}
@@ -190,7 +190,7 @@ def test_a_resume_packs_as_before_however_much_memory_there_is_now(tmp_path, mon
     assert same_weights(weights(tmp_path / "parts/model"), weights(tmp_path / "whole/model"))
 
 
-def test_a_stop_during_the_first_evaluation_is_heard(tmp_path):
+def test_a_stop_during_the_first_evaluation_takes_effect(tmp_path):
     job = tiny.surroundings(tmp_path)
     job.stop.set()
     with pytest.raises(Stopped) as stopped:
@@ -225,7 +225,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path):
         run(spec(dataset=data), tiny.surroundings(tmp_path / "run").ctx)
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path):
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path):
     first = tiny.surroundings(tmp_path)
     first.stop_at_step = 5
     with pytest.raises(Stopped):

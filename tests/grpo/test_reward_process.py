@@ -1,4 +1,4 @@
-"""Rewards in a process of their own, and the log of rewards."""
+"""The reward process, and the reward log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trained(folder: Path, **options: Any) -> tiny.Surroundings:
     return job
 
 
-def told(job: tiny.Surroundings) -> list[tuple[Any, ...]]:
+def outcomes(job: tiny.Surroundings) -> list[tuple[Any, ...]]:
     return [(s["loss"], s["grad_norm"], s["rewards"]) for s in job.of_type("step")]
 
 
@@ -36,7 +36,7 @@ def told(job: tiny.Surroundings) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-def test_rewards_in_their_own_process_train_as_in_that_of_the_job(tmp_path, monkeypatch):
+def test_rewards_in_the_reward_process_train_as_in_the_process_of_the_job(tmp_path, monkeypatch):
     async def slowly(completions: list[str], answer: list[str], log_metric: Any, **_: Any) -> Any:
         await asyncio.sleep(0)
         log_metric("seen", len(completions))
@@ -46,7 +46,7 @@ def test_rewards_in_their_own_process_train_as_in_that_of_the_job(tmp_path, monk
     options = {"reward": ["tiny:digit_share", "tiny:slowly=0.5"], "eval_samples": 3}
     usual = trained(tmp_path / "usual", **options)
     apart = trained(tmp_path / "apart", reward_timeout=30, **options)
-    assert told(apart) == told(usual)
+    assert outcomes(apart) == outcomes(usual)
     assert [step["left_out"] for step in apart.of_type("step")] == [0] * 6
     assert [e["reward"] for e in apart.of_type("eval")] == [
         e["reward"] for e in usual.of_type("eval")
@@ -85,10 +85,10 @@ def dies_at(step: int) -> Any:
     [
         (hangs_at(3), "took longer than 0.5 s (reward_timeout)"),
         (raises_at(3), "reward tiny:faulty failed at"),
-        (dies_at(3), "the process of the rewards ended"),
+        (dies_at(3), "the reward process ended"),
     ],
 )
-def test_a_group_whose_rewards_fail_is_left_out_and_the_job_goes_on(
+def test_a_group_whose_rewards_fail_is_left_out_and_the_job_continues(
     tmp_path, monkeypatch, reward, message
 ):
     monkeypatch.setattr(tiny, "faulty", reward, raising=False)
@@ -147,7 +147,7 @@ def test_rewards_that_only_fail_end_the_job(tmp_path, monkeypatch):
     )
 
 
-def test_no_process_of_the_rewards_is_left_behind(tmp_path, monkeypatch):
+def test_no_reward_process_is_left_behind(tmp_path, monkeypatch):
     def note(prompts: list[str], completions: list[str], answers: list[str]) -> Any:
         (tmp_path / "pids").write_text(f"{os.getpid()} {os.getppid()}")
         return tiny.digit_share(prompts, completions, [])
@@ -190,7 +190,7 @@ def test_the_log_has_a_line_for_each_completion_of_each_step(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped_at", [2, 5])
-def test_after_a_resume_each_step_stands_in_the_log_once(tmp_path, stopped_at):
+def test_after_a_resume_the_log_has_each_step_once(tmp_path, stopped_at):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "rewards.jsonl"
     trained(tmp_path / "whole", reward_log=str(whole))
     first = tiny.surroundings(tmp_path / "run")
@@ -220,7 +220,7 @@ def test_a_log_keeps_the_steps_before_a_stop(tmp_path):
     assert [line["step"] for line in lines(path)] == [s for s in range(1, 7) for _ in range(4)]
 
 
-def test_a_file_with_other_content_is_never_cut(tmp_path):
+def test_a_file_with_other_content_is_never_truncated(tmp_path):
     path = tmp_path / "precious.jsonl"
     path.write_text('{"step": 1}\n')
     with pytest.raises(JobFailed, match=r"^reward_log: must be a new file, got .*other content$"):
@@ -228,7 +228,7 @@ def test_a_file_with_other_content_is_never_cut(tmp_path):
     assert path.read_text() == '{"step": 1}\n'
 
 
-def test_a_full_disk_leaves_whole_steps_in_the_log_and_is_told_of(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_whole_steps_in_the_log_and_is_reported(tmp_path, monkeypatch):
     path = tmp_path / "rewards.jsonl"
     write, room = os.write, 700
 

@@ -1,4 +1,4 @@
-"""A reward that is written for TRL gets here what TRL's own GRPOTrainer gives it."""
+"""A reward written for TRL gets the same arguments as from TRL's own GRPOTrainer."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def of_trl(tmp_path: Path, chat: bool) -> list[dict[str, Any]]:
 
 
 def shape(call: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on the completions, which two samplers draw differently."""
+    """The arguments that do not depend on the completions, which two samplers draw differently."""
     seen = {k: v for k, v in call.items() if k not in ("completions", "completion_ids")}
     seen |= {name: type(call[name]) for name in ("trainer_state", "log_extra", "log_metric")}
     seen["step"] = call["trainer_state"].global_step
@@ -128,7 +128,7 @@ def shape(call: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of TRL's own
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
 @pytest.mark.parametrize("reward", ["record", "record_async"])
-def test_a_trl_reward_gets_what_trl_gives_it(tmp_path, chat, reward):
+def test_a_trl_reward_gets_the_arguments_of_trl(tmp_path, chat, reward):
     ours, theirs = of_warmd(tmp_path, chat, reward), of_trl(tmp_path, chat)
     assert len(ours) == len(theirs) == 3
     assert [shape(call) for call in ours] == [shape(call) for call in theirs]
@@ -150,7 +150,7 @@ def test_rewards_of_both_kinds_add_up(tmp_path):
     assert result["steps"] == 3
 
 
-def test_what_a_reward_cannot_judge_neither_teaches_nor_counts(tmp_path):
+def test_completions_without_a_score_have_no_effect(tmp_path):
     job = tiny.surroundings(tmp_path / "run")
     result = run(spec(tmp_path / "rows.jsonl", rows(False), "judges_the_first"), job.ctx)
     assert [event["reward"] for event in job.of_type("step")] == [1.0] * 3
@@ -163,7 +163,7 @@ def test_what_a_reward_cannot_judge_neither_teaches_nor_counts(tmp_path):
     assert all(torch.equal(before[k], v) for k, v in trained.state_dict().items())
 
 
-def test_what_a_reward_logs_in_an_evaluation_is_about_no_step(tmp_path):
+def test_values_that_a_reward_logs_in_an_evaluation_are_not_in_a_step(tmp_path):
     job = tiny.surroundings(tmp_path / "run")
     options: dict[str, Any] = {"samples": 2, "eval_samples": 1}
     result = run(spec(tmp_path / "rows.jsonl", rows(False), "logs", **options), job.ctx)

@@ -62,7 +62,7 @@ def fetched(*, is_newest: bool = False) -> Path:
 
 
 @pytest.mark.slow
-def test_loading_a_model_gets_its_newest_revision_for_later_jobs_too(published: Hub):
+def test_loading_a_model_gets_its_newest_revision_also_for_later_jobs(published: Hub):
     old = fetched()
     (published.folder / "config.json").write_text('{"is": "new"}')
     assert fetched() == old  # a job does not wait for the hub
@@ -132,9 +132,7 @@ def downloads_of(worker: int) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_job_shows_how_far_its_download_is_and_runs_when_it_is_there(
-    place: Workplace, published: Hub
-):
+def test_job_shows_the_progress_of_its_download_and_runs_after_it(place: Workplace, published: Hub):
     place.worker()
     job_id = fetching(place)
     wait_until(lambda: len(place.events(job_id, "fetching")) >= 4)
@@ -211,7 +209,7 @@ def test_a_stopping_worker_requeues_a_job_during_its_download(place: Workplace):
 
 
 @pytest.mark.slow
-def test_download_ends_with_all_that_it_started_when_its_worker_is_killed(
+def test_download_ends_with_its_child_processes_when_its_worker_is_killed(
     place: Workplace, tmp_path: Path
 ):
     library = tmp_path / "library" / "huggingface_hub"
@@ -233,7 +231,7 @@ def test_download_ends_with_all_that_it_started_when_its_worker_is_killed(
 
 
 @pytest.mark.slow
-def test_download_that_is_killed_fails_its_job_and_says_so(place: Workplace):
+def test_a_killed_download_fails_its_job_with_that_reason(place: Workplace):
     worker = place.worker()
     job_id = fetching(place)
     (download,) = downloads_of(worker.pid)

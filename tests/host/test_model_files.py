@@ -1,4 +1,4 @@
-"""Weights that change on disk: what has begun keeps them, what comes next has the new ones."""
+"""Weights that change on disk: running jobs keep the old ones, later jobs get the new ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_digest_is_of_the_content_and_computed_once(folder: Path, tmp_path: Pa
     assert model_files.digest(folder, kept) != found
 
 
-def test_an_adapter_s_base_belongs_to_its_files(folder: Path, tmp_path: Path):
+def test_the_files_of_an_adapter_include_its_base(folder: Path, tmp_path: Path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     named = {"peft_type": "LORA", "base_model_name_or_path": str(folder)}
@@ -121,7 +121,7 @@ print(weights.sum().item(), held.is_wanted(), flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut off", "overwritten"])
-def test_mapped_weights_stay_what_they_are_when_their_file_is_written_to(tmp_path: Path, how: str):
+def test_mapped_weights_do_not_change_when_their_file_is_written_to(tmp_path: Path, how: str):
     needs(IS_LINUX, "Linux")
     import torch
     from safetensors.torch import save_file
@@ -146,7 +146,7 @@ def test_mapped_weights_stay_what_they_are_when_their_file_is_written_to(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_training_keeps_the_weights_that_it_began_with(sturdy: Daemon, folder: Path):
+def test_a_training_keeps_its_initial_weights_when_the_file_changes(sturdy: Daemon, folder: Path):
     needs(IS_LINUX, "Linux")
     undisturbed = sturdy.submit("behaviours:gated", model=str(folder))
     assert sturdy.wait(undisturbed)["status"] == "finished"
@@ -183,7 +183,7 @@ def answer(daemon: Daemon, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_the_next_answer_is_of_the_weights_that_lie_there_now(shared_daemon: Daemon, folder: Path):
+def test_the_next_answer_uses_the_current_weights_on_disk(shared_daemon: Daemon, folder: Path):
     first = answer(shared_daemon, folder)
     assert answer(shared_daemon, folder) == first
     save_model(folder, 7)

@@ -1,4 +1,4 @@
-"""What systemd is told, over its real protocol."""
+"""Notifications to systemd, over its real protocol."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_without_systemd_nothing_happens(address):
     ServiceManager.from_environ(environ).notify(READY)
 
 
-def test_a_systemd_that_does_not_read_blocks_nothing(receiver, tmp_path):
+def test_a_systemd_that_does_not_read_does_not_block(receiver, tmp_path):
     manager = ServiceManager(str(tmp_path / "s"), None)
     begun = time.monotonic()
     for _ in range(10_000):  # more than its queue holds
@@ -80,7 +80,7 @@ def test_a_systemd_that_does_not_read_blocks_nothing(receiver, tmp_path):
         ("60000000", "1", False),  # the watchdog of a service that started this process
     ],
 )
-def test_the_watchdog_is_pinged_where_it_watches_this_process(
+def test_the_watchdog_is_pinged_if_it_watches_this_process(
     receiver, tmp_path, period_us, pid, is_watched
 ):
     pid = str(os.getpid()) if pid == "this process" else pid

@@ -1,4 +1,4 @@
-"""Which models a daemon brings back when it starts again, and by which names they are known."""
+"""The models that a daemon loads when it starts again, and their names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(warm_set: WarmSet) -> set[str]:
     return {model.name for model in warm_set.models()}
 
 
-def test_a_loaded_model_lasts_over_restarts_until_it_is_unloaded(home):
+def test_a_loaded_model_is_loaded_after_restarts_until_it_is_unloaded(home):
     first = WarmSet(home, [CONFIGURED], "first")
     first.add(LOADED, is_kept=True)
     first.add(ONCE, is_kept=False)
@@ -45,7 +45,7 @@ def test_a_loaded_model_lasts_over_restarts_until_it_is_unloaded(home):
     assert names(WarmSet(home, [CONFIGURED], "fourth")) == {"configured"}
 
 
-def test_the_settings_win_over_a_loaded_model_of_their_name(home):
+def test_the_settings_override_a_loaded_model_of_the_same_name(home):
     WarmSet(home, [], "first").add(
         ModelConfig(name="configured", path="/models/other"), is_kept=True
     )
@@ -58,7 +58,7 @@ def test_a_file_of_an_earlier_version_is_read(home):
     assert names(WarmSet(home, [CONFIGURED], "b")) == {"configured"}
 
 
-def test_a_model_that_a_job_had_loaded_is_known_by_its_name(home, tmp_path, monkeypatch):
+def test_a_model_that_was_loaded_for_a_job_is_known_by_its_name(home, tmp_path, monkeypatch):
     folder = tmp_path / "stories"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""A GUI agent's text read as actions: what was meant comes out, and no text is too odd."""
+"""A GUI agent's text parsed to actions: correct for valid text, and no exception for any text."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ contents.validate()
 
 @st.composite
 def written(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """An action as a careful model writes it, and what it means."""
+    """An action as a well-behaved model generates it, and its meaning."""
     name = draw(st.sampled_from(sorted(ACTIONS)))
     action: dict[str, Any] = {"type": name}
     parts = []

@@ -1,4 +1,4 @@
-"""The infer kind: prompts, chats and files of them, answered by a tiny model."""
+"""The infer kind: prompts, chats and files of them, completed by a tiny model."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_events_and_result_agree(job):
     orjson.dumps(result)
 
 
-def test_a_seed_repeats_an_answer_and_none_is_recorded(job):
+def test_a_seed_repeats_an_answer_and_a_random_one_is_recorded(job):
     first = answer(job, temperature=1, max_tokens=30)
     again = answer(job, temperature=1, max_tokens=30, seed=first["seed"])
     other = answer(job, temperature=1, max_tokens=30)
@@ -324,7 +324,7 @@ def test_a_stop_request_ends_a_completion_at_the_next_token(job):
 # --- Files of prompts -----------------------------------------------------------------------------
 
 
-def test_file_of_prompts_is_answered_in_its_order(job, tmp_path):
+def test_a_file_of_prompts_is_answered_in_order(job, tmp_path):
     job.ctx.models.tokenizer.chat_template = CHAT
     prompts: list[Any] = [{"prompt": "a" * (1 + 37 * n % 50)} for n in range(50)]
     prompts[7] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -395,10 +395,10 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
         def append(self, answer: dict[str, Any]) -> None:
             raise OSError("disk full")
 
-    asked: list[Request] = []
+    requested: list[Request] = []
 
     def submit(self: Engine, request: Request, submit: Any = Engine.submit) -> None:
-        asked.append(request)
+        requested.append(request)
         submit(self, request)
 
     monkeypatch.setattr(batch_file, "Answers", FullDisk)
@@ -408,7 +408,7 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
     with pytest.raises(OSError, match="disk full"):
         answer(job, input=source, output=str(tmp_path / "out"), n=4, max_tokens=400)
     reasons = []
-    while not isinstance(piece := asked[-1].pieces.get(timeout=60), End):
+    while not isinstance(piece := requested[-1].pieces.get(timeout=60), End):
         reasons.append(piece.finish_reason)
     assert set(reasons) <= {None, "cancelled"}
 

@@ -36,7 +36,7 @@ def answer(job: tiny.Surroundings, **options: Any) -> dict[str, Any]:
     return run(spec, job.ctx)
 
 
-def test_prompts_are_answered_together_as_alone(job):
+def test_prompts_get_the_same_completions_in_a_batch_as_alone(job):
     texts = ["1+1=", "ab", "x" * 40]
     alone = [answer(job, prompt=text)["choices"][0]["text"] for text in texts]
     together = answer(job, prompts=texts)
@@ -50,7 +50,7 @@ def test_prompts_are_answered_together_as_alone(job):
         streamed[event["index"]] = event["text"] or streamed[event["index"]]
 
 
-def test_an_echoed_prompt_opens_the_text_and_its_events(job):
+def test_an_echoed_prompt_starts_the_text_and_its_events(job):
     plain = answer(job, prompt="1+1=")["choices"][0]["text"]
     job.events.clear()
     (choice,) = answer(job, prompt="1+1=", echo=True, logprobs=1)["choices"]

@@ -1,4 +1,4 @@
-"""The corpus: built once, never stale, whole documents on one side of the split."""
+"""The corpus: built once, never stale, with whole documents on one side of the split."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_option_of_a_corpus_gives_another_corpus(tmp_path, texts, change):
     assert text_corpus(tmp_path / "cache", recipe(texts, **change)).name != first.name
 
 
-def test_one_changed_letter_of_the_data_gives_another_corpus(tmp_path, texts):
+def test_a_changed_letter_of_the_data_gives_another_corpus(tmp_path, texts):
     first = text_corpus(tmp_path / "cache", recipe(texts))
     texts.write_bytes(texts.read_bytes().replace(b"number 7 ", b"number 8 ", 1))
     assert text_corpus(tmp_path / "cache", recipe(texts)).name != first.name
@@ -193,7 +193,7 @@ def test_equal_documents_are_on_the_same_side_of_the_split(tmp_path, texts):
     assert sum(found_on == {True} for found_on in sides.values()) == 15
 
 
-def test_documents_given_apart_are_held_out_and_not_trained_on(tmp_path):
+def test_documents_of_a_separate_data_set_are_held_out_and_not_trained_on(tmp_path):
     rows = [{"text": f"document number {n}"} for n in range(10)]
     data = jsonl(tmp_path / "data.jsonl", rows)
     apart = jsonl(tmp_path / "apart.jsonl", [*rows[:2], {"text": "another document"}])
@@ -206,7 +206,7 @@ def test_documents_given_apart_are_held_out_and_not_trained_on(tmp_path):
     assert (len(changed.train), len(changed.validation)) == (9, 1)
 
 
-def test_sources_given_apart_are_held_out(tmp_path, sources):
+def test_sources_of_a_separate_folder_are_held_out(tmp_path, sources):
     apart = tmp_path / "apart"
     apart.mkdir()
     (apart / "new.py").write_text(SOURCE.format(name="Other", number=77))
@@ -216,8 +216,8 @@ def test_sources_given_apart_are_held_out(tmp_path, sources):
     assert len(found.validation) > 0 == len(whole.validation)
 
 
-def test_the_tokenizer_is_trained_on_nothing_that_is_held_out(tmp_path):
-    # A word that stands in one document only becomes a token where that document is trained on.
+def test_the_tokenizer_is_not_trained_on_held_out_documents(tmp_path):
+    # A word that only one document has becomes a token if that document is trained on.
     words = [letter * 12 for letter in "abcdefghij"]
     data = jsonl(tmp_path / "words.jsonl", [{"text": " ".join([word] * 30)} for word in words])
     found = text_corpus(tmp_path / "cache", recipe(data, vocab_size=400, seq_len=512, share=0.3))
@@ -287,7 +287,7 @@ def test_skipped_records_are_counted_in_the_facts_of_the_corpus(tmp_path):
     assert "line 2" in found.facts["first_fault"]
 
 
-def test_data_that_is_no_text_is_refused(tmp_path):
+def test_data_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match=r"^data: must be UTF-8 text, got "):
         corpus.check_texts("data", str(tmp_path / "a.txt"), Reading())

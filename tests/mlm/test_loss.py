@@ -1,4 +1,4 @@
-"""What a step of MLM sees, and its loss: independent of micro-batches, at masked tokens only."""
+"""The examples of an MLM step and its loss: independent of micro-batches, at masked tokens only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlm_jobs import CONFIGS, begin, graph_spec, text_spec, told
+from mlm_jobs import CONFIGS, begin, by_step, graph_spec, text_spec
 from torch.nn import functional as F
 from transformers import (
     AutoModelForMaskedLM,
@@ -45,7 +45,7 @@ def test_a_step_has_examples_of_similar_length():
     found = lengths[order(lengths).order_of_epoch(0)]
     padded = found.max(1).sum() * found.shape[1]
     assert found.sum() > 0.93 * padded
-    assert len(set(found.max(1).tolist()[:20])) > 5  # long and short ones take turns
+    assert len(set(found.max(1).tolist()[:20])) > 5  # long and short ones alternate
 
 
 def test_a_step_does_not_depend_on_its_micro_batches():
@@ -58,7 +58,7 @@ def test_a_step_does_not_depend_on_its_micro_batches():
 def losses_of(home: Path, name: str, spec: MlmSpec) -> dict[int, tuple[float, float]]:
     job = begin(home, name)
     run(spec, job.ctx)
-    return {step: (e["loss"], e["grad_norm"]) for step, e in told(job.events, "step").items()}
+    return {step: (e["loss"], e["grad_norm"]) for step, e in by_step(job.events, "step").items()}
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
@@ -139,7 +139,7 @@ def test_steps_of_the_encoder_do_not_depend_on_their_micro_batches(home, name):
 def test_the_parts_add_up_by_their_weights_and_the_ramp(home, name):
     job = begin(home, name)
     run(graph_spec(home, mlm_weight=0.7, mnm_weight=0.6, constraint_weight=0.5), job.ctx)
-    for step, event in told(job.events, "step").items():
+    for step, event in by_step(job.events, "step").items():
         assert event["mnm_weight"] == pytest.approx(0.6 * min(1, step / 4))
         assert event["loss"] == pytest.approx(
             0.7 * event["mlm_loss"]
@@ -171,7 +171,7 @@ def test_the_head_is_computed_for_masked_tokens_only(home, name, architecture, m
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_dropout_is_set_wherever_a_model_keeps_it(home, name, architecture):
+def test_every_dropout_probability_of_a_model_is_set(home, name, architecture):
     config = CONFIGS[architecture]
     torch.manual_seed(0)
     model: Any = AutoModelForMaskedLM.from_config(config)

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import torch
-from mlm_jobs import begin, graph_spec, same, text_spec, told, weights
+from mlm_jobs import begin, by_step, graph_spec, same, text_spec, weights
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -55,7 +55,7 @@ def test_metrics_csv_has_a_row_per_step_with_accuracies_at_evaluations(home, nam
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(COLUMNS)
     assert [int(row["step"]) for row in rows] == list(range(1, 9))
-    events, evals = told(job.events, "step"), told(job.events, "eval")
+    events, evals = by_step(job.events, "step"), by_step(job.events, "eval")
     assert list(evals) == [3, 6, 8]
     for row in rows:
         step = int(row["step"])

@@ -1,4 +1,4 @@
-"""The options of the MLM kind: which do not fit together, or not with the data and model."""
+"""The options of the MLM kind: combinations that are refused, also with data and model."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_shipped_profiles_are_valid_jobs(profile):
     assert spec.seq_len == (512 if profile == "train_cpu" else 128)
 
 
-def test_the_sizes_that_the_shell_checks_are_those_of_the_encoder():
+def test_the_sizes_checked_at_submission_are_those_of_the_encoder():
     config = CodeGraphConfig().to_dict()
     assert {name: config[name] for name in CODE_GRAPH_SIZES} == CODE_GRAPH_SIZES
 

@@ -1,4 +1,4 @@
-"""MLM jobs that are stopped, killed or extended: the resume leaves no trace."""
+"""MLM jobs that are stopped, killed or extended: the resume is exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlm_jobs import begin, graph_spec, same, text_spec, told, weights
+from mlm_jobs import begin, by_step, graph_spec, same, text_spec, weights
 from transformers import (
     AutoModelForMaskedLM,
 )
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 class PowerCut(BaseException):
-    """Ends a run like a kill: nothing is saved any more."""
+    """Ends a run like a power failure: nothing more is saved."""
 
 
 def check_resume(home: Path, name: str, spec: MlmSpec, *, at: list[int], auto: Any) -> None:
@@ -43,11 +43,11 @@ def check_resume(home: Path, name: str, spec: MlmSpec, *, at: list[int], auto: A
             assert run(spec, job.ctx)["metrics"]["loss"] == result["metrics"]["loss"]
         torch.rand(7)  # the next process has used up randomness differently
         for type, found in events.items():
-            again = told(job.events, type)
+            again = by_step(job.events, type)
             assert all(again[s] == found[s] for s in again.keys() & found.keys())
             found |= again
     for type, found in events.items():
-        assert found == told(whole.events, type)
+        assert found == by_step(whole.events, type)
     runs = home / "runs"
     assert same(weights(runs / folder / "model", auto), weights(runs / f"{name}_whole/model", auto))
     last = f"checkpoints/checkpoint-{spec.steps}/optimizer.pt"
@@ -96,7 +96,7 @@ def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(home
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     second = begin(home, f"{name}_killed")
     run(spec, second.ctx)
-    assert list(told(second.events, "step")) == list(range(5, 13))
+    assert list(by_step(second.events, "step")) == list(range(5, 13))
     runs = home / "runs"
     assert same(weights(runs / f"{name}_killed/model"), weights(runs / f"{name}_whole/model"))
     assert (runs / f"{name}_killed/metrics.csv").read_text() == (
@@ -128,7 +128,9 @@ def test_an_evaluation_that_a_stop_interrupts_is_run_after_the_resume(home, name
     second = begin(home, f"{name}_stopped")
     again = run(spec, second.ctx)
     for type in ("step", "eval"):
-        assert told(first.events, type) | told(second.events, type) == told(whole.events, type)
+        assert by_step(first.events, type) | by_step(second.events, type) == by_step(
+            whole.events, type
+        )
     assert again["eval"]["mlm_loss"] == result["eval"]["mlm_loss"]
     runs = home / "runs"
     assert (runs / f"{name}_stopped/metrics.csv").read_text() == (
@@ -147,7 +149,7 @@ def test_a_finished_run_can_be_given_more_steps(home, name):
     run(text_spec(home), begin(home, name).ctx)
     more = begin(home, name)
     assert run(text_spec(home).extended(20), more.ctx)["steps"] == 20
-    assert list(told(more.events, "step")) == list(range(13, 21))
+    assert list(by_step(more.events, "step")) == list(range(13, 21))
     with (home / "runs" / name / "metrics.csv").open() as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 21))
 

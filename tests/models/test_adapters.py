@@ -1,4 +1,4 @@
-"""Adapters, as PEFT writes them: served, and compared with their base."""
+"""Adapters in PEFT's format: served, and compared with their base."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_adapter_of_a_bfloat16_base_is_merged_with_the_rounding_of_bfloat16(tiny
         torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=2**-7)
 
 
-def test_base_s_file_and_its_warm_model_stay_as_they_are(tiny_model, tmp_path):
+def test_the_bases_file_and_its_warm_model_are_not_changed(tiny_model, tmp_path):
     models = WarmModels(10**9)
     base = models.ensure(ModelConfig(name="b", path=str(tiny_model)), tiny_model, in_use=())
     before = logits_of(base.warm.model)
@@ -200,7 +200,7 @@ def test_a_damaged_adapter_is_refused_with_the_reason(tiny_model, tmp_path):
     with pytest.raises(JobFailed, match="cannot be loaded"):
         load(folder)
     (folder / "adapter_config.json").write_text("[]")
-    with pytest.raises(NotFound, match="no JSON object"):
+    with pytest.raises(NotFound, match="not a JSON object"):
         load(folder)
 
 
@@ -219,7 +219,7 @@ def test_folder_of_a_model_and_an_adapter_is_refused(tiny_model, tmp_path):
         load(folder)
 
 
-def test_relative_base_counts_from_the_adapter_s_folder(tiny_model, tmp_path):
+def test_a_relative_base_path_starts_from_the_adapters_folder(tiny_model, tmp_path):
     shutil.copytree(tiny_model, tmp_path / "models" / "base")
     (tmp_path / "adapters").mkdir()
     named = {"base_model_name_or_path": "../models/base"}

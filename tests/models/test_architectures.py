@@ -107,10 +107,12 @@ def test_models_of_other_structures_are_served_as_transformers_serves_them(kind)
     prompts = [[5, 9, 14, 20, 33, 7, 41], [60, 61, 12], [8] * 20]
     wanted = [by_transformers(model, ids, 8) for ids in prompts]
     engine = Engine(warm(model))
-    asked = [Request(ids=ids, sampling=Sampling(temperature=0), max_tokens=8) for ids in prompts]
-    for request in asked:  # computed alternately, token by token
+    requested = [
+        Request(ids=ids, sampling=Sampling(temperature=0), max_tokens=8) for ids in prompts
+    ]
+    for request in requested:  # computed alternately, token by token
         engine.submit(request)
-    assert [text_of(request) for request in asked] == wanted
+    assert [text_of(request) for request in requested] == wanted
     engine.close()
 
 

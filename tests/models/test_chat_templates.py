@@ -119,7 +119,7 @@ def test_a_template_is_compiled_once_and_a_chat_takes_less_than_a_step(monkeypat
 
 
 @pytest.mark.slow
-def test_templates_that_never_end_leave_other_chats_alone():
+def test_templates_that_never_end_do_not_affect_other_chats():
     errors: list[Exception] = []
 
     def hang() -> None:
@@ -157,7 +157,7 @@ def test_a_killed_process_is_replaced(is_busy):
 
 
 @pytest.mark.slow
-def test_a_process_that_renders_for_ever_ends_soon_after_its_parent():
+def test_a_process_that_renders_forever_ends_soon_after_its_parent():
     program = (
         "from warmd.jobs.models.chat_templates import ChatTemplate, render\n"
         f"render(ChatTemplate({ENDLESS!r}, {{}}), [], limit_s=2)"

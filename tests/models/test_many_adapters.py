@@ -54,10 +54,10 @@ def warm_ten(folders: Sequence[Path]) -> tuple[WarmModels, list[Loaded]]:
     return models, [ensure(models, folder.name, folder) for folder in folders]
 
 
-def answers(engine: Engine, asked: Sequence[tuple[str, Any]]) -> list[str]:
+def answers(engine: Engine, requested: Sequence[tuple[str, Any]]) -> list[str]:
     """The greedy texts of prompts with their adapters, submitted at once."""
     requests = []
-    for prompt, adapter in asked:
+    for prompt, adapter in requested:
         ids = tiny.tokenizer()(prompt)["input_ids"]
         sampling = Sampling(temperature=0)
         requests.append(Request(ids=ids, sampling=sampling, max_tokens=12, adapter=adapter))
@@ -72,20 +72,20 @@ def answers(engine: Engine, asked: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ten_adapters_answer_in_one_batch_as_alone_and_as_merged(warm_ten):
+def test_ten_adapters_in_one_batch_answer_as_alone_and_as_merged(warm_ten):
     models, loaded = warm_ten
     engines = {id(engine_of(one.warm)) for one in loaded}
     assert len(engines) == 1
     engine = engine_of(loaded[0].warm)
     base = models.loaded["tiny"].warm
-    asked = [(f"{n}+{n * 7 % 10}=", (None, *loaded)[n % 11]) for n in range(32)]
-    whose = [(prompt, None if one is None else one.warm.adapter) for prompt, one in asked]
+    requested = [(f"{n}+{n * 7 % 10}=", (None, *loaded)[n % 11]) for n in range(32)]
+    whose = [(prompt, None if one is None else one.warm.adapter) for prompt, one in requested]
     together = answers(engine, whose)
     assert len(set(together)) > 10
     for item, text in zip(whose, together, strict=True):
         assert answers(engine, [item]) == [text]
     merged = MergedModels()
-    for (prompt, one), text in zip(asked, together, strict=True):
+    for (prompt, one), text in zip(requested, together, strict=True):
         whole = base if one is None else merged.of(one.warm)
         assert answers(engine_of(whole), [(prompt, None)]) == [text]
 
@@ -114,7 +114,7 @@ def mapped_from(tensor: torch.Tensor) -> Path | None:
 
 
 @pytest.mark.slow
-def test_a_base_that_was_loaded_for_its_adapters_goes_with_the_last_of_them(warm_ten):
+def test_a_base_that_was_loaded_for_its_adapters_is_unloaded_with_the_last_one(warm_ten):
     models, loaded = warm_ten
     for one in loaded:
         assert "tiny" in models.loaded
@@ -141,7 +141,7 @@ def test_a_base_stays_until_its_last_adapter_is_unloaded(tiny_model, folders):
         models.unload("x")
 
 
-def test_room_is_made_by_adapters_before_their_base(tiny_model, folders):
+def test_adapters_are_unloaded_before_their_base_to_make_room(tiny_model, folders):
     size = ensure(WarmModels(10**9), "b", tiny_model).size_bytes
     other = tiny_model.parent / "other"
     if not other.exists():
@@ -164,7 +164,7 @@ def test_adapters_of_another_dtype_get_a_base_of_that_dtype(folders):
     assert (one.dtype, other.dtype) == ("float32", "bfloat16")
 
 
-def test_an_adapter_may_have_the_name_of_its_base_s_folder(folders):
+def test_an_adapter_may_have_the_name_of_its_bases_folder(folders):
     models = WarmModels(10**9)
     loaded = ensure(models, "tiny", folders[0])
     assert loaded.base == "tiny-2"
@@ -180,7 +180,9 @@ MERGED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_what_cannot_be_served_unmerged_is_merged_and_says_why(tiny_model, tmp_path, name):
+def test_an_adapter_that_cannot_be_served_unmerged_is_merged_with_the_reason(
+    tiny_model, tmp_path, name
+):
     config, why = MERGED[name]
     write_adapter(tmp_path / "a", tiny_model, config)
     models = WarmModels(10**9)
@@ -283,10 +285,10 @@ def test_adapters_are_loaded_listed_and_served_by_one_horse(shared_daemon: Daemo
     jobs = shared_daemon.client.jobs(statuses=("finished",))[: len(names)]
     pids = [e["pid"] for job in jobs for e in shared_daemon.events(job["id"], "started")]
     assert pids == pids[:1] * len(names)  # each has run once
-    asked: dict[str, Any] = {"prompt": "1+1=", "max_tokens": 12, "temperature": 0}
+    requested: dict[str, Any] = {"prompt": "1+1=", "max_tokens": 12, "temperature": 0}
     with openai_client(shared_daemon.status()["http"]["url"]) as client:
         for name, text in zip(names, found, strict=True):
-            done = client.completions.create(model=name, **asked)
+            done = client.completions.create(model=name, **requested)
             assert done.choices[0].text == text.removesuffix("\n")
     for name in names[1:]:
         assert warmd("unload", name, home=home).code == 0

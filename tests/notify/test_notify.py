@@ -1,4 +1,4 @@
-"""Notifications of ends and trouble of jobs, delivered to real commands and a real HTTP server."""
+"""Notifications about ended and troubled jobs, to real commands and a real HTTP server."""
 
 import threading
 import time
@@ -97,7 +97,7 @@ def at_once(seconds: float) -> None:
     """Do not wait between attempts."""
 
 
-def test_each_end_is_found_once_also_by_a_scanner_that_starts_again(desk):
+def test_each_end_is_found_once_also_by_a_restarted_scanner(desk):
     scanner = Scanner(desk.home, DEFAULT)
     job_id = desk.submit("--name", "first")
     run = desk.begin()
@@ -116,10 +116,10 @@ def test_each_end_is_found_once_also_by_a_scanner_that_starts_again(desk):
     )
     assert found.text.endswith("first failed at step 1: loss is nan")
     assert list(Scanner(desk.home, DEFAULT).due()) == []
-    assert [found.event for found in scanner.due()] == ["failed"]  # it was not told of the other
+    assert [found.event for found in scanner.due()] == ["failed"]  # the other one was not reported
 
 
-def test_what_is_found_but_not_delivered_is_found_again(desk):
+def test_an_event_that_was_not_delivered_is_found_again(desk):
     Scanner(desk.home, DEFAULT)
     desk.submit()
     desk.begin().finish({"reward_after": 0.5})
@@ -129,13 +129,13 @@ def test_what_is_found_but_not_delivered_is_found_again(desk):
     assert again.text.endswith("finished, reward_after 0.5")
 
 
-def test_ends_before_the_first_start_are_not_notified_of(desk):
+def test_ends_before_the_first_start_give_no_notification(desk):
     desk.submit()
     desk.begin().finish({})
     assert list(Scanner(desk.home, DEFAULT).due()) == []
 
 
-def test_scratch_jobs_of_checks_are_not_notified_of(desk):
+def test_scratch_jobs_give_no_notification(desk):
     scanner = Scanner(desk.home, DEFAULT)
     desk.client.submit_again(desk.submit(), stop_at=2)
     desk.begin().finish({})
@@ -148,7 +148,7 @@ def test_a_damaged_record_begins_anew(desk):
         assert list(Scanner(desk.home, DEFAULT).due()) == []
 
 
-def test_notify_test_delivers_one_or_says_why_not(desk, tmp_path, monkeypatch):
+def test_notify_test_delivers_a_notification_or_reports_why_not(desk, tmp_path, monkeypatch):
     done = desk.warmd("notify", "test")
     assert done.is_refusal(2)
     assert done.err.startswith("Error: notify: not set")
@@ -167,17 +167,17 @@ def test_a_wrong_target_is_refused_without_showing_it(desk, monkeypatch, text):
 
 @pytest.mark.slow
 def test_a_daemon_notifies_of_a_job_once_across_a_restart(make_daemon, tmp_path):
-    daemon = make_daemon(notify=f'echo "$WARMD_EVENT $WARMD_JOB" >> {tmp_path}/told')
+    daemon = make_daemon(notify=f'echo "$WARMD_EVENT $WARMD_JOB" >> {tmp_path}/notify-target')
     daemon.start()
     job_id = daemon.submit()
     daemon.wait(job_id)
-    wait_until((tmp_path / "told").exists, timeout_s=20)
+    wait_until((tmp_path / "notify-target").exists, timeout_s=20)
     daemon.stop()
     daemon.start()
     other = daemon.submit()
     daemon.wait(other)
-    wait_until(lambda: other in (tmp_path / "told").read_text(), timeout_s=20)
-    lines = (tmp_path / "told").read_text().splitlines()
+    wait_until(lambda: other in (tmp_path / "notify-target").read_text(), timeout_s=20)
+    lines = (tmp_path / "notify-target").read_text().splitlines()
     assert lines == [f"finished {job_id}", f"finished {other}"]
     for path in daemon.home.runs.rglob("*.json"):
-        assert "told" not in path.read_text()
+        assert "notify-target" not in path.read_text()

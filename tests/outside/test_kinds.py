@@ -1,4 +1,4 @@
-"""Job kinds of other packages: found by their entry points, used as warmd's own, or left out."""
+"""Job kinds of other packages: found by their entry points, used like warmd's own, or left out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 # Used as one of warmd's own.
 
 
-def test_the_example_of_the_manual_is_what_its_files_are(lines):
+def test_the_example_of_the_manual_equals_its_files(lines):
     project = tomllib.loads((packages.EXAMPLE.parent / "pyproject.toml").read_text())["project"]
     (entry,) = Kinds({}).outside.values()
     assert project["entry-points"]["warmd.kinds"] == {"lines": f"{entry.options}:{entry.spec}"}
@@ -96,11 +96,11 @@ def test_a_kind_from_outside_trains_and_resumes_bit_by_bit(lines, tmp_path):
 
 
 def test_its_options_are_those_of_the_command_line(lines, tmp_path):
-    told = warmd("submit", "lines", "--help", home=tmp_path)
-    assert told.code == 0, told.err
-    assert "Train a decoder on the lines of a text file." in told.out
-    assert "text file, one sample per line" in told.out
-    assert "--init-from" in told.out
+    done = warmd("submit", "lines", "--help", home=tmp_path)
+    assert done.code == 0, done.err
+    assert "Train a decoder on the lines of a text file." in done.out
+    assert "text file, one sample per line" in done.out
+    assert "--init-from" in done.out
     refused = warmd("submit", "lines", "--steps", "0", home=tmp_path)
     assert refused.code == 2
     assert "steps: must be an integer of at least 1" in refused.err
@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("name", "module", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_kind_that_cannot_be_used_is_left_out_with_one_line(site, name, module, message):
+def test_a_kind_that_cannot_be_used_is_left_out_with_a_one_line_reason(site, name, module, message):
     if module:
         (site / "odd_kind.py").write_text(module)
     packages.install(site, "odd-package", {name: "odd_kind:Odd"})

@@ -111,7 +111,7 @@ def document_of(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_table_in_the_manual_is_what_the_code_says(name):
+def test_the_tables_of_the_manual_match_the_code(name):
     text = read(document_of(name))
     assert filled(text, name) == text, "regenerate it: python tests/project/test_docs.py"
 
@@ -198,7 +198,7 @@ def plain(text: str | None) -> str:
     return re.sub(r"(?<![`\w])(\w+_\w+)(?![`\w])", r"`\1`", text)
 
 
-# --- What else a reader may try -----------------------------------------------------------------
+# --- Links, files and examples -----------------------------------------------------------------
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -251,7 +251,7 @@ def test_every_source_file_that_a_document_names_exists(path):
     ] == []
 
 
-def test_the_files_and_folders_that_newcomers_are_shown_exist():
+def test_the_files_and_folders_of_the_readme_and_the_guide_exist():
     tree = re.search(r"## Repository layout\n\n```\n(.*?)```", read(README), re.DOTALL)
     assert tree is not None
     shown = [line.split()[0].rstrip("/") for line in tree[1].splitlines()]

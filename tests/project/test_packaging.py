@@ -1,4 +1,4 @@
-"""What a user gets from the wheel, and what a developer gets from the checkout."""
+"""The content of the wheel and of the sdist."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The versions that pyproject.toml allows, and what of other libraries must stay as it was.
+"""The versions that pyproject.toml allows, and signatures of libraries that must not change.
 
 Undocumented methods change in minor versions. Their signatures stand here as they were when warmd's
 overrides of them were written: a new version that changes one fails here, by name, and not in a

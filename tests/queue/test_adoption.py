@@ -18,7 +18,7 @@ from warmd.jobs.errors import Conflict
 
 
 def lose_redis(desk: Desk) -> None:
-    """What happens when the server's folder is lost."""
+    """Lose the data of Redis, as when its folder is lost."""
     desk.client.connection.flushall()
 
 

@@ -1,4 +1,4 @@
-"""Redis on a machine whose clock is minutes ahead: times of jobs go by it."""
+"""Redis on a machine whose clock is minutes ahead: times of jobs use its clock."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_clock_of_redis_is_known_to_a_fraction_of_a_second(url: str):
         assert clock.now() == pytest.approx(time.time() + AHEAD_S, abs=0.5)
 
 
-def test_every_time_of_a_job_goes_by_the_clock_of_redis(url: str):
+def test_every_time_of_a_job_uses_the_clock_of_redis(url: str):
     with keys.connect_once(url) as connection:
         store = JobStore(connection)
         store.enqueue("infer-20261124-184200-x7f2", "infer")

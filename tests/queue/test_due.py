@@ -1,4 +1,4 @@
-"""Jobs that wait for their time and for others, by the server's clock and in few round trips."""
+"""Jobs that wait for their time and for others, by Redis' clock and in few round trips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs in Redis: one job gathers at a time, all seats or none, and nothing of an earlier gang."""
+"""Gangs in Redis: one job gathers at a time, all seats or none; earlier gangs have no effect."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_gang_begins_once_every_seat_has_a_node_of_its_own(place: Workplace, g
     assert not gangs.leave(job_id, token, SECOND)  # it has begun
 
 
-def test_of_leaders_that_begin_at_once_one_gathers(place: Workplace, gangs: Gangs):
+def test_one_of_several_simultaneous_leaders_gathers(place: Workplace, gangs: Gangs):
     ids = [submit(place) for _ in range(8)]
     with ThreadPoolExecutor(len(ids)) as pool:
         tokens = list(pool.map(lambda job_id: gangs.open(job_id, LEADER, "a", {NODES: "2"}), ids))
@@ -120,7 +120,7 @@ def test_of_leaders_that_begin_at_once_one_gathers(place: Workplace, gangs: Gang
     opened(gangs, other)
 
 
-def test_a_gathering_whose_leader_was_killed_makes_room_for_another(place: Workplace, gangs: Gangs):
+def test_a_gathering_ends_when_its_leader_is_killed(place: Workplace, gangs: Gangs):
     job_id, other = submit(place), submit(place)
     token = opened(gangs, job_id)
     assert join(gangs, job_id, SECOND) == token
@@ -131,13 +131,14 @@ def test_a_gathering_whose_leader_was_killed_makes_room_for_another(place: Workp
     place.connection.pexpire(keys.GATHERING, 1)
     wait_until(lambda: not place.connection.exists(keys.GATHERING))
     opened(gangs, other, leader=THIRD)
-    # The killed leader was only suspended, and continues: its seats are taken, its turn is over.
+    # The leader was not killed but suspended, and continues: its seats and its right to gather are
+    # lost.
     assert gangs.close(job_id, token) == 1
     assert join(gangs, job_id, FOURTH) is None
     assert join(gangs, other, FOURTH) is not None
 
 
-def test_a_leader_whose_node_has_seen_it_die_is_not_alive(place: Workplace, gangs: Gangs):
+def test_a_leader_whose_death_its_node_has_reported_is_not_alive(place: Workplace, gangs: Gangs):
     job_id = submit(place)
     opened(gangs, job_id)
     assert seen(gangs, job_id).is_leader_alive
@@ -162,7 +163,7 @@ def test_a_seat_is_free_again_when_its_worker_has_no_lease(place: Workplace, gan
     assert seen(gangs, job_id).workers == [LEADER, THIRD, FOURTH]
 
 
-def test_a_seat_that_was_given_back_is_not_taken_by_its_last_report(place: Workplace, gangs: Gangs):
+def test_a_released_seat_is_not_taken_by_its_last_report(place: Workplace, gangs: Gangs):
     job_id = submit(place)
     token = opened(gangs, job_id)
     assert join(gangs, job_id, SECOND) == token
@@ -171,7 +172,7 @@ def test_a_seat_that_was_given_back_is_not_taken_by_its_last_report(place: Workp
     assert gangs.close(job_id, token) == 0
 
 
-def test_a_gang_of_an_earlier_execution_has_no_say(place: Workplace, gangs: Gangs):
+def test_a_gang_of_an_earlier_execution_has_no_effect(place: Workplace, gangs: Gangs):
     job_id = submit(place)
     old = opened(gangs, job_id)
     assert join(gangs, job_id, SECOND) == old
@@ -195,7 +196,7 @@ def test_a_gang_of_an_earlier_execution_has_no_say(place: Workplace, gangs: Gang
     assert gang.is_gathering
 
 
-def test_a_job_that_does_not_wait_any_more_does_not_gather_on(place: Workplace, gangs: Gangs):
+def test_a_job_that_no_longer_waits_does_not_gather(place: Workplace, gangs: Gangs):
     job_id = submit(place)
     token = opened(gangs, job_id)
     assert place.client.cancel(job_id) == "canceled"

@@ -1,4 +1,4 @@
-"""What a user asks of the queue: order, waiting, time, tries, limits, and ways to stop a job."""
+"""The queue for users: order, waiting, times, retries, limits, and ways to stop a job."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_canceling_a_running_job_saves_and_resume_continues_it(daemon: Daemon):
     assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 41))
 
 
-def test_canceling_a_waiting_job_takes_it_out(daemon: Daemon):
+def test_canceling_a_waiting_job_removes_it_from_the_queue(daemon: Daemon):
     running = hold(daemon)
     waiting = daemon.submit()
     assert daemon.client.cancel(waiting) == "canceled"
@@ -181,7 +181,7 @@ def test_follow_shows_every_event_from_the_first_to_the_end(daemon: Daemon):
     assert seen == daemon.events(job_id)
 
 
-def test_follow_rebuilds_what_the_stream_has_lost(daemon: Daemon):
+def test_follow_reads_events_that_the_stream_has_lost_from_the_file(daemon: Daemon):
     job_id = daemon.submit()
     daemon.wait(job_id)
     daemon.client.connection.xtrim(keys.events(job_id), maxlen=2, approximate=False)
@@ -250,7 +250,7 @@ def test_hostile_id_is_refused(daemon: Daemon, text: str):
         daemon.client.find(text)
 
 
-def test_id_is_found_by_its_beginning(daemon: Daemon):
+def test_a_job_is_found_by_a_prefix_of_its_id(daemon: Daemon):
     job_id = daemon.submit()
     daemon.wait(job_id)
     assert daemon.client.find(job_id[:-1]) == job_id
@@ -275,7 +275,7 @@ def test_bad_spec_queues_nothing_and_leaves_no_files(daemon: Daemon):
     assert daemon.client.jobs(statuses=("queued", "started")) == []
 
 
-def test_without_a_server_submit_says_how_to_start_one(make_daemon: Any):
+def test_without_redis_submit_shows_how_to_start_the_daemon(make_daemon: Any):
     daemon = make_daemon()
     daemon.home.create()
     with pytest.raises(Unavailable, match="warmd start"):

@@ -1,4 +1,4 @@
-"""What is read costs what is shown: thousands of ended jobs make no read dearer."""
+"""The cost of a read depends on its result: thousands of ended jobs do not slow it down."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def desk() -> Iterator[Desk]:
 
 def cost(desk: Desk, read: Callable[[], object]) -> tuple[int, int]:
     """The commands that Redis runs for a read, and the bytes that it sends."""
-    read()  # what is learned once
+    read()  # measured once
 
     def totals() -> tuple[int, int]:
         info: Any = desk.client.connection.info("stats")
@@ -134,5 +134,5 @@ def test_the_latest_job_is_never_an_answer(desk: Desk):
 def test_the_origin_of_a_job_is_read_from_earlier_versions_too(desk: Desk, tmp_path: Path):
     spec = {"spec": {"model": "tiny"}}
     typed = RunDir.create(tmp_path, "infer", {**spec, "python_path": ["/somewhere"]})
-    asked = RunDir.create(tmp_path, "infer", {**spec, "python_path": []})
-    assert (typed.origin(), asked.origin()) == ("cli", "http")
+    requested = RunDir.create(tmp_path, "infer", {**spec, "python_path": []})
+    assert (typed.origin(), requested.origin()) == ("cli", "http")

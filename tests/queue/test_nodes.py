@@ -53,7 +53,7 @@ def test_a_node_is_listed_with_its_heartbeat_until_it_leaves(place: Workplace):
     assert registry.all() == []
 
 
-def test_a_node_without_heartbeats_is_silent_and_after_a_day_forgotten(place: Workplace):
+def test_a_node_without_heartbeats_is_silent_and_after_a_day_not_listed(place: Workplace):
     registry = NodeRegistry(place.connection)
     for name in ("gpu7-a", "gpu7-b", "gpu7-c"):
         registry.beat(name, record())
@@ -64,7 +64,7 @@ def test_a_node_without_heartbeats_is_silent_and_after_a_day_forgotten(place: Wo
     assert [node.name for node in registry.all()] == ["gpu7-a", "gpu7-b"]
 
 
-def test_a_request_to_leave_is_seen_with_the_next_heartbeat_until_it_is_withdrawn(
+def test_a_request_to_leave_is_read_with_the_next_heartbeat_until_it_is_withdrawn(
     place: Workplace,
 ):
     registry = NodeRegistry(place.connection)
@@ -115,7 +115,7 @@ def test_exactly_one_candidate_leads_and_the_next_one_when_it_resigns(place: Wor
     assert not first.was_leader()
 
 
-def test_a_leader_that_is_gone_is_replaced_when_redis_says_that_its_lease_is_over(
+def test_a_lost_leader_is_replaced_when_its_lease_expires_in_redis(
     place: Workplace,
 ):
     assert Election(place.connection, "a").is_leader()
@@ -127,7 +127,7 @@ def test_a_leader_that_is_gone_is_replaced_when_redis_says_that_its_lease_is_ove
     assert Election(place.connection, "b").is_leader()
 
 
-def test_a_candidate_asks_redis_a_few_times_per_lease(place: Workplace):
+def test_a_candidate_queries_redis_a_few_times_per_lease(place: Workplace):
     candidate = Election(place.connection, "a")
     assert candidate.is_leader()
     place.connection.delete(keys.LEADER)

@@ -1,4 +1,4 @@
-"""What a Redis must be like to hold jobs, and Redis behind Sentinel."""
+"""Checks of a Redis before it holds jobs, and Redis behind Sentinel."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_redis_that_may_delete_jobs_is_refused(place: Workplace):
 @pytest.mark.parametrize(
     ("save", "warning"), [("", "keeps nothing on disk"), ("3600 1", "writes snapshots only")]
 )
-def test_a_redis_that_forgets_is_used_with_a_warning(place: Workplace, save, warning):
+def test_a_redis_without_persistence_is_used_with_a_warning(place: Workplace, save, warning):
     place.connection.config_set("appendonly", "no")
     place.connection.config_set("save", save)
     found = health.check(place.connection)
@@ -81,7 +81,7 @@ def test_a_redis_that_forgets_is_used_with_a_warning(place: Workplace, save, war
         ),
     ],
 )
-def test_sentinel_urls_are_taken(url, sentinels, primary):
+def test_sentinel_urls_are_accepted(url, sentinels, primary):
     assert redis_url("redis_url", url) == url
     parsed = parse_sentinel(url)
     assert (parsed.sentinels, parsed.primary) == (sentinels, primary)

@@ -1,4 +1,4 @@
-"""`warmd rm` and `warmd clean`: what goes, what stays, and what is left when they are killed."""
+"""`warmd rm` and `warmd clean`: what they remove and keep, and the state when they are killed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def traces(desk: Desk, job_id: str) -> list[str]:
     ]
 
 
-def test_rm_leaves_nothing_of_jobs_and_says_what_it_freed(desk, monkeypatch):
+def test_rm_leaves_nothing_of_jobs_and_reports_the_bytes_freed(desk, monkeypatch):
     monkeypatch.chdir(desk.home.path)  # of a repository a job records the changes, of any size
     ids = [finished(desk), finished(desk)]
     done = desk.warmd("rm", *ids)
@@ -70,7 +70,7 @@ def test_rm_leaves_nothing_of_jobs_and_says_what_it_freed(desk, monkeypatch):
     assert desk.warmd("rm", ids[0]).is_refusal(2)
 
 
-def test_rm_speaks_json(desk):
+def test_rm_prints_json(desk):
     job_id = finished(desk)
     (row,) = desk.rows("rm", job_id)
     assert (row["id"], row["removed"]) == (job_id, True)

@@ -1,4 +1,4 @@
-"""RQ's own tools on the Redis of a daemon: they show the truth and do no harm."""
+"""RQ's own tools on the Redis of a daemon: they show the correct state and do no harm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def has_ended(place: Workplace, job_id: str) -> bool:
 
 
 @pytest.mark.slow
-def test_rq_info_shows_workers_with_what_they_do(place: Workplace):
+def test_rq_info_shows_workers_with_their_jobs(place: Workplace):
     worker = place.worker(slots=1, lease_s=1.0)
     assert "1 workers, " in rq(place, "info")
     with place.zygote() as zygote:
@@ -60,7 +60,7 @@ def test_rq_info_shows_workers_with_what_they_do(place: Workplace):
 
 
 @pytest.mark.slow
-def test_rq_info_forgets_a_worker_that_was_killed(place: Workplace):
+def test_rq_info_no_longer_shows_a_killed_worker(place: Workplace):
     worker = place.worker(lease_s=0.5)
     worker.kill()
     worker.wait()

@@ -71,12 +71,12 @@ def test_a_job_is_set_aside_until_a_worker_has_its_labels(place: Workplace):
     assert place.connection.smembers(keys.needs("infer")) == set()
 
 
-def test_a_worker_with_the_labels_needs_no_detour(place: Workplace):
+def test_a_worker_with_the_labels_sets_no_job_aside(place: Workplace):
     place.submit(needs={"gpu": "h200"})
     assert pop(place, H200) is None
 
 
-def test_the_oldest_job_goes_first_whatever_it_needs(place: Workplace):
+def test_the_oldest_job_is_first_whatever_its_needs(place: Workplace):
     jobs = [place.submit(needs={"gpu": "h200", "memory": f"{n}G"}) for n in (3, 1, 2, 1)]
     for _ in jobs:
         assert pop(place) is not None
@@ -109,7 +109,7 @@ def test_jobs_that_are_set_aside_are_seen_canceled_and_paused(place: Workplace):
     assert pop(place, H200) is None
 
 
-def test_a_job_that_a_dying_worker_took_comes_back(place: Workplace):
+def test_a_job_that_a_dying_worker_took_is_requeued(place: Workplace):
     job_id = place.submit(needs={"gpu": "h200"})
     assert pop(place) is not None
     assert take(place, H200) == job_id
@@ -117,7 +117,7 @@ def test_a_job_that_a_dying_worker_took_comes_back(place: Workplace):
     assert pop(place) == (job_id, {"gpu": "h200"})
 
 
-def test_a_worker_that_runs_takes_what_its_labels_allow(place: Workplace):
+def test_a_running_worker_takes_the_jobs_that_its_labels_allow(place: Workplace):
     worker = place.worker(slots=1, labels={"gpu": "h200"})
     refused = place.submit(needs={"gpu": "a100"})
     taken = place.submit(needs={"gpu": "h200"})
@@ -192,11 +192,14 @@ def test_a_job_that_is_paused_while_its_worker_misses_its_model_stays_paused(
     assert place.registry.reclaim(NAME, "infer") == [job_id]
 
 
-def test_on_a_machine_of_its_own_a_job_without_its_model_fails(place: Workplace, model: Path):
+def test_without_a_shared_redis_a_job_without_its_model_fails(place: Workplace, model: Path):
     job_id = place.submit(model=str(model))
     shutil.rmtree(model)
     worker = place.worker()
     wait_until(lambda: place.status(job_id) == "failed")
-    assert f"{model} must be a model folder" in place.client.job(job_id)["error"]
+    assert (
+        f"must be a model folder with a config.json, got {model}"
+        in place.client.job(job_id)["error"]
+    )
     worker.kill()
     worker.wait()

@@ -1,4 +1,4 @@
-"""Jobs of dead workers are requeued, whichever process is killed when."""
+"""Jobs of dead workers are requeued, whichever process is killed at any time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_garbage_in_workers_lists_does_not_stop_the_requeuing(place: Workplace):
     assert place.connection.zcard("rq:wip:infer") == 0
 
 
-def test_a_job_that_a_killed_rq_worker_had_popped_is_requeued_at_the_second_look(
+def test_a_job_that_a_killed_rq_worker_had_popped_is_requeued_at_the_second_check(
     place: Workplace,
 ):
     queue = place.store.queue("infer")

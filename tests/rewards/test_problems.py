@@ -1,4 +1,4 @@
-"""Problems: what a dataset may look like, and the one line that says why it may not."""
+"""Problems: the accepted forms of a data set, and one-line errors for others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refusal(source: str, **options: Any) -> str:
     return message.replace(source, "FILE") if source else message
 
 
-def test_a_question_is_put_into_the_template_and_keeps_its_answer(dataset):
+def test_a_question_is_inserted_into_the_template_and_keeps_its_answer(dataset):
     source = dataset({"question": "How many?", "answer": "So 3.\n#### 3"})
     assert load(source) == [
         Problem(
@@ -57,7 +57,7 @@ def test_braces_other_than_the_question_are_plain_text(dataset):
     assert problem.prompt == '{"q": is {0} {question} {x!r}?} {}'
 
 
-def test_a_prompt_is_taken_as_it_is_with_an_answer_or_without(dataset):
+def test_a_prompt_is_used_unchanged_with_or_without_an_answer(dataset):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     source = dataset({"prompt": "2+2=", "answer": 4}, {"prompt": messages, "question": "unused"})
     assert load(source) == [Problem("2+2=", "4", 1), Problem(messages, None, 2)]
@@ -100,13 +100,13 @@ def test_evaluation_takes_the_prompts_after_those_of_the_training(dataset):
     )
 
 
-def test_lines_after_the_last_sample_are_not_looked_at(dataset):
+def test_lines_after_the_last_sample_are_not_read(dataset):
     source = dataset({"prompt": "a"}, {"prompt": "b"}, b"{broken")
     assert len(load(source, samples=2)) == 2
     assert "line 3" in refusal(source)
 
 
-def test_the_byte_order_mark_of_a_windows_editor_does_no_harm(dataset):
+def test_a_byte_order_mark_is_skipped(dataset):
     assert load(dataset(b'\xef\xbb\xbf{"prompt": "a"}\r\n')) == [Problem("a", None, 1)]
 
 
@@ -147,7 +147,7 @@ def test_a_bad_row_is_named_with_its_line(dataset, row, problem):
     assert problem in message
 
 
-def test_what_is_no_file_of_rows_is_refused_with_the_reason(tmp_path, dataset):
+def test_an_invalid_data_set_is_refused_with_the_reason(tmp_path, dataset):
     takes = f"dataset: must be {TAKES} or arithmetic, got"
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -182,7 +182,7 @@ def terms(problem: Problem) -> list[int]:
     return [int(number) for number in problem.prompt.removesuffix("=").split("+")]
 
 
-def test_arithmetic_is_many_sums_in_an_order_fixed_for_ever():
+def test_arithmetic_has_many_sums_in_a_fixed_order():
     assert load("arithmetic", samples=1) == [Problem("85+7=", "92", 1001)]
     problems = load("arithmetic", samples=80)
     assert [p.prompt for p in problems[:4]] == ["85+7=", "82+66=", "97+9=", "58+96="]
@@ -197,7 +197,7 @@ def test_arithmetic_is_many_sums_in_an_order_fixed_for_ever():
     )
 
 
-def test_no_evaluation_sum_is_in_the_training_not_even_turned_around():
+def test_no_evaluation_sum_is_in_the_training_not_even_with_swapped_operands():
     pairs = {
         part: [frozenset(terms(problem)) for problem in iter_arithmetic(part)]
         for part in ("train", "eval")
@@ -209,7 +209,7 @@ def test_no_evaluation_sum_is_in_the_training_not_even_turned_around():
     assert held_out == list(iter_arithmetic("eval"))
 
 
-def test_both_ways_round_and_all_sizes_of_sums_are_in_each_part():
+def test_each_part_has_sums_in_both_orders_and_of_all_sizes():
     for problems in (list(iter_arithmetic("train")), list(iter_arithmetic("eval"))):
         pairs = [terms(problem) for problem in problems]
         assert 0.45 < sum(1 for a, b in pairs if a > b) / len(pairs) < 0.55
@@ -248,7 +248,7 @@ def garbage_path(tmp_path_factory):
     samples=st.none() | st.integers(-1, 4),
     part=st.sampled_from(["train", "eval"]),
 )
-def test_any_file_gives_problems_or_one_line(garbage_path, lines, samples, part):
+def test_any_file_gives_problems_or_a_one_line_error(garbage_path, lines, samples, part):
     garbage_path.write_bytes(b"\n".join(lines))
     problems, refused = [], None
     try:
@@ -271,7 +271,7 @@ def test_any_name_of_a_missing_file_is_refused_in_one_line(garbage_path, name):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_all_that_a_row_has_besides_its_prompt_is_kept_for_rewards(dataset):
+def test_all_columns_of_a_row_except_its_prompt_are_kept_for_rewards(dataset):
     source = dataset(
         {"prompt": "write f", "answer": 3, "tests": ["f(1) == 2"], "level": {"of": 3}},
         {"question": "why?", "image": None},
@@ -285,7 +285,7 @@ def test_all_that_a_row_has_besides_its_prompt_is_kept_for_rewards(dataset):
     ]
 
 
-def test_another_column_makes_other_data_for_rewards_and_the_same_prompts(dataset):
+def test_another_column_changes_the_data_of_rewards_and_not_the_prompts(dataset):
     before, after = (load(dataset({"prompt": "p", "tests": tests})) for tests in ("a", "b"))
     assert fingerprint(before) == fingerprint(after)
     assert columns_fingerprint(before) != columns_fingerprint(after)

@@ -1,4 +1,4 @@
-"""Rewards: every rule with a number worked out by hand, and what a user's own must return."""
+"""Rewards: every rule with a manually computed score, and the results of user functions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def refusal(function: Callable[..., object], *args: object) -> str:
         ("First we solve it: we have 3 + 4 = 7 apples, so it is 7.", 1.2),
     ],
 )
-def test_math_scores_what_its_rules_say(text, score):
+def test_math_scores_follow_the_rules(text, score):
     assert score_math(text) == pytest.approx(score)
 
 
@@ -101,7 +101,7 @@ def test_math_scores_what_its_rules_say(text, score):
         (" ".join(["same"] * 20), 0.4 + 0.3 / 20),
     ],
 )
-def test_general_scores_what_its_rules_say(text, score):
+def test_general_scores_follow_the_rules(text, score):
     assert score_general(text) == pytest.approx(score)
 
 
@@ -129,7 +129,7 @@ def test_general_scores_what_its_rules_say(text, score):
         ("first then next therefore so because 1 + 2 - 3 * 4 / 5 = 6", 3.0),
     ],
 )
-def test_reasoning_scores_what_its_rules_say(text, score):
+def test_reasoning_scores_follow_the_rules(text, score):
     assert score_reasoning(text) == pytest.approx(score)
 
 
@@ -152,7 +152,7 @@ def test_reasoning_scores_what_its_rules_say(text, score):
         ({"max_length": 9, "required_terms": ["q"], "format_pattern": "q"}, "q", 1.5),
     ],
 )
-def test_custom_scores_what_its_options_say(options, text, score):
+def test_custom_scores_follow_the_options(options, text, score):
     assert custom(**options)(["p"], [text], [None]) == [pytest.approx(score)]
 
 
@@ -258,7 +258,7 @@ def test_correctness_compares_the_number_of_a_solution(completion, answer, score
         ("", 0.0),
     ],
 )
-def test_the_right_side_of_an_equation_has_to_open_the_completion(completion, score):
+def test_the_right_side_of_an_equation_must_start_the_completion(completion, score):
     assert correctness(["17+58="], [completion], ["75"]) == [score]
 
 
@@ -287,12 +287,12 @@ def test_answers_without_a_number_are_refused_for_correctness():
         ("my.rewards:brevity=0.5", RewardSpec("my.rewards:brevity", 0.5)),
     ],
 )
-def test_a_reward_is_a_name_with_a_weight_or_without(text, spec):
+def test_a_reward_is_a_name_with_or_without_a_weight(text, spec):
     assert parse(text) == spec
 
 
 @pytest.mark.parametrize("weight", ["", "x", "nan", "inf", "1001", "-1e9", "1=2"])
-def test_a_weight_that_is_no_sensible_number_is_refused(weight):
+def test_an_invalid_weight_is_refused(weight):
     assert refusal(parse, f"math={weight}") == (
         f"reward: the weight of math must be a number from -1000 to 1000, got '{weight}'"
     )
@@ -346,7 +346,7 @@ def test_a_users_function_scores_by_prompts_completions_and_answers(user_module)
         ("raise SystemExit(0)", "{}:f must import, got SystemExit: 0"),
     ],
 )
-def test_a_users_function_that_cannot_be_had_is_refused(user_module, code, problem):
+def test_a_user_function_that_cannot_be_imported_is_refused(user_module, code, problem):
     module = user_module(code)
     expected = problem.replace("{}", module)
     assert refusal(resolve, RewardSpec(f"{module}:f")) == f"reward: {expected}"
@@ -372,7 +372,7 @@ def test_a_module_that_does_not_exist_is_refused():
         ("[0, 10**400]", "got 1" + "0" * 76 + "... for completion 2"),
     ],
 )
-def test_a_users_function_that_returns_something_else_fails_the_job(user_module, result, problem):
+def test_a_user_function_with_an_invalid_result_fails_the_job(user_module, result, problem):
     module = user_module(f"def f(prompts, completions, answers):\n    return {result}")
     reward = by_position(RewardSpec(f"{module}:f"))
     with pytest.raises(JobFailed) as caught:
@@ -415,7 +415,7 @@ def test_rewards_of_any_text_stay_in_their_range(prompt, completion, answer):
     before=st.sampled_from(["", "We had 12. ", "So x = ", "#### ", "The answer is $"]),
     after=st.sampled_from(["", ".", "%", "\n", " apples"]),
 )
-def test_a_number_is_found_however_it_is_dressed(number, before, after):
+def test_a_number_is_found_in_any_notation(number, before, after):
     assert final_number(f"{before}{number}{after}") == number
     sign, digits = ("-" if number < 0 else ""), f"{abs(number):,}"
     assert final_number(f"{before}{sign}${digits}{after}") == number
@@ -443,7 +443,7 @@ def test_any_text_is_a_reward_or_refused_in_one_line(text):
         (r"(\w*)\1{3,}z", "ab" * 20_000),
     ],
 )
-def test_a_pattern_that_would_search_for_good_ends_with_the_name_of_its_option(pattern, text):
+def test_an_endless_pattern_search_ends_with_the_name_of_its_option(pattern, text):
     reward = custom(format_pattern=pattern)
     before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
     begun = time.thread_time()

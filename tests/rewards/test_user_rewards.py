@@ -1,4 +1,4 @@
-"""Rewards of the user's own: how they are called, imported and known, and what their faults say."""
+"""User rewards: how they are called, imported and identified, and their error messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reward_of(folder: str, *columns: str, name: str = "mine:f") -> PositionalRew
         return imported(name, columns)
 
 
-# Which way a function is called.
+# Calling conventions.
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def reward_of(folder: str, *columns: str, name: str = "mine:f") -> PositionalRew
         "*args, **kwargs",
     ],
 )
-def test_three_lists_by_position_are_what_a_function_of_warmd_takes(write, parameters):
+def test_a_positional_function_gets_three_lists(write, parameters):
     reward = reward_of(write(f"def f({parameters}): return [0]"), "answer")
     assert isinstance(reward, PositionalReward)
     assert reward(["p"], ["c"], ["a"]) == [0.0]
@@ -98,13 +98,13 @@ def test_a_function_as_trl_calls_it_is_called_by_keywords(write, parameters):
         ),
     ],
 )
-def test_a_signature_that_nobody_can_call_is_refused_by_name(write, code, message):
+def test_an_unsupported_signature_is_refused_by_name(write, code, message):
     with pytest.raises(SpecError) as caught:
         reward_of(write(code), "answer", "tests")
     assert str(caught.value) == message
 
 
-def test_none_is_the_score_of_what_a_trl_reward_cannot_judge(write):
+def test_a_trl_reward_may_return_none_as_a_score(write):
     reward = reward_of(write("def f(completions, **kwargs): return [None, 2]"))
     assert isinstance(reward, KeywordReward)
     assert reward(completions=["a", "b"]) == [None, 2.0]
@@ -139,7 +139,7 @@ def f(prompts, completions, answers):
         ("type('Boom', (BaseException,), {})('x')", "Boom: x"),
     ],
 )
-def test_what_a_reward_raises_is_one_line_with_its_file_and_line(write, error, said):
+def test_an_exception_of_a_reward_is_one_line_with_file_and_line(write, error, said):
     folder = write(FAULTS.replace("{error}", error))
     reward = reward_of(folder)
     assert isinstance(reward, PositionalReward)
@@ -148,7 +148,7 @@ def test_what_a_reward_raises_is_one_line_with_its_file_and_line(write, error, s
     assert str(caught.value) == f"reward mine:f failed at {folder}/mine.py:3: {said}"
 
 
-def test_a_fault_in_a_library_is_said_at_the_line_of_the_reward_that_led_to_it(write):
+def test_an_error_in_a_library_is_reported_at_the_line_of_the_reward_that_called_it(write):
     folder = write("import json\n\ndef f(p, c, a):\n    return json.loads('{')")
     reward = reward_of(folder)
     assert isinstance(reward, PositionalReward)
@@ -156,7 +156,7 @@ def test_a_fault_in_a_library_is_said_at_the_line_of_the_reward_that_led_to_it(w
         reward(["p"], ["c"], [None])
 
 
-def test_a_message_of_megabytes_is_cut(write):
+def test_a_message_of_megabytes_is_truncated(write):
     reward = reward_of(write(FAULTS.replace("{error}", "ValueError('x' * 10_000_000)")))
     assert isinstance(reward, PositionalReward)
     with pytest.raises(JobFailed) as caught:
@@ -166,7 +166,7 @@ def test_a_message_of_megabytes_is_cut(write):
     assert len(tracebacks.trace(caught.value)) < tracebacks.MOST_TRACE + 100
 
 
-def test_a_forked_child_never_comes_back_from_a_reward(write, tmp_path, capfd):
+def test_a_forked_child_never_returns_from_a_reward(write, tmp_path, capfd):
     place = tmp_path / "child"
     code = f"""
 import os
@@ -190,7 +190,7 @@ def f(p, c, a):
 # Imports.
 
 
-def test_every_job_imports_the_code_that_is_there_now(write):
+def test_every_job_imports_the_current_code(write):
     for score in (1, 2):  # of the same size, in the same second
         write("x = 1", name="other")
         reward: Any = reward_of(write(f"import other\n\ndef f(p, c, a): return [{score}]"))
@@ -198,7 +198,7 @@ def test_every_job_imports_the_code_that_is_there_now(write):
     assert not {"mine", "other"} & sys.modules.keys()
 
 
-def test_two_folders_with_a_module_of_one_name_are_told_apart(write):
+def test_modules_of_the_same_name_in_two_folders_are_distinguished(write):
     folders = [
         write(f"from helper import x\n\ndef f(p, c, a): return [x + {n}]", folder=f"of{n}")
         for n in (1, 2)
@@ -212,7 +212,7 @@ def test_two_folders_with_a_module_of_one_name_are_told_apart(write):
     assert scores == [11.0, 22.0]
 
 
-def test_a_module_called_like_a_library_is_the_users_and_the_library_stays(write):
+def test_a_user_module_with_the_name_of_a_library_does_not_replace_the_library(write):
     folder = write("def f(p, c, a): return [7]", name="json")
     with own_modules([folder]):
         reward: Any = imported("json:f", ())
@@ -228,7 +228,7 @@ def test_a_module_in_use_can_be_found_again_by_its_name(write):
         assert load("mine") is importlib.import_module("mine")
 
 
-def test_the_code_of_a_job_is_known_by_its_own_files_and_no_librarys(write):
+def test_the_code_digests_of_a_job_are_of_its_own_files_only(write):
     folder = write("import json, helper\n\ndef f(p, c, a): return [0]")
     write("x = 1", name="helper")
     with own_modules([folder]):

@@ -1,4 +1,4 @@
-"""Checkpoints: whatever kills the writer or damages the disk, the latest whole one is found."""
+"""Checkpoints: after any kill of the writer or damage, the latest complete one is found."""
 
 from __future__ import annotations
 

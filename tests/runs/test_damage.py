@@ -1,4 +1,4 @@
-"""The damage drill: whatever happens to a file of a checkpoint, no resume is wrong."""
+"""Damaged checkpoints: whatever file is damaged, no resume gives wrong results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a job of 6 steps that nothing happened to."""
+    """The run directory of an undamaged job of 6 steps."""
     folder = tmp_path_factory.mktemp("whole")
     run(SPEC, tiny.surroundings(folder).ctx)
     return folder
@@ -99,21 +99,21 @@ def test_the_damage_test_covers_every_file(whole):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named_and_its_checkpoint_passed_over(stopped, name, damage):
+def test_a_damaged_file_is_named_and_its_checkpoint_skipped(stopped, name, damage):
     checkpoint = stopped / "checkpoints" / "checkpoint-4"
     damage(checkpoint / name)
     with pytest.raises(CheckpointDamaged) as problem:
         verify(checkpoint)
     assert str(problem.value).startswith(f"checkpoint-4: {name}")
     assert "\n" not in str(problem.value)
-    told: list[str] = []
-    latest = Checkpoints(stopped / "checkpoints", on_warning=told.append).latest()
+    warnings: list[str] = []
+    latest = Checkpoints(stopped / "checkpoints", on_warning=warnings.append).latest()
     assert latest == stopped / "checkpoints" / "checkpoint-2"
-    assert told == [str(problem.value)]
+    assert warnings == [str(problem.value)]
 
 
 def check_resume(whole: Path, folder: Path, *, resumed_from: int | None) -> list[dict[str, Any]]:
-    """Resume, and compare all that came of it with the run that nothing happened to."""
+    """Resume, and compare all results with those of the undamaged run."""
     again = resume(folder)
     assert again.of_type("begin")[0]["resumed_from"] == resumed_from
     assert again.last_step == 6
@@ -174,7 +174,7 @@ def test_a_missing_state_is_an_error_and_not_a_restart(stopped, name):
 
 
 @pytest.mark.parametrize("name", [*STATE_FILES, "model.safetensors", "config.json"])
-def test_training_never_continues_from_a_torn_file(stopped, name):
+def test_training_never_continues_from_a_truncated_file(stopped, name):
     manifest_again(stopped, lambda copy: truncate(copy / name))
     again = tiny.surroundings(stopped)
     with pytest.raises(Exception, match=r".+"):  # any error of its reader

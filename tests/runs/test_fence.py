@@ -54,7 +54,7 @@ def test_a_writer_that_is_superseded_while_it_writes_leaves_no_checkpoint(rundir
     assert list(rundir.checkpoints.iterdir()) == []
 
 
-def test_a_save_that_is_superseded_ends_the_job_and_not_the_thread_alone(rundir):
+def test_a_superseded_save_raises_in_the_calling_thread(rundir):
     checkpoints = Checkpoints(rundir.checkpoints, fence=Fence(rundir.path, 1))
     Fence(rundir.path, 2).claim()
     with pytest.raises(Superseded):

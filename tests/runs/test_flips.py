@@ -27,7 +27,7 @@ def rundir(tmp_path: Path) -> RunDir:
     return made
 
 
-def test_a_spec_with_a_flipped_bit_is_refused_or_the_same(rundir: RunDir):
+def test_a_spec_with_a_flipped_bit_is_refused_or_unchanged(rundir: RunDir):
     whole, refused = rundir.read_spec(), 0
     for _ in flipped(rundir.path / "spec.json"):
         try:
@@ -38,7 +38,7 @@ def test_a_spec_with_a_flipped_bit_is_refused_or_the_same(rundir: RunDir):
     assert rundir.read_spec() == whole
 
 
-def test_a_result_with_a_flipped_bit_is_none_or_the_same(rundir: RunDir):
+def test_a_result_with_a_flipped_bit_is_none_or_unchanged(rundir: RunDir):
     for _ in flipped(rundir.path / "result.json"):
         assert rundir.read_result() in (None, RESULT)
     assert rundir.read_result() == RESULT

@@ -1,4 +1,4 @@
-"""A home whose disk is full, has no inodes or cannot be written: one clear line, and nothing half.
+"""A home whose disk is full, has no inodes or cannot be written: one-line errors, no partial state.
 
 Each runs in a mount namespace of its own, on a small tmpfs.
 """
@@ -40,7 +40,7 @@ def lines(done: Done) -> list[Any]:
 
 
 def drill(folder: Path, lacks: str) -> dict[str, Any]:
-    """What the commands say in a home that is full; runs in the namespace."""
+    """Run the commands in a full home and check their output; runs in the namespace."""
     mount = ["mount", "-t", "tmpfs", "-o", FILESYSTEMS[lacks], "tmpfs", str(folder)]
     subprocess.run(mount, check=True)
     desk = Desk(folder)
@@ -105,7 +105,7 @@ def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks
 
 
 @pytest.mark.slow
-def test_in_a_home_that_cannot_be_written_each_command_says_so(tmp_path):
+def test_each_command_reports_a_home_that_cannot_be_written(tmp_path):
     found = drilled(tmp_path, "read-only")
     for command in ("submit", "resume", "rm"):
         assert is_one_line(found[command]), found[command]

@@ -43,7 +43,7 @@ def test_an_unknown_users_home_is_refused_at_submit_by_the_option_name(
     ("kind", "name", "others"),
     [("grpo", "dataset", {}), ("mlm", "data", {}), ("infer", "input", {"output": "x"})],
 )
-def test_tilde_is_the_home_of_whoever_submits(
+def test_tilde_is_the_home_of_the_submitting_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, others: dict[str, Any]
 ):
     monkeypatch.setenv("HOME", str(tmp_path))

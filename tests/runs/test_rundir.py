@@ -1,4 +1,4 @@
-"""The lock of a run directory, which horses of several machines may want."""
+"""The lock of a run directory, for which horses of several machines may compete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.stdin.read()
 """
 
 
-def test_what_a_dead_client_left_half_made_goes_and_what_is_being_made_stays(tmp_path):
+def test_incomplete_run_directories_of_dead_clients_are_removed_and_new_ones_stay(tmp_path):
     old, new = (
         tmp_path / ".new-grpo-20261121-101500-2345",
         tmp_path / ".new-grpo-20261121-111500-2345",
@@ -62,7 +62,7 @@ def test_ids_sort_by_their_time_whatever_the_time_zone(tmp_path, monkeypatch):
     )
 
 
-def test_ids_sort_by_their_making_when_the_clock_is_put_back(tmp_path, monkeypatch):
+def test_ids_sort_by_creation_even_if_the_clock_is_set_back(tmp_path, monkeypatch):
     before = RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=False).path.name
     hour_ago = time.time_ns() - 3_600_000_000_000
     monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
@@ -154,7 +154,7 @@ def test_a_process_of_another_container_with_the_same_id_and_start_time_is_not_k
 
 
 @pytest.mark.slow
-def test_nobody_is_killed_who_did_not_take_the_lock_here(tmp_path):
+def test_a_process_that_did_not_take_the_lock_here_is_not_killed(tmp_path):
     with ExitStack() as horses:
         waiting = {}
         for name, signature in SIGNATURES.items():
@@ -175,7 +175,7 @@ def test_nobody_is_killed_who_did_not_take_the_lock_here(tmp_path):
             os.close(fd)
 
 
-def test_who_keeps_executions_away_for_a_moment_is_not_killed_for_it(rundir, horse):
+def test_a_process_that_prevents_executions_for_a_moment_is_not_killed(rundir, horse):
     with pytest.raises(Conflict), rundir.unused():
         pass
     horse.kill()

@@ -37,7 +37,7 @@ def test_a_direct_file_holds_what_was_written_and_knows_its_checksum(tmp_path, s
     assert file.checksum == xxhash.xxh3_128_hexdigest(content)
 
 
-def test_a_direct_file_works_where_there_are_no_direct_writes():
+def test_a_direct_file_works_without_direct_writes():
     path = Path(f"/dev/shm/warmd-test-{os.getpid()}")  # a tmpfs
     needs(path.parent.is_dir(), "a tmpfs at /dev/shm")
     try:
@@ -49,7 +49,7 @@ def test_a_direct_file_works_where_there_are_no_direct_writes():
 
 
 def test_a_file_is_written_through_the_page_cache_if_direct_io_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(directio, "_ALIGNMENT", 1)  # less than any disk asks for
+    monkeypatch.setattr(directio, "_ALIGNMENT", 1)  # less than any disk requires
     content = np.random.default_rng(0).bytes(8 * MEGABYTE + 7001)
     with DirectFile(tmp_path / "file") as file:
         file.write(content)
@@ -79,7 +79,7 @@ class SlowFile:
     def __exit__(self, *_: object) -> None: ...
 
 
-def test_what_the_training_overwrites_meanwhile_is_written_as_it_was():
+def test_tensors_that_training_overwrites_during_a_save_are_written_as_they_were():
     tensors = {name: torch.randn(3 * MEGABYTE) for name in "abc"}
     tensors |= {"flat": torch.randn(100)}
     views = {"v0": tensors["flat"][:40], "v1": tensors["flat"][40:]}
@@ -95,7 +95,7 @@ def test_what_the_training_overwrites_meanwhile_is_written_as_it_was():
     writer = threading.Thread(target=write)
     writer.start()
     assert file.begun.wait(10)
-    # The header is out, and nothing tells how long the rest will take.
+    # The header is written; the duration of the rest is unknown.
     releaser = threading.Thread(target=live.release)
     releaser.start()
     file.go_on.set()  # the writer holds the lock while it waits
@@ -139,7 +139,7 @@ def test_our_safetensors_are_read_by_the_library(tmp_path, dtype):
         assert torch.equal(found[name], tensor)
 
 
-def test_a_tokenizer_is_written_alike_every_time(tmp_path):
+def test_a_tokenizer_is_written_identically_every_time(tmp_path):
     files = TokenizerFiles(tiny.tokenizer())
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -188,7 +188,7 @@ def test_a_failed_save_reports_why_and_keeps_the_previous_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("lower_is_better", "kept"), [(False, [2, 4]), (True, [3, 4])], ids=["highest", "lowest"]
 )
-def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path, lower_is_better, kept):
+def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path, lower_is_better, kept):
     checkpoints = Checkpoints(tmp_path, keep=1, best=("score", lower_is_better))
     for step, score in enumerate([5.0, 9.0, 1.0, 5.0], start=1):
         with checkpoints.commit(step, {"metrics": {"score": score}}):

@@ -1,4 +1,4 @@
-"""Saves on a bad day: a disk that is slow or full, a job that ends before its save does."""
+"""Saves under bad conditions: a slow or full disk, a job that ends before its save."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_job_reports_its_own_error_even_if_the_save_fails_too(tmp_path):
     assert "No space left" in failed["error"]
 
 
-def test_a_job_fails_of_what_it_failed_of_also_when_that_cannot_be_told(tmp_path):
+def test_a_job_fails_with_its_own_error_even_if_the_report_fails(tmp_path):
     around = tiny.surroundings(tmp_path)
     disk = GatedDisk(tmp_path / "checkpoints")
 
@@ -229,7 +229,7 @@ def test_a_save_frees_its_memory_at_its_end(tmp_path):
     wait_until(freed.is_set, timeout_s=5)  # while `checkpoints` and `save` are still there
 
 
-def test_an_event_that_the_full_disk_cut_short_does_not_spoil_the_next(tmp_path):
+def test_an_event_truncated_by_a_full_disk_does_not_damage_the_next(tmp_path):
     path = tmp_path / "events.jsonl"
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

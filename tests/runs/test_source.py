@@ -1,4 +1,4 @@
-"""What a run directory keeps of the code that a job ran."""
+"""The source of a job in its run directory."""
 
 import subprocess
 import sys

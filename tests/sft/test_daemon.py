@@ -1,4 +1,4 @@
-"""Supervised fine-tuning by a real daemon: killed in the middle, it ends as if it had not been."""
+"""Supervised fine-tuning by a real daemon: a killed job ends with the same weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights(daemon: Daemon, job_id: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_twice_ends_with_the_weights_of_a_straight_run(
+def test_a_job_that_is_killed_twice_ends_with_the_weights_of_an_uninterrupted_run(
     sturdy: Daemon, tmp_path: Path
 ):
     straight = sturdy.client.submit(spec(tmp_path))

@@ -88,11 +88,11 @@ def test_every_form_of_row_trains_as_with_trl(tmp_path, case):
 
 
 @pytest.mark.parametrize("most_tokens", [1, 25])
-def test_a_step_that_does_not_fit_into_one_pack_comes_to_the_same(tmp_path, most_tokens):
+def test_a_step_in_several_packs_gives_the_same_results(tmp_path, most_tokens):
     assert_same(tmp_path, sft_jobs.small("llama"), "texts", most_tokens=most_tokens)
 
 
-def test_rows_of_a_pack_do_not_see_each_other():
+def test_rows_of_a_pack_do_not_attend_to_each_other():
     model = sft_jobs.small("qwen3")
     draw = torch.Generator().manual_seed(0)
     rows = []

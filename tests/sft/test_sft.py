@@ -1,4 +1,4 @@
-"""The SFT kind: rows that are read or refused, training that learns, a resume without a trace."""
+"""The SFT kind: rows that are read or refused, training that learns, exact resume."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_file_of_nothing_but_bad_rows_is_refused(tmp_path):
         Source(dataset=path, skip_bad_rows=True).load()
 
 
-def test_questions_go_into_the_template_and_into_chats_when_asked(tmp_path):
+def test_questions_are_inserted_into_the_template_and_into_chats_on_request(tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"question": "1+1?", "answer": 2}])
     (row,) = Source(dataset=path, template="Q: {question}\nA:").load().train
     assert (row.prompt, row.learned) == ("Q: 1+1?\nA:", " 2")
@@ -223,7 +223,7 @@ def test_training_lowers_the_loss_on_held_out_rows(tmp_path):
         orjson.dumps(event)
 
 
-def test_lengths_and_what_is_cut_are_an_event(tmp_path):
+def test_lengths_and_truncated_rows_are_reported_in_an_event(tmp_path):
     job = tiny.surroundings(tmp_path)
     run(spec(tmp_path, max_length=8, steps=1), job.ctx)
     (event,) = job.of_type("lengths")
@@ -233,7 +233,7 @@ def test_lengths_and_what_is_cut_are_an_event(tmp_path):
     assert event["histogram"] == {"<=32": 14}
 
 
-def test_a_model_that_cannot_be_packed_is_padded_and_it_is_said(tmp_path):
+def test_a_model_that_cannot_be_packed_is_padded_and_this_is_reported(tmp_path):
     job = tiny.surroundings(tmp_path, sft_jobs.small("gpt2"))
     run(spec(tmp_path, eval_samples=4), job.ctx)
     (begin,) = job.of_type("begin")
@@ -276,7 +276,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class PowerCut(BaseException):
-    """Ends a run like a kill: nothing is saved any more."""
+    """Ends a run like a power failure: nothing more is saved."""
 
 
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])

@@ -1,4 +1,4 @@
-"""Tokens on disk: the same rows are tokenized once, other ones again, and old ones make room."""
+"""Tokens on disk: the same rows are tokenized once, changed ones again; old tokens are evicted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_other_lengths_or_losses_are_other_tokens(tmp_path, change):
     assert not lengths(tmp_path / "two", **change)["cached"]
 
 
-def test_one_changed_letter_a_template_and_a_copy_elsewhere(tmp_path):
+def test_changed_text_or_template_gives_other_tokens_and_a_copy_the_same(tmp_path):
     rows = sft_jobs.ROWS["chat"]
     source = Source(dataset=write(tmp_path / "rows.jsonl", rows))
     first = make(tmp_path, source)
@@ -66,7 +66,7 @@ def test_one_changed_letter_a_template_and_a_copy_elsewhere(tmp_path):
     assert make(tmp_path, source, tokenizer=tokenizer).name != first.name
 
 
-def test_examples_are_what_the_rows_are_tokenized_to(tmp_path):
+def test_cached_examples_equal_the_tokenized_rows(tmp_path):
     source = Source(
         dataset=write(tmp_path / "rows.jsonl", sft_jobs.ROWS["chat prompt"]), eval_samples=3
     )
@@ -92,7 +92,7 @@ def test_rows_that_change_while_they_are_read_are_refused_and_not_kept(tmp_path)
     assert not [p for p in (tmp_path / "cache/corpora").iterdir() if p.name[0] != "."]
 
 
-def test_the_tokens_used_longest_ago_make_room(tmp_path):
+def test_the_least_recently_used_tokens_are_evicted(tmp_path):
     made = {}
     for number, form in enumerate(("text", "chat", "chat prompt")):
         source = Source(dataset=write(tmp_path / f"{number}.jsonl", sft_jobs.ROWS[form]))

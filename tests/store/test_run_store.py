@@ -48,7 +48,7 @@ def server() -> Iterator[S3Server]:
 
 
 class Machine:
-    """A home of its own, with what its daemon does for run directories."""
+    """A home of its own, with the daemon's operations on run directories."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.url = url
@@ -113,7 +113,7 @@ def machines(server: S3Server, tmp_path: Path) -> tuple[Machine, Machine]:
     return Machine(tmp_path / "a", url), Machine(tmp_path / "b", url)
 
 
-def test_files_that_cannot_be_kept_in_a_store_hold_up_no_upload(machines):
+def test_files_that_cannot_be_stored_block_no_upload(machines):
     one, other = machines
     job_id = one.submit()
     one.begin(job_id, 1)
@@ -151,7 +151,7 @@ def test_another_machine_resumes_from_the_latest_checkpoint_with_all_events_befo
     assert [path.name for path in earlier.iterdir()] == ["manifest.json"]  # counted, not fetched
 
 
-def test_a_late_writer_commits_nothing_and_its_events_are_no_part_of_the_log(machines):
+def test_a_late_writer_commits_nothing_and_its_events_are_not_in_the_log(machines):
     one, other = machines
     job_id = one.submit()
     one.begin(job_id, 1)
@@ -214,7 +214,7 @@ def test_the_model_of_a_job_is_fetched_once_and_again_when_it_has_changed(machin
     one.remote.fetch_model(job_id, on_bytes=kill)
 
 
-def test_doctor_tells_whether_the_bucket_can_be_used(machines, server: S3Server):
+def test_doctor_reports_whether_the_bucket_can_be_used(machines, server: S3Server):
     one, _ = machines
     here = check_runs(DaemonConfig(home=one.home.path, runs=one.url))
     assert (here.result, here.found) == ("ok", one.bucket.name)
@@ -346,7 +346,7 @@ def test_initial_weights_are_fetched_again_after_an_interruption(machines):
         (init / "model.safetensors").unlink()
 
 
-def test_checkpoints_that_training_prunes_go_from_the_store_also_on_the_next_machine(machines):
+def test_pruned_checkpoints_are_removed_from_the_store_also_by_the_next_machine(machines):
     one, other = machines
     job_id = one.submit()
     one.begin(job_id, 1)
@@ -361,7 +361,7 @@ def test_checkpoints_that_training_prunes_go_from_the_store_also_on_the_next_mac
     assert list(index.read(other.bucket, job_id).checkpoints()) == [4, 6]
 
 
-def test_a_machine_drops_what_its_superseded_execution_left(machines):
+def test_a_machine_removes_files_of_its_superseded_execution(machines):
     one, other = machines
     job_id = one.submit()
     one.begin(job_id, 1)
@@ -424,7 +424,7 @@ def test_a_checkpoint_that_is_damaged_in_the_store_is_skipped_for_the_one_before
     assert resumed.name == "checkpoint-2"
 
 
-def test_of_two_that_change_an_index_at_once_both_changes_count(machines):
+def test_simultaneous_changes_of_an_index_are_both_kept(machines):
     one, other = machines
     job_id = one.submit()
 
@@ -490,7 +490,7 @@ def test_wrong_keys_are_one_line_that_says_which_to_check(server, tmp_path, desk
 
 
 @pytest.mark.slow
-def test_a_store_that_sends_nothing_keeps_nobody_waiting_for_minutes(server, tmp_path):
+def test_an_unresponsive_store_does_not_block_for_minutes(server, tmp_path):
     bucket = Bucket(server.url(tmp_path.name), is_for_person=True)
     server.proxy.hang()
     begun = time.monotonic()
@@ -504,7 +504,7 @@ def test_a_store_that_sends_nothing_keeps_nobody_waiting_for_minutes(server, tmp
     assert time.monotonic() - begun < 60
 
 
-def test_copies_of_jobs_that_others_have_removed_go_and_nothing_else(machines):
+def test_only_copies_of_jobs_that_others_removed_are_deleted(machines):
     one, other = machines
     one.bucket.put(copies.ID, b"the id of this store")
     removed, kept, running = (one.submit() for _ in range(3))
@@ -538,7 +538,7 @@ def ended(machine: Machine) -> str:
     return job_id
 
 
-def test_what_is_on_this_disk_is_shown_while_the_store_is_away(
+def test_local_files_are_shown_while_the_store_is_unreachable(
     machines, server: S3Server, capsys, monkeypatch
 ):
     one, other = machines
@@ -574,7 +574,7 @@ def test_what_is_on_this_disk_is_shown_while_the_store_is_away(
 
 def iterated(uploader: Uploader, is_reached: Callable[[], object]) -> bool:
     """Whether something is so after another iteration of the uploader."""
-    uploader.turn()
+    uploader.iterate()
     return bool(is_reached())
 
 
@@ -653,7 +653,7 @@ def test_a_stage_is_rolled_back_whose_result_alone_a_list_of_jobs_has_fetched(ma
     assert document["spec"] == {"samples": 4, "learning_rate": 0.25}
 
 
-def test_a_flipped_bit_in_the_events_of_a_store_is_reported_to_who_takes_the_job_over(machines):
+def test_a_flipped_bit_in_stored_events_is_reported_by_the_node_that_takes_the_job_over(machines):
     one, other = machines
     job_id = one.submit()
     one.begin(job_id, 1)
@@ -698,7 +698,7 @@ def test_an_upload_that_a_removal_overtakes_leaves_nothing_in_the_store(machines
     assert other.remote.ids() == []
 
 
-def test_of_two_machines_that_change_a_job_at_once_one_is_refused(machines):
+def test_one_of_two_simultaneous_changes_of_a_job_is_refused(machines):
     one, other = machines
     job_id = one.submit()
     for machine in (one, other):

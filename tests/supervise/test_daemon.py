@@ -1,4 +1,4 @@
-"""A daemon's life: it starts once, keeps its queue, drains, and replaces what dies."""
+"""The life cycle of a daemon: one start per home, its queue, drain, restarts of processes."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_stop_now_does_not_wait_for_the_step(daemon: Daemon):
 
 @pytest.fixture(scope="module")
 def untroubled(shared_daemon: Daemon) -> bytes:
-    """The final weights of a job that nothing happened to."""
+    """The final weights of an uninterrupted job."""
     job_id = shared_daemon.submit()
     assert shared_daemon.wait(job_id)["status"] == "finished"
     return weights(shared_daemon, job_id)
@@ -224,7 +224,7 @@ def test_a_job_with_a_result_on_disk_is_not_run_again(daemon: Daemon):
     assert len(daemon.events(job_id, "started")) == 1
 
 
-def test_job_that_kills_its_horse_three_times_in_a_row_fails_and_says_why(daemon: Daemon):
+def test_a_job_that_kills_its_horse_three_times_in_a_row_fails_with_the_reason(daemon: Daemon):
     job_id = daemon.submit("behaviours:dies", save_every=100)
     job = daemon.wait(job_id)
     assert (job["status"], job["execution"]) == ("failed", 3)
@@ -315,7 +315,7 @@ def test_a_process_that_cannot_start_stops_the_daemon_with_a_message(
 def test_unknown_model_does_not_start_a_daemon(make_daemon: MakeDaemon, tmp_path: Path):
     daemon = make_daemon()
     daemon.config.__dict__["models"] = (ModelConfig(name="none", path=str(tmp_path)),)
-    with pytest.raises(WarmdError, match="none there"):
+    with pytest.raises(WarmdError, match="it has none"):
         daemon.start()
     wait_until(lambda: not daemon.home.is_locked())
 

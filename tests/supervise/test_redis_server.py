@@ -77,7 +77,7 @@ def test_the_embedded_redis_keeps_every_acknowledged_write_after_kill_9(home: Ho
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-def test_it_ends_by_itself_after_it_has_begun_a_new_append_only_file(home: Home, kind: str):
+def test_redis_ends_on_request_while_it_writes_a_new_append_only_file(home: Home, kind: str):
     server = EmbeddedRedis(home, find_binary(None if kind == "valkey" else debian_redis()))
     server.start()
     with keys.connect(server.url) as connection:
@@ -200,7 +200,7 @@ def test_an_unreachable_redis_is_reported(make_daemon: MakeDaemon):
 
 @contextmanager
 def external_tls(folder: Path, *more: str) -> Iterator[tuple[int, Path]]:
-    """A server with a password and TLS; its port and its certificate."""
+    """A Redis with a password and TLS; its port and its certificate."""
     key, certificate = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [
@@ -244,7 +244,7 @@ def test_jobs_run_through_redis_over_tls(make_daemon: MakeDaemon, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_redis_over_tls_that_hangs_for_20_s_costs_nothing(make_daemon: MakeDaemon, tmp_path: Path):
+def test_a_hang_of_redis_over_tls_for_20_s_loses_nothing(make_daemon: MakeDaemon, tmp_path: Path):
     with external_tls(tmp_path) as (port, certificate):
         proxy = HangingProxy(port)
         try:

@@ -1,4 +1,4 @@
-"""`warmd reload`: new processes next to the old ones; nothing is lost whatever is killed."""
+"""`warmd reload`: new processes next to the old ones; no job is lost, whatever is killed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def answer(daemon: Daemon) -> str:
 
 
 @pytest.mark.slow
-def test_a_running_job_ends_undisturbed_and_the_next_one_runs_in_new_processes(daemon: Daemon):
+def test_a_running_job_ends_unaffected_and_the_next_one_runs_in_new_processes(daemon: Daemon):
     running = begun(daemon)
     before = daemon.status()
     *_, last = control.reload(daemon.config)
@@ -185,7 +185,7 @@ def test_an_upgrade_is_a_change_of_version_or_of_files(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_an_upgrade_under_the_daemon_is_reported_and_reload_or_restart_takes_it(tiny_model: Path):
+def test_an_upgrade_is_reported_and_applied_by_reload_or_restart(tiny_model: Path):
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         package = Path(folder, "site", "warmd")
         shutil.copytree(Path(warmd.__file__).parent, package)
@@ -211,8 +211,8 @@ def test_an_upgrade_under_the_daemon_is_reported_and_reload_or_restart_takes_it(
             done = run("reload")
             assert done.stdout.startswith("reloaded in ")
             assert "warmd 0.1.0 with other files" in done.stderr
-            told = run("status").stderr
-            assert "supervisor and gateway still run the old version" in told
+            notes = run("status").stderr
+            assert "supervisor and gateway still run the old version" in notes
             with open(package / "daemon" / "host" / "messages.py", "a") as file:
                 file.write("# changed\n")
             refused = run("reload")
@@ -222,7 +222,7 @@ def test_an_upgrade_under_the_daemon_is_reported_and_reload_or_restart_takes_it(
             run("stop")
 
 
-def test_reload_without_a_daemon_says_so(tmp_path: Path):
+def test_reload_without_a_daemon_is_refused(tmp_path: Path):
     from shell import warmd as shell
 
     done = shell("reload", home=tmp_path / "home")

@@ -1,4 +1,4 @@
-"""Answers are removed when their time has come, and nothing else is."""
+"""Answers are removed when they are due, and nothing else is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @pytest.fixture(scope="module")
 def queue(tiny_model: Path) -> Iterator[Gateway]:
-    """A server and no worker: the test plays one."""
+    """A Redis without a worker: the test acts as one."""
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         gateway = Gateway(Path(folder, "home"), tiny_model)
         yield gateway
@@ -87,7 +87,7 @@ def test_an_expired_answer_is_removed_with_its_files_and_keys(queue):
     assert traces(queue, young) == []
 
 
-def test_failed_and_canceled_answers_are_removed_too(queue):
+def test_failed_and_canceled_answers_are_also_removed(queue):
     failed = submit(queue)
     queue.take().fail("no reason")
     canceled = submit(queue)
@@ -233,7 +233,7 @@ def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., D
     url = wait_until(lambda: daemon.status()["http"]["url"])
     client = openai_client(url)
 
-    def ask(number: int) -> str:
+    def request(number: int) -> str:
         found = client.completions.create(
             model="tiny", prompt=f"{number}+1=", max_tokens=4, temperature=0
         )
@@ -259,10 +259,10 @@ def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., D
 
     with ThreadPoolExecutor(16) as pool:
         # The horse's heap reaches its size after 4,000 requests; a leak would continue to grow.
-        first = list(pool.map(ask, range(4000)))[:200]
+        first = list(pool.map(request, range(4000)))[:200]
         wait_until(is_clear, timeout_s=60)
         before, begun = memory(), time.monotonic()
-        assert list(pool.map(ask, range(1000)))[:200] == first
+        assert list(pool.map(request, range(1000)))[:200] == first
         seconds = time.monotonic() - begun
         wait_until(is_clear, timeout_s=60)
     after = memory()

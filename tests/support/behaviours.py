@@ -20,7 +20,7 @@ from warmd.jobs.training import health
 
 
 def steps_seen(folder: Path) -> int:
-    """How many times a reward was asked for, by all executions together."""
+    """The number of calls of a reward in all executions."""
     path = folder / "calls"
     return len(path.read_bytes()) if path.exists() else 0
 
@@ -50,17 +50,18 @@ def fails_elsewhere(
 def gated(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
     """The same, but from the third call on it waits while the file `gate` exists.
 
-    While it waits it makes a file `told` as soon as its process was told to pause or to stop.
+    While it waits it creates a file `requested` as soon as its process has received a request to
+    pause or stop.
     """
     folder = _note(answers)
     while steps_seen(folder) >= 3 and (folder / "gate").exists():
-        if _is_told():
-            (folder / "told").touch()
+        if _is_requested():
+            (folder / "requested").touch()
         time.sleep(0.01)
     return [len(text) / 10 for text in completions]
 
 
-def _is_told() -> bool:
+def _is_requested() -> bool:
     # The controls of the one job of this process, wherever the horse keeps them.
     controls = [found for found in gc.get_objects() if type(found) is JobControl]
     return any(order.pause.is_set() or order.stop.is_set() for order in controls)

@@ -32,7 +32,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 class Daemon:
-    """Starts, asks and kills one daemon."""
+    """Starts, queries and kills one daemon."""
 
     def __init__(self, home: Path, model: Path, **settings: Any) -> None:
         settings.setdefault("workers", (WorkerConfig(name="train-0", queue="train", threads=1),))
@@ -55,7 +55,7 @@ class Daemon:
         return control.status(self.config)
 
     def pid(self, name: str) -> int:
-        """The process id of supervisor, server, zygote, worker or horse."""
+        """The process id of supervisor, Redis, zygote, worker or horse."""
         if name == "supervisor":
             state = self.home.read_state()
             assert state is not None
@@ -73,7 +73,7 @@ class Daemon:
     def is_settled(self) -> bool:
         """Whether its models are warm and its workers there, with no horse: none is resident.
 
-        A horse that has said its last word and not ended yet still takes its worker's one slot.
+        A horse that has sent its last message and not ended yet still takes its worker's one slot.
         """
         with contextlib.suppress(WarmdError):  # the supervisor may be away for a moment
             status = self.status()
@@ -111,7 +111,7 @@ class Daemon:
                 process.resume()
 
     def kill_everything(self) -> None:
-        """What a power cut does, as far as processes go."""
+        """Kill all processes, as a power failure does."""
         doomed = self.processes()
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""A home with a Redis and no daemon: the test types commands and plays the worker.
+"""A home with a Redis and no daemon: the test runs commands and acts as the worker.
 
 It does so through the daemon's own job store and event log.
 """
@@ -20,7 +20,7 @@ from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
 
 class Desk:
-    """A home with a Redis; the test runs commands and plays the worker."""
+    """A home with a Redis; the test runs commands and acts as the worker."""
 
     def __init__(self, folder: Path) -> None:
         self.home = Home(folder / "home")

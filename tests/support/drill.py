@@ -1,4 +1,4 @@
-"""A job kind for tests of the daemon: it does what its options say, without training.
+"""A job kind for tests of the daemon: its options determine its behavior, without training.
 
 It is a kind from outside: inside `installed` this process and those that it starts know it.
 """
@@ -39,7 +39,7 @@ class DrillSpec(Spec):
 
 
 def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
-    """Report where it runs, wait at the gate, and end as its options say."""
+    """Report its process, wait at the gate, and end as the options require."""
     warm = ctx.models.take(spec.model)
     ctx.emit("begin", thread=threading.current_thread().name)
     while spec.gate is not None and Path(spec.gate).exists():
@@ -47,12 +47,12 @@ def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
             raise Stopped(0)
         time.sleep(0.002)
     if spec.then == "raise":
-        raise RuntimeError("as told")
+        raise RuntimeError("as requested")
     if spec.then == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if spec.then == "leave":  # with a save in flight
         ctx.checkpoints.save(1, lambda _: lambda: time.sleep(0.5), about={})
-        raise RuntimeError("as told")
+        raise RuntimeError("as requested")
     return {"pid": os.getpid(), "model": id(warm.model), "niceness": os.nice(0)}
 
 

@@ -39,14 +39,14 @@ def end(client: Client, number: int, origin: str = "http") -> list[str]:
 
 
 def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
-    """Everything that looks at jobs."""
+    """All commands and requests that read jobs."""
     client = desk.client
     waiting = client.jobs(statuses=["queued"])[0]["id"]
     retention = Retention(
         client.store, desk.home, keep_s=86_400, most=10_000, most_bytes=10_000_000_000
     )
     metrics, index = Metrics(client), ModelIndex(client)
-    retention.remove_due()  # what is new is measured once
+    retention.remove_due()  # new jobs are measured once
     return {
         "queue": lambda: client.jobs(statuses=("started", "queued", "scheduled", "deferred")),
         "status": lambda: (client.queues(), client.jobs(statuses=["started"])),

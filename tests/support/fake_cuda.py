@@ -1,7 +1,7 @@
 """Makes a CPU build of torch look like one of CUDA with GPUs; imported in child processes only.
 
-FAKE_GPUS: how many GPUs NVML sees, -1 where it cannot tell. `TOUCHED` has the name of every call
-that would have initialized CUDA; each raises.
+FAKE_GPUS: the number of GPUs that NVML sees, -1 if it does not know. `TOUCHED` has the name of
+every call that would have initialized CUDA; each raises.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ SETTINGS = {"WARMD_GANG_ADDRESS": "127.0.0.1", "WARMD_GANG_WAIT": "5s"}
 
 
 def run_nodes(machines: Cluster, *names: str) -> dict[str, subprocess.Popen[bytes]]:
-    """Have just these nodes run and be ready, whatever ran before; return them by node name."""
+    """Make exactly these nodes run and be ready, whatever ran before; return them by node name."""
     running = {name: one for name, one in machines.nodes.items() if one.poll() is None}
     for name, process in running.items():
         if name not in names:
@@ -31,7 +31,7 @@ def run_nodes(machines: Cluster, *names: str) -> dict[str, subprocess.Popen[byte
 
 
 def submit_sft(machines: Cluster, **options: Any) -> str:
-    """Submit a job of some seconds, on two nodes unless `nodes` says otherwise."""
+    """Submit a job of some seconds, by default on two nodes."""
     folder = machines.folder / "data"
     folder.mkdir(exist_ok=True)
     usual: dict[str, Any] = {"model": "tiny", "epochs": 8, "save_every": 2, "nodes": 2}

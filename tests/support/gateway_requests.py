@@ -13,7 +13,7 @@ import orjson
 from gateways import Gateway
 
 
-def ask(gateway: Gateway, prompt: str = "1", **options: Any) -> Any:
+def request(gateway: Gateway, prompt: str = "1", **options: Any) -> Any:
     settings = options.pop("settings", {})
     return gateway.openai(**settings).completions.create(model="tiny", prompt=prompt, **options)
 

@@ -1,4 +1,4 @@
-"""A gateway with Redis and no worker: the test plays the worker and controls the timing."""
+"""A gateway with Redis and no worker: the test acts as the worker and controls the timing."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def steps(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The step events by step, without what the clock says."""
+    """The step events by step, without fields that depend on the clock."""
     return {
         event["step"]: {key: event[key] for key in event.keys() - TIMES}
         for event in events

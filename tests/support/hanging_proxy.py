@@ -1,4 +1,4 @@
-"""A TCP proxy that can hang: connections stay open, and nothing gets through. Or it is cut."""
+"""A TCP proxy that can hang (connections stay open without any data) or close all connections."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _etag(data: bytes) -> str:
@@ -82,7 +82,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def hub(folder: Path) -> Iterator[Hub]:
-    """Serve a folder as org/m. Who is to reach it has the environment that `environment` gives."""
+    """Serve a folder as org/m, for processes with the variables that `environment` returns."""
     made = Hub(folder)
     with _Server(("127.0.0.1", 0), partial(_Handler, made)) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

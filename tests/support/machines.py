@@ -122,7 +122,7 @@ class Machines(Cluster):
         return [p for p in psutil.Process(boot.pid).children(recursive=True) if not gone(p)]
 
     def power_off(self, name: str) -> None:
-        """Take a machine its power: all its processes end at once."""
+        """Simulate a power failure of a machine: all its processes end at once."""
         every = self.processes(name)
         self._boots[name].kill()
         self._boots[name].wait()
@@ -159,7 +159,7 @@ class Machines(Cluster):
         return self._boots[name].wait(timeout_s)
 
     def copy_logs(self, folder: Path) -> None:
-        """Keep the logs, and what the jobs reported, for a person who looks for a defect."""
+        """Keep the logs and the events of the jobs, for debugging."""
         shutil.copytree(self.runs, folder / "runs", ignore=shutil.ignore_patterns("checkpoints"))
         for path in self.folder.glob("*.log"):
             shutil.copy(path, folder)

@@ -1,4 +1,4 @@
-"""Make the home that tests/system/test_old_home.py hands to the current version.
+"""Make the home in which tests/system/test_old_home.py starts the current version.
 
 It has jobs in every state that an update can find, with tiny models and few steps. Run it with the
 `warmd` of the version in question, in an environment of that version:
@@ -113,7 +113,7 @@ def make_models() -> None:
 
 
 def make_project() -> None:
-    """Make what a user has: models, rewards, data and a configured home."""
+    """Make a user's project: models, rewards, data and a configured home."""
     PROJECT.mkdir(parents=True)
     HOME.mkdir()
     make_models()
@@ -304,7 +304,7 @@ def pack(target: str) -> None:
 
 
 def main() -> None:
-    """Make the home and its archive, and say how large it is."""
+    """Make the home and its archive; print its size."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     make_project()
     jobs = make_jobs()

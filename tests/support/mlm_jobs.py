@@ -115,7 +115,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def told(events: list[dict[str, Any]], type: str) -> dict[int, dict[str, Any]]:
+def by_step(events: list[dict[str, Any]], type: str) -> dict[int, dict[str, Any]]:
     """The events of one type by step, without times."""
     return {
         event["step"]: {key: event[key] for key in event.keys() - CLOCK}

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: a laptop without it skips the test, CI may not."""
+"""Requirements of a test on the machine: without them a laptop skips the test, and CI fails it."""
 
 from __future__ import annotations
 

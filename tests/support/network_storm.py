@@ -8,8 +8,8 @@ Redis is killed; each for shorter and for longer than a lease. The machines' clo
 apart. The file locks of a run directory are removed again and again, as on a file system without
 locks: what keeps two executions apart is then the lease and the fence.
 
-Afterwards every job has to be finished, with each step once and the weights of an undisturbed run,
-and the machines, when they have left, leave no process and no key behind.
+Afterwards every job has to be finished, with each step once and the weights of an uninterrupted
+run, and the machines, when they have left, leave no process and no key behind.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Storm:
     # --- what must hold -----------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Look for jobs that two machines run at once."""
+        """Check for jobs that two machines run at once."""
         while not self._is_over.wait(0.5):
             running: defaultdict[str, set[str]] = defaultdict(set)
             for name in self.machines.clocks:
@@ -222,7 +222,7 @@ class Storm:
                     yield path.parent.name
 
     def check(self) -> None:
-        """Record each job that is not as its undisturbed run, and what was left behind."""
+        """Record each job that differs from its uninterrupted run, and everything left behind."""
         for job_id in self.jobs:
             self.problems += [f"{job_id}: {problem}" for problem in self._problems(job_id)]
         straight = {variant: self.submit(variant) for variant in sorted(set(self.jobs.values()))}

@@ -29,7 +29,7 @@ def install_example(folder: Path) -> Path:
 
 
 def look_again() -> None:
-    """Let this process look for kinds again, as one that has just been started."""
+    """Make this process read the kinds again, like a new process."""
     KINDS.__dict__.pop("_found", None)
     for name in [name for name in sys.modules if name.startswith(("warmd_lines", "odd_kind"))]:
         del sys.modules[name]

@@ -91,7 +91,7 @@ def _check_every_bit(self: JobTrainer, norm: float) -> None:
     assert len(set(self.ranks.gather(digest(self.model)))) == 1
 
 
-# What the tests run in the processes.
+# Functions that the tests run in the processes.
 
 
 def fails_on_rank_1(

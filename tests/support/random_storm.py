@@ -180,12 +180,12 @@ class Storm:
             yield f"{job['status']}: {job['error']}"
             return
         rundir = self.daemon.client.rundir(job_id)
-        told = list(events.read(rundir.events))
-        if [e["seq"] for e in told] != list(range(1, len(told) + 1)):
+        logged = list(events.read(rundir.events))
+        if [e["seq"] for e in logged] != list(range(1, len(logged) + 1)):
             yield "events are missing or twice"
-        if Counter(e["type"] for e in told)["finished"] != 1:
+        if Counter(e["type"] for e in logged)["finished"] != 1:
             yield "it finished more than once"
-        steps = [e["step"] for e in told if e["type"] == "step"]
+        steps = [e["step"] for e in logged if e["type"] == "step"]
         if number % 2 == 0 and steps != list(range(1, STEPS + 1)):
             yield f"steps: {steps}"
         if number % 4 == 1:

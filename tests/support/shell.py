@@ -1,4 +1,4 @@
-"""`warmd` as it is typed, in this process: quick, and with the exit code a shell would see."""
+"""Runs `warmd` commands in this process: fast, and with the exit code that a shell would see."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Done:
 
 
 def warmd(*arguments: str, home: Path, folder: Path | None = None) -> Done:
-    """Type a command for a home, in a folder."""
+    """Run a command for a home, in a folder."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with (
         contextlib.chdir(folder or Path()),

@@ -91,7 +91,7 @@ class Alone(Context):
 
 
 class Surroundings:
-    """A job's context in a folder, with what a test looks at and what it lets happen."""
+    """A job's context in a folder, with the recorded events and the requests that a test makes."""
 
     def __init__(self, folder: Path, warm: Any) -> None:
         folder.mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ def surroundings(folder: Path, warm: Any = None) -> Surroundings:
 def digit_share(
     prompts: list[str], completions: list[str], answers: list[str | None]
 ) -> list[float]:
-    """Reward digits: what even a random model writes now and then."""
+    """Reward digits, which even a random model generates sometimes."""
     return [
         sum(letter.isdigit() for letter in completion) / (len(completion) + 1)
         for completion in completions

@@ -14,7 +14,7 @@ IN_TIME_S = 0.5  # response time of /health
 MAX_MEMORY = 300e6  # of the gateway, in bytes
 
 
-# In a separate process, undisturbed by the attackers in this one. Prints the slowest response.
+# In a separate process, not affected by the attackers in this one. Prints the slowest response.
 PROBE = """
 import http.client, sys, time
 host, port = sys.argv[1].removeprefix("http://").split(":")

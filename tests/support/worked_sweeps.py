@@ -1,4 +1,4 @@
-"""Sweeps on a desk, whose jobs the test plays; and processes that are killed at a chosen line."""
+"""Sweeps whose jobs the test runs itself, and processes that are killed at a chosen line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def planned(desk: Desk, **given: Any) -> str:
 
 
 def advance(desk: Desk, sweep_id: str) -> None:
-    """Do what the sweep's process does."""
+    """Run the work of the sweep's process once."""
     from warmd.daemon.sweeps.folder import SweepFolder
     from warmd.daemon.sweeps.progress import advance
 

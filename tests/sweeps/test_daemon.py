@@ -1,4 +1,4 @@
-"""Sweeps in a real daemon: what continues is exactly what would have been trained straight."""
+"""Sweeps in a real daemon: jobs that continue equal uninterrupted trainings exactly."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def steps_of(rundir: Any) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.slow
-def test_a_survivor_of_halving_equals_the_same_job_trained_straight(shared_daemon):
+def test_a_survivor_of_halving_equals_the_same_job_without_stops(shared_daemon):
     values = options(shared_daemon)
     sweep_id = submit(shared_daemon, values, sweep={"learning_rate": RATES}, seeds=3, halving=3)
     sweep = ended(shared_daemon, sweep_id)

@@ -34,7 +34,7 @@ def curriculum(desk: Desk, tmp_path: Path) -> tuple[Path, Callable[[], Any]]:
 
 @pytest.mark.parametrize("name", ["plan.json", "state.json"])
 @pytest.mark.parametrize("group", ["sweep", "curriculum"])
-def test_a_group_with_a_flipped_bit_is_refused_or_the_same(group, name, request):
+def test_a_group_with_a_flipped_bit_is_refused_or_unchanged(group, name, request):
     folder, read = request.getfixturevalue(group)
     whole, refused = read(), list[str]()
     for _ in flipped(folder / name, step=7):

@@ -33,7 +33,7 @@ def test_all_combinations_of_the_values_are_points():
     assert SweepOptions.parse(as_file, GRPO) == options
 
 
-def test_jobs_of_a_point_differ_in_the_seed_and_those_of_an_array_in_their_index_too():
+def test_jobs_of_a_point_differ_in_the_seed_and_those_of_an_array_also_in_the_index():
     options = {"seed": 7, "dataset": "part-{index}.jsonl", "reward": ["math", "a:{index}"]}
     assert variant(options, {"beta": 0.1}, 2) == {**options, "beta": 0.1, "seed": 9}
     assert variant(options, {"index": 3}, 0) == {

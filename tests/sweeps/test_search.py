@@ -1,4 +1,4 @@
-"""Search: trials are chosen by the scores of those before them, whatever is killed meanwhile."""
+"""Search: trials are chosen by the scores of earlier ones, whatever is killed meanwhile."""
 
 from __future__ import annotations
 

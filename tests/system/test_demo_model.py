@@ -45,7 +45,9 @@ def accuracy(said: list[str], problems: list[Problem]) -> float:
     return right / len(problems)
 
 
-def test_it_loads_pads_and_generates_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_demo_model_loads_pads_and_generates_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     logger = logging.getLogger("transformers")  # it does not hand its records on to the root
     logger.addHandler(caplog.handler)
     try:
@@ -65,11 +67,11 @@ def test_text_survives_the_tokenizer(tokenizer: Any) -> None:
         assert tokenizer.decode(ids) == text
 
 
-def test_a_character_it_does_not_know_is_one_unknown_token(tokenizer: Any) -> None:
+def test_an_unknown_character_is_one_unknown_token(tokenizer: Any) -> None:
     assert tokenizer("7é日")["input_ids"][1:] == [tokenizer.unk_token_id] * 2
 
 
-def test_its_folder_is_small() -> None:
+def test_the_folder_of_the_demo_model_is_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1_500_000
 
 
@@ -85,7 +87,7 @@ def test_before_training_two_in_three_greedy_answers_are_right(model: Any, token
     assert 0.55 <= accuracy(said, HELD_OUT) <= 0.8
 
 
-def test_it_ends_its_answers_by_itself(model: Any, tokenizer: Any) -> None:
+def test_answers_of_the_demo_model_end_with_the_end_token(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     said = answers(model, tokenizer, HELD_OUT, do_sample=True)
     assert all(text.isdigit() and len(text) <= 3 for text in said)
@@ -96,7 +98,7 @@ def test_padding_does_not_change_an_answer(model: Any, tokenizer: Any) -> None:
     assert together == [answers(model, tokenizer, [problem])[0] for problem in HELD_OUT[:10]]
 
 
-def test_it_was_never_taught_a_held_out_sum() -> None:
+def test_the_demo_model_was_not_trained_on_held_out_sums() -> None:
     taught = {f"{a}+{b}=" for a, b in maker.lesson_sums()}
     turned = {f"{b}+{a}=" for a, b in maker.lesson_sums()}
     held_out = {problem.prompt for problem in iter_arithmetic("eval")}
@@ -104,7 +106,7 @@ def test_it_was_never_taught_a_held_out_sum() -> None:
     assert len(taught) > 8000
 
 
-def test_making_it_again_takes_the_same_steps(model: Any, tokenizer: Any) -> None:
+def test_making_the_demo_model_again_takes_the_same_steps(model: Any, tokenizer: Any) -> None:
     def first_steps() -> dict[str, torch.Tensor]:
         pupil = maker.make_model(tokenizer, seed=0)
         maker.learn(
@@ -125,7 +127,7 @@ def test_making_it_again_takes_the_same_steps(model: Any, tokenizer: Any) -> Non
     }
 
 
-def test_made_again_it_has_the_same_tokenizer_and_config(
+def test_the_demo_model_made_again_has_the_same_tokenizer_and_config(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     made = maker.make_tokenizer()
@@ -136,7 +138,7 @@ def test_made_again_it_has_the_same_tokenizer_and_config(
     assert (tmp_path / "tokenizer.json").read_text() == (FOLDER / "tokenizer.json").read_text()
 
 
-def test_eighty_steps_with_the_default_options_teach_it_sums_it_was_not_shown(
+def test_eighty_steps_with_the_default_options_teach_unseen_sums(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     from warmd.jobs.grpo.kind import run

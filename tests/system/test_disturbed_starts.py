@@ -66,7 +66,7 @@ def test_stop_ends_soon_and_loses_nothing_whatever_happens_meanwhile(sturdy: Dae
 
 
 @pytest.mark.slow
-def test_of_two_starts_at_once_one_wins_and_the_other_is_told(make_daemon: MakeDaemon):
+def test_one_of_two_simultaneous_starts_is_refused(make_daemon: MakeDaemon):
     daemon = make_daemon()
     model = f"tiny={daemon.config.models[0].path}"
     starting = [warmd(daemon, "start", "--model", model) for _ in range(2)]
@@ -97,7 +97,7 @@ def test_start_outlives_a_kill_of_the_supervisor_and_yields_to_a_stop(make_daemo
 
 
 @pytest.mark.slow
-def test_signal_in_a_daemon_s_first_moment_ends_it(make_daemon: MakeDaemon):
+def test_a_signal_during_the_start_ends_the_daemon(make_daemon: MakeDaemon):
     daemon = make_daemon()
     daemon.home.create()
     for _ in range(5):

@@ -25,21 +25,21 @@ from warmd.jobs.errors import WarmdError
 
 
 def pop(daemon: Daemon) -> None:
-    """Do what the server does for a worker that it cannot tell any more."""
+    """Do what Redis does for a worker that it can no longer notify."""
     connection = daemon.client.connection
     names = [keys.text(name) for name in connection.hkeys(keys.WORKERS)]
     (name,) = (name for name in names if daemon.home.key in name)
     assert connection.lmove("rq:queue:train", keys.taken(name), "LEFT", "RIGHT")
 
 
-def test_job_that_was_popped_for_a_worker_that_never_heard_is_run(battered: Daemon):
+def test_a_job_whose_pop_the_worker_never_received_is_run(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()
         pop(battered)
     assert battered.wait(job_id)["execution"] == 1
 
 
-def test_cancel_at_the_moment_of_the_pop_takes_the_job_out(battered: Daemon):
+def test_a_cancel_at_the_moment_of_the_pop_removes_the_job(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()
         pop(battered)
@@ -50,7 +50,7 @@ def test_cancel_at_the_moment_of_the_pop_takes_the_job_out(battered: Daemon):
     assert battered.wait(job_id)["status"] == "finished"
 
 
-def test_of_many_who_resume_a_job_at_once_one_does(battered: Daemon):
+def test_one_of_many_simultaneous_resumes_succeeds(battered: Daemon):
     job_id = hold(battered)
     battered.client.kill(job_id)
     assert battered.wait(job_id)["status"] == "stopped"
@@ -76,7 +76,7 @@ def test_of_many_who_resume_a_job_at_once_one_does(battered: Daemon):
     assert steps(battered, job_id) == STEPS
 
 
-def test_looking_whether_a_home_is_locked_does_not_keep_a_daemon_out(make_daemon: MakeDaemon):
+def test_checking_the_lock_of_a_home_does_not_prevent_a_start(make_daemon: MakeDaemon):
     home = make_daemon().home
     home.create()
     os.close(home.lock())
@@ -227,7 +227,7 @@ def test_gateway_that_hangs_is_replaced(make_daemon: MakeDaemon):
 
 
 @pytest.mark.slow
-def test_status_answers_while_the_zygote_is_busy(sturdy: Daemon):
+def test_status_replies_while_the_zygote_is_busy(sturdy: Daemon):
     zygote = psutil.Process(sturdy.pid("zygote"))
     zygote.suspend()  # as in a load that takes minutes
     try:

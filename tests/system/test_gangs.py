@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def machines(tiny_model: Path) -> Iterator[Cluster]:
-    """One cluster for all tests: each says which nodes are to run (run_nodes)."""
+    """One cluster for all tests, each of which chooses the running nodes (run_nodes)."""
     with cluster(tiny_model) as made:
         made.settings = dict(SETTINGS)
         yield made

@@ -1,4 +1,4 @@
-"""Garbage in Redis, in files and at the sockets: it is refused by name, and stops nothing else."""
+"""Garbage in Redis, in files and on sockets: it is refused by name and affects nothing else."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from warmd.daemon.runs import events
 from warmd.jobs.errors import WarmdError
 
 
-def test_ids_of_no_job_are_dropped_from_a_queue(battered: Daemon):
+def test_ids_without_a_job_are_dropped_from_a_queue(battered: Daemon):
     hostile = [b"\xff\xfe", b"../../etc/passwd", b"a:b:c", b"", b"x" * 1_000_000, NOBODY.encode()]
     battered.client.connection.rpush("rq:queue:train", *hostile)
     wait_until(lambda: battered.client.connection.llen("rq:queue:train") == 0)
 
 
-def test_hashes_that_are_no_jobs_are_dropped_from_a_queue(battered: Daemon):
+def test_hashes_that_are_not_jobs_are_dropped_from_a_queue(battered: Daemon):
     connection = battered.client.connection
     decent = {"data": "7", "status": "queued", "origin": "train"}
     wrong: list[dict[Any, Any]] = [
@@ -65,7 +65,7 @@ def test_garbage_in_the_registries_stops_no_job(battered: Daemon):
 
 
 @pytest.mark.slow
-def test_something_else_in_the_place_of_a_stream_costs_the_stream_alone(battered: Daemon):
+def test_a_wrong_type_at_the_key_of_a_stream_affects_only_that_stream(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()
         battered.client.connection.set(keys.events(job_id), "text")
@@ -100,7 +100,7 @@ SPOILT: list[tuple[Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.slow
-def test_run_directories_spoilt_in_the_queue_are_their_jobs_own_misfortune(battered: Daemon):
+def test_damaged_run_directories_affect_only_their_own_jobs(battered: Daemon):
     with frozen(battered, "worker"):
         ids = [battered.submit(samples=2) for _ in SPOILT]
         for job_id, (spoil, _) in zip(ids, SPOILT, strict=True):
@@ -114,22 +114,20 @@ def test_run_directories_spoilt_in_the_queue_are_their_jobs_own_misfortune(batte
     assert all(job._exc_info for job in jobs if job is not None and job.is_failed)
 
 
-@pytest.mark.parametrize("told", [[], ["finished", "requeued"]])
-def test_who_was_killed_after_writing_a_result_is_told_to_have_finished_once(
-    battered: Daemon, told: list[str]
-):
+@pytest.mark.parametrize("types", [[], ["finished", "requeued"]])
+def test_a_job_killed_after_writing_its_result_finishes_once(battered: Daemon, types: list[str]):
     with frozen(battered, "worker"):
         job_id = battered.submit()
         rundir = battered.client.rundir(job_id)
         with events.EventLog(rundir.events, execution=1) as log:
-            for type in ("started", *told):
+            for type in ("started", *types):
                 log.emit(type)
         rundir.write_result({"steps": 6}, revision=1)
     assert battered.wait(job_id)["result"] == {"steps": 6}
     assert len(battered.events(job_id, "finished")) == 1
 
 
-def test_event_log_garbled_in_the_middle_loses_the_garbled_lines_alone(tmp_path: Path):
+def test_an_event_log_damaged_in_the_middle_loses_only_the_damaged_lines(tmp_path: Path):
     path = tmp_path / "events.jsonl"
     with events.EventLog(path, execution=1) as log:
         for step in (1, 2, 3):

@@ -1,7 +1,7 @@
-"""The path of a GPU, without one: what is plain torch there runs here, and gives the same.
+"""The GPU code path, computed on a CPU: it gives the same results as the CPU code path.
 
 The device "meta" stands in for a GPU where only shapes and places count: it has no numbers, so an
-operation between it and the CPU fails, and so does whatever asks the device for a number.
+operation between it and the CPU fails, and so does reading a value from the device.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_a_decoder_is_freed_with_its_last_reference(model):
 
 
 class Repeated(Graphs):
-    """Does to a step what a capture does: computes it three times, and returns the same memory."""
+    """Simulates a capture: computes a step three times, and returns the same memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ def test_captured_steps_equal_the_decoders_pass_on_a_gpu():
         step(decoders, [(twins, [count]) for twins in sequences[:count]])
 
 
-# Nothing asks the device for a number, and nothing mixes it with another.
+# No value is read from the device, and no operation mixes devices.
 
 
 @torch.inference_mode()

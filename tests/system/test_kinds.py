@@ -1,4 +1,4 @@
-"""The job kinds, as the zygote gets them ready for its horses."""
+"""The job kinds as the zygote prepares them for its horses."""
 
 from __future__ import annotations
 

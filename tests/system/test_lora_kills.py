@@ -16,7 +16,7 @@ KILLS = 5
 
 
 @pytest.mark.slow
-def test_lora_job_that_is_killed_five_times_equals_the_straight_run(sturdy: Daemon):
+def test_lora_job_that_is_killed_five_times_equals_an_uninterrupted_one(sturdy: Daemon):
     options: dict[str, Any] = {"lora": 4, "samples": 40, "save_every": 1, "learning_rate": 0.01}
     straight = sturdy.submit(**options)
     assert sturdy.wait(straight)["status"] == "finished"

@@ -84,7 +84,7 @@ def begin(network: Machines, **options: Any) -> tuple[str, str]:
     return job_id, machine_of(network, job_id)
 
 
-def test_times_go_by_the_clock_of_redis_whatever_the_clocks_of_machines_say(network: Machines):
+def test_times_use_the_clock_of_redis_whatever_the_clocks_of_the_machines(network: Machines):
     begun = time.time()
     code, job_id = network.run(
         "third", "submit", "infer", "1 and 2", "--model", "tiny", "--in", "2s"

@@ -58,7 +58,7 @@ def test_a_node_runs_its_jobs_to_their_end_when_drained_and_another_takes_the_re
     assert [n.name for n in machines.client.nodes()] == [machines.name_of("second")]
 
 
-def test_a_node_leaves_when_it_was_idle_for_long_or_has_taken_its_jobs(machines: Cluster):
+def test_a_node_leaves_when_idle_for_long_or_after_its_number_of_jobs(machines: Cluster):
     first = machines.node("first", "--queues", "train", "--max-jobs", "2")
     jobs = [machines.submit() for _ in range(3)]
     assert first.wait(90) == 0
@@ -75,7 +75,7 @@ def test_a_node_leaves_when_it_was_idle_for_long_or_has_taken_its_jobs(machines:
     assert machines.client.nodes() == []
 
 
-def test_a_gateway_alone_answers_by_the_nodes_of_its_redis(machines: Cluster):
+def test_a_gateway_without_a_worker_is_served_by_the_nodes_of_its_redis(machines: Cluster):
     machines.node("gateway", "--port", "0", command="gateway")
     wait_until(lambda: "listening on" in machines.log("gateway"), timeout_s=60)
     url = machines.log("gateway").partition("listening on ")[2].split()[0]
@@ -99,7 +99,7 @@ def test_a_gateway_alone_answers_by_the_nodes_of_its_redis(machines: Cluster):
         assert json.load(reply)["choices"]
 
 
-def test_another_node_resumes_the_jobs_of_one_that_lost_its_power_and_leads_in_its_place(
+def test_another_node_resumes_the_jobs_of_a_node_that_lost_power_and_becomes_leader(
     machines: Cluster,
 ):
     first = machines.node("first", "--queues", "train")

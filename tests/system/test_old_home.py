@@ -44,9 +44,9 @@ class OldHome(Daemon):
         self.client = Client(self.config)
         self.folder = folder
         self.jobs: dict[str, str] = orjson.loads((folder / "project" / "jobs.json").read_bytes())
-        self.before = {name: self.told(name) for name in self.jobs}
+        self.before = {name: self.logged(name) for name in self.jobs}
 
-    def told(self, name: str) -> list[dict[str, Any]]:
+    def logged(self, name: str) -> list[dict[str, Any]]:
         """The events of a job, without Redis."""
         return list(events.read(self.home.runs / self.jobs[name] / "events.jsonl"))
 
@@ -60,16 +60,18 @@ class OldHome(Daemon):
         """Wait until a job has finished; check that nothing of it was lost or done twice."""
         job = self.wait(self.jobs[name], timeout_s=120)
         assert job["status"] == "finished", job["error"]
-        told, before = self.told(name), self.before[name]
-        assert told[: len(before)] == before
-        assert [event["seq"] for event in told] == list(range(1, len(told) + 1))
-        assert [event["type"] for event in told].count("finished") == 1
-        steps = [event["step"] for event in told if event["type"] == "step"]
+        logged, before = self.logged(name), self.before[name]
+        assert logged[: len(before)] == before
+        assert [event["seq"] for event in logged] == list(range(1, len(logged) + 1))
+        assert [event["type"] for event in logged].count("finished") == 1
+        steps = [event["step"] for event in logged if event["type"] == "step"]
         assert steps == list(range(1, (job["steps_total"] or 0) + 1))
 
     def resumed_from(self, name: str) -> int | None:
         """The checkpoint from which the last execution of a job resumed."""
-        found: int | None = [e for e in self.told(name) if e["type"] == "begin"][-1]["resumed_from"]
+        found: int | None = [e for e in self.logged(name) if e["type"] == "begin"][-1][
+            "resumed_from"
+        ]
         return found
 
 
@@ -109,7 +111,7 @@ def test_every_job_is_listed(old):
 def test_ended_jobs_of_an_old_home_are_shown_unchanged(old):
     assert {name: old.status_of(name) for name in ENDED} == ENDED
     for name in ENDED:
-        assert old.told(name) == old.before[name]
+        assert old.logged(name) == old.before[name]
     assert old.client.result(old.jobs["finished"])["steps"] == 6
     assert old.client.result(old.jobs["mlm"])["eval"]["n"] == 8
     assert "the reward is broken" in old.job("failed")["error"]
@@ -146,7 +148,7 @@ def test_a_file_of_prompts_is_answered(old):
 @pytest.mark.parametrize("name", ["held", "released"])
 def test_paused_jobs_wait_for_unpause(old, name):
     old.finish("interrupted")  # the daemon has had time to take everything up
-    assert old.told(name) == old.before[name]
+    assert old.logged(name) == old.before[name]
     assert old.job(name)["paused"]
     old.client.unpause(old.jobs[name])
     old.finish(name)

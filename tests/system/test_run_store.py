@@ -45,7 +45,7 @@ def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
     return load_file(cluster.client.rundir(job_id).path / "model" / "model.safetensors")
 
 
-def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_weights(
+def test_a_job_of_a_node_that_lost_power_ends_on_another_disk_with_the_same_weights(
     machines: Cluster,
 ):
     options: dict[str, Any] = {"epochs": 8, "save_every": 3}
@@ -103,8 +103,8 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
     assert here is not None
     assert json.loads(run("result", job_id, "--json"))["steps"] == here["steps"]
     assert json.loads(run("show", job_id, "--json"))["execution"] == 2
-    told = [json.loads(line) for line in run("tail", job_id, "--json").splitlines()]
-    steps = [event["step"] for event in told if event["type"] == "step"]
+    tailed = [json.loads(line) for line in run("tail", job_id, "--json").splitlines()]
+    steps = [event["step"] for event in tailed if event["type"] == "step"]
     assert steps == list(range(1, len(steps) + 1))
     listed = [json.loads(row) for row in run("checkpoints", "list", job_id, "--json").splitlines()]
     assert len(listed) == 3
@@ -160,14 +160,14 @@ def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durabl
     assert f"run store {bucket.name}: " in warnings()[0]
     stored = index.read(bucket, job_id)
     assert {"result.json", "model/model.safetensors"} <= stored.files.keys()
-    told = [event["step"] for event in machines.events(job_id, "step")]
-    assert told == list(range(1, job["steps_total"] + 1))
+    reported = [event["step"] for event in machines.events(job_id, "step")]
+    assert reported == list(range(1, job["steps_total"] + 1))
     assert machines.log("first").count("uploads are retried") == 1
     # The uploader reports it in its next iteration: the end of the job does not wait for that.
     wait_until(lambda: machines.log("first").count("can be written again") == 1)
 
 
-def test_the_model_of_a_job_is_fetched_by_those_who_use_it(machines: Cluster):
+def test_the_model_of_a_job_is_fetched_by_the_nodes_that_use_it(machines: Cluster):
     machines.node("first", "--queues", "train")
     machines.node("second", "--queues", "infer")
     machines.wait_ready("first", "second")

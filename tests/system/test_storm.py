@@ -1,4 +1,4 @@
-"""A hostile and unlucky world: lost replies, a full disk, and many jobs."""
+"""Bad conditions: lost replies, a full disk, and many jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from warmd.jobs.errors import SpecError
 
 
 class Wire:
-    """A socket in front of a server that can lose a reply: forwarded, done, never answered."""
+    """A proxy to Redis that can drop a reply, after the command was executed."""
 
     def __init__(self, path: Path, server: Path) -> None:
         self.lose: Sequence[bytes] = ()  # parts of the requests whose replies are dropped

@@ -1,4 +1,4 @@
-"""`--init-from`: a new job from the weights of another, which may then go."""
+"""`--init-from`: a new job from the weights of another, which may be removed afterwards."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_without_a_step_a_branch_begins_with_the_final_model(shared_daemon, orig
     assert shared_daemon.events(job["id"], "step")[0]["kl"] == pytest.approx(0, abs=1e-6)
 
 
-def test_the_latest_job_is_the_latest_that_trained_such_a_model(shared_daemon, origin):
+def test_the_latest_job_is_the_latest_that_trained_the_same_type_of_model(shared_daemon, origin):
     answer = warmd("submit", "infer", "1+1=", "--model", "tiny", home=shared_daemon.home.path)
     shared_daemon.wait(answer.out.strip())
     assert shared_daemon.client.find("-") == answer.out.strip()
@@ -92,7 +92,7 @@ def test_the_latest_job_is_the_latest_that_trained_such_a_model(shared_daemon, o
     assert done.objects[0]["init_from"] == latest
 
 
-def test_without_a_job_that_trained_such_a_model_the_latest_is_refused(tmp_path):
+def test_without_a_job_that_trained_the_same_type_of_model_the_latest_is_refused(tmp_path):
     refusal = warmd("submit", "sft", "--init-from", "-", "--dataset", "x", home=tmp_path)
     assert refusal.is_refusal(2)
     assert "job: none of grpo, sft, dpo in" in refusal.err
@@ -106,7 +106,7 @@ def test_two_branches_of_different_steps_have_their_own_weights(shared_daemon, o
 
 
 @pytest.mark.slow
-def test_a_branch_outlives_the_job_that_it_came_from(shared_daemon):
+def test_a_branch_does_not_need_the_files_of_its_origin(shared_daemon):
     origin = Origin(shared_daemon)
     done = origin.branch("@2", "--steps", "1")
     job = finished(shared_daemon, done)

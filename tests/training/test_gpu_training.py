@@ -89,7 +89,7 @@ def test_deterministic_algorithms_end_with_their_block():
     assert determinism.settings.fill_uninitialized_memory == fills
 
 
-def test_another_driver_or_cuda_is_a_reason_for_other_bits():
+def test_another_driver_or_cuda_version_is_reported_on_resume():
     then = {
         "versions": {},
         "threads": 1,

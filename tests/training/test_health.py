@@ -85,7 +85,7 @@ def test_metrics_missing_from_a_step_are_skipped():
 
 
 @given(st.lists(st.floats(-1, 20), max_size=150), st.integers(0, 150))
-def test_a_resumed_run_reports_what_an_uninterrupted_one_reports(losses, step):
+def test_a_resumed_run_reports_the_same_as_an_uninterrupted_one(losses, step):
     straight, resumed = Divergence(LOSS), Divergence(LOSS)
     for loss in losses[:step]:
         straight.update({"loss": loss})

@@ -1,4 +1,4 @@
-"""LoRA in every training kind: options, exact resume, small checkpoints, adapters of PEFT."""
+"""LoRA in every training kind: options, exact resume, small checkpoints, PEFT's format."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def work(request: Any, tmp_path: Path) -> Work:
 
 
 @pytest.mark.slow
-def test_a_stopped_job_ends_with_the_adapter_of_the_straight_run(work, tmp_path):
+def test_a_stopped_job_ends_with_the_adapter_of_an_uninterrupted_run(work, tmp_path):
     straight = work.job(tmp_path / "straight")
     work.run(work.spec(), straight.ctx)
     assert straight.last_step == 6
@@ -135,7 +135,9 @@ def test_a_stopped_job_ends_with_the_adapter_of_the_straight_run(work, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_stopped_job_on_an_int8_base_ends_with_the_adapter_of_the_straight_run(work, tmp_path):
+def test_a_stopped_job_on_an_int8_base_ends_with_the_adapter_of_an_uninterrupted_run(
+    work, tmp_path
+):
     needs(levels().int8 is not None, "int8 kernels")
     spec = work.spec(base_precision="int8")
     work.run(spec, work.job(tmp_path / "straight").ctx)
@@ -183,7 +185,7 @@ def test_peft_reads_the_adapter_and_computes_what_was_trained(work, tmp_path):
     assert not torch.allclose(logits, before, atol=1e-3)
 
 
-def test_the_model_below_the_adapter_stays_as_it_was(work, tmp_path):
+def test_the_model_below_the_adapter_is_not_changed(work, tmp_path):
     job = work.job(tmp_path / "run")
     warm = job.ctx.models.take("demo").model
     before = {name: weight.clone() for name, weight in warm.named_parameters()}
@@ -247,7 +249,7 @@ def test_a_rank_or_layer_that_the_model_does_not_have_is_refused_at_submit(
     assert str(refused.value) == message
 
 
-def test_an_adapter_is_no_model_to_train_an_adapter_on(tmp_path):
+def test_an_adapter_cannot_be_trained_on_an_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(SpecError, match=r"^lora: must be trained on a model, got an adapter: "):
         spec_class("grpo").parse({"lora": 8}).check_layers(tmp_path)
@@ -274,7 +276,7 @@ def test_a_layer_that_the_model_does_not_have_fails_the_job(work, tmp_path):
         work.run(work.spec(lora_targets=["nowhere"]), job.ctx)
 
 
-def test_the_learning_rate_is_ten_times_that_of_full_training_and_a_far_one_is_warned_of(
+def test_the_learning_rate_is_ten_times_that_of_full_training_and_a_distant_one_warns(
     work, tmp_path
 ):
     rates = {}

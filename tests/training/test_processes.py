@@ -1,4 +1,4 @@
-"""Jobs of several processes: their steps are those of one process, and a resume leaves no trace."""
+"""Jobs of several processes: their steps are those of one process, and the resume is exact."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_steps_of_two_processes_are_those_of_one(case, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_stopped_job_of_two_processes_ends_as_if_it_had_not_been_stopped(case, tmp_path):
+def test_a_stopped_job_of_two_processes_ends_like_an_uninterrupted_one(case, tmp_path):
     make, options = CASES[case]
     options = options | ({"dropout": 0.1} if make is mlm else {})
     options = options | ({"lora_dropout": 0.1} if "lora" in options else {})
@@ -149,7 +149,7 @@ def test_a_stopped_job_of_two_processes_ends_as_if_it_had_not_been_stopped(case,
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_resumes_the_job_but_for_rounding(tmp_path):
+def test_another_number_of_processes_resumes_the_job_up_to_rounding(tmp_path):
     job = sft(tmp_path, batch_size=5)
     _, result = run_apart(1, job, tmp_path / "straight")
     _, stopped = run_apart(2, job, tmp_path / "stopped", stop_at_step=3)

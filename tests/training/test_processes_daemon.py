@@ -1,4 +1,4 @@
-"""Jobs of several processes by a real daemon: killed, paused, stopped, and nothing is left."""
+"""Jobs of several processes in a real daemon: killed, paused, stopped; nothing left behind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.slow
-def test_a_job_whose_ranks_are_killed_ends_with_the_weights_of_a_straight_run(
+def test_a_job_whose_ranks_are_killed_ends_with_the_weights_of_an_uninterrupted_run(
     sturdy: Daemon, tmp_path: Path
 ):
     job = spec(tmp_path)

@@ -1,4 +1,4 @@
-"""What may change when a job is resumed, and what comes of it."""
+"""Options that may change when a job is resumed, and their effect."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_unknown_options_of_another_version_are_ignored():
     assert old.changes({**options, "of_long_ago": 1}) == {}
 
 
-# What comes of it.
+# Effects.
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def resume(shared_daemon: Daemon, finished: str) -> Callable[..., Any]:
     return lambda *words: warmd("resume", finished, *words, home=shared_daemon.home.path)
 
 
-def test_a_finished_job_of_the_same_length_is_left_as_it_is(shared_daemon, finished, resume):
+def test_a_finished_job_of_the_same_length_is_not_changed(shared_daemon, finished, resume):
     spec_file = shared_daemon.client.rundir(finished).path / "spec.json"
     before = spec_file.read_bytes()
     for words in ((), ("--steps", "6")):

@@ -1,4 +1,4 @@
-"""What a training job does besides its steps: pauses, saves by time, reports divergence."""
+"""A training job apart from its steps: pauses, saves by time, divergence."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def request(job_id: str) -> RunJob:
     return RunJob(job_id, "w", "", 1, slots=4, threads=1, niceness=0, enqueued_at=None)
 
 
-def test_a_horse_that_has_died_is_given_no_job(tmp_path):
+def test_a_dead_horse_gets_no_job(tmp_path):
     with listen(tmp_path / "zygote") as zygote:
         config = WorkerConfig(name="w", queue="infer", isolation="resident", slots=4)
         pool = HorsePool(tmp_path / "zygote", config)

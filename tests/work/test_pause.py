@@ -22,8 +22,8 @@ def daemon(sturdy: Daemon) -> Daemon:
 
 
 def hold_at_gate(daemon: Daemon, **options: Any) -> str:
-    """Have a job run and wait in the middle of its third step until `gate` is removed."""
-    for name in ("calls", "told"):
+    """Make a job run and wait in the middle of its third step until `gate` is removed."""
+    for name in ("calls", "requested"):
         (daemon.folder / name).unlink(missing_ok=True)
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", **options)
@@ -32,13 +32,13 @@ def hold_at_gate(daemon: Daemon, **options: Any) -> str:
 
 
 def open_gate(daemon: Daemon) -> None:
-    """Let that step end, once its process knows what was asked of it."""
-    wait_until((daemon.folder / "told").exists)
+    """Let that step end, once its process has received the request."""
+    wait_until((daemon.folder / "requested").exists)
     (daemon.folder / "gate").unlink()
 
 
 def pause(daemon: Daemon, **options: Any) -> str:
-    """Have a job run, and hold it after its third step."""
+    """Make a job run, and hold it after its third step."""
     job_id = hold_at_gate(daemon, **options)
     assert daemon.client.pause(job_id) == "pausing"
     open_gate(daemon)
@@ -143,7 +143,7 @@ def test_a_withdrawn_release_lets_the_job_continue(daemon: Daemon):
     assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]
 
 
-def test_waiting_job_leaves_its_queue_and_comes_back_to_the_front(daemon: Daemon):
+def test_a_paused_waiting_job_leaves_its_queue_and_returns_to_the_front(daemon: Daemon):
     running = hold_at_gate(daemon)
     first, second = daemon.submit(), daemon.submit()
     assert daemon.client.pause(second) == "paused"
@@ -191,7 +191,7 @@ def test_an_impossible_pause_is_refused(daemon: Daemon):
         daemon.client.pause(job_id)
 
 
-def test_paused_job_with_changes_says_what_to_do(daemon: Daemon):
+def test_resuming_a_paused_job_with_changes_is_refused_with_advice(daemon: Daemon):
     job_id = pause(daemon)
     for _ in range(2):
         with pytest.raises(Conflict, match=r"is paused: .* to change steps, cancel it first"):

@@ -1,4 +1,4 @@
-"""A resident worker with several slots: jobs side by side in one horse, and none harms another."""
+"""A resident worker with several slots: concurrent jobs in one horse are independent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def submit(daemon: Daemon, **options: Any) -> str:
 
 @contextmanager
 def loaded(daemon: Daemon, model: ModelConfig) -> Iterator[None]:
-    """Have the daemon hold a model, also for `warmd models` of other tests, only here."""
+    """Load a model for the duration of this test only."""
     control.load_model(daemon.config, model)
     try:
         yield
@@ -68,7 +68,7 @@ def loaded(daemon: Daemon, model: ModelConfig) -> Iterator[None]:
 
 
 def hold(daemon: Daemon, number: int, **options: Any) -> list[str]:
-    """Have so many jobs run and wait at the gate."""
+    """Make some jobs run and wait at the gate."""
     gate(daemon).touch()
     ids = [submit(daemon, gate=str(gate(daemon)), **options) for _ in range(number)]
     wait_until(lambda: all(daemon.events(job_id, "begin") for job_id in ids))
@@ -109,7 +109,7 @@ def test_a_failed_or_canceled_job_does_not_affect_the_others(daemon: Daemon):
     canceled, killed, other = hold(daemon, 3)
     broken = submit(daemon, then="raise")
     job = daemon.wait(broken)
-    assert (job["status"], job["error"]) == ("failed", "RuntimeError: as told")
+    assert (job["status"], job["error"]) == ("failed", "RuntimeError: as requested")
     assert "Traceback" in (daemon.home.runs / broken / "log.txt").read_text()
     daemon.client.cancel(canceled)
     daemon.client.kill(killed)
@@ -125,10 +125,10 @@ def test_a_failed_or_canceled_job_does_not_affect_the_others(daemon: Daemon):
 def test_cancel_takes_effect_within_fifty_milliseconds(daemon: Daemon):
     delays = []
     for job_id in hold(daemon, SLOTS):
-        asked = time.time()
+        requested = time.time()
         daemon.client.cancel(job_id)
         daemon.wait(job_id)
-        delays.append(daemon.events(job_id, "stopped")[0]["time"] - asked)
+        delays.append(daemon.events(job_id, "stopped")[0]["time"] - requested)
     assert min(delays) < 0.05  # the others may have met with a busy machine
 
 

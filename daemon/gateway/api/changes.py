@@ -1,4 +1,4 @@
-"""What every route under `/v1/warmd/` that changes something has in common."""
+"""Shared by all routes under `/v1/warmd/` that change something."""
 
 from __future__ import annotations
 

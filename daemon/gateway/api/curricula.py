@@ -64,7 +64,7 @@ class Evaluations(BaseModel):
 
 
 class Attempt(BaseModel):
-    """One training of a stage, and what was decided at its gate."""
+    """One training of a stage, and the decision at its gate."""
 
     stage: str
     attempt: int
@@ -79,7 +79,7 @@ class Attempt(BaseModel):
 
 
 class CurriculumView(BaseModel):
-    """A curriculum; `model` is the job whose model is the latest that a gate let through."""
+    """A curriculum; `model` is the job whose model is the latest that passed a gate."""
 
     id: str
     kind: str
@@ -159,7 +159,7 @@ async def list_curricula(state: StateDep, limit: _Limit = 20) -> Any:
 
 @router.get("/{group_id}", response_model=CurriculumView)
 async def show_curriculum(group_id: str, state: StateDep) -> Any:
-    """Show a curriculum: the attempts at its stages, and what was decided."""
+    """Show a curriculum: the attempts at its stages, and the decisions."""
     return await state.in_thread(state.client.curriculum, group_id)
 
 

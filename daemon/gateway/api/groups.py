@@ -15,7 +15,7 @@ from .jobs import Pause
 
 
 class Outcome(BaseModel):
-    """What became of the jobs of a group, in words."""
+    """The outcome for the jobs of a group, in words."""
 
     id: str
     outcome: str
@@ -29,7 +29,7 @@ class Removed(BaseModel):
 
 
 def add_actions(router: APIRouter, noun: str, find: Callable[[Client, str], Any]) -> None:
-    """Add the routes to that of a group; `find` raises NotFound for an id that is none of its."""
+    """Add the routes to a group's router; `find` raises NotFound for other ids."""
 
     async def act(state: AppState, group_id: str, how: Callable[[str], str]) -> dict[str, str]:
         await state.in_thread(find, state.client, group_id)

@@ -57,7 +57,7 @@ async def health(state: StateDep) -> Any:
 
 @router.get("/livez", response_model=Health)
 async def livez() -> Any:
-    """Report that the gateway answers. It does while models load and while Redis is away."""
+    """Report that the gateway is live, also while models load or Redis is unreachable."""
     return JSONResponse({"status": "ok"})
 
 

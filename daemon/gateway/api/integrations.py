@@ -17,7 +17,7 @@ _DEFAULT_PROJECT = "huggingface"  # of transformers, without WANDB_PROJECT
 
 
 def check(given: Sequence[Mapping[str, Any]] | None, kind: str, config: DaemonConfig) -> None:
-    """Check that jobs of a kind report to what a request names. Raises SpecError."""
+    """Check that jobs of a kind report to the tracker that a request names. Raises SpecError."""
     for index, item in enumerate(given or ()):
         where = f"integrations[{index}]"
         if item.get("type") != "wandb":

@@ -107,9 +107,9 @@ async def stream_job_events(
 ) -> Response:
     """Send the events of a job as they happen, until it ends.
 
-    Each has its `seq` as id. A stream that was interrupted continues behind `Last-Event-ID`, which
-    browsers send, else behind `after`. The event `state` has the job's status and queue position;
-    after the event `end` nothing follows.
+    Each has its `seq` as id. An interrupted stream continues after `Last-Event-ID`, which browsers
+    send, else after `after`. The event `state` has the job's status and queue position; after the
+    event `end` nothing follows.
     """
     await state.in_thread(state.client.rundir, job_id)
     seen = int(last_event_id) if last_event_id is not None else after or 0

@@ -1,4 +1,4 @@
-"""`/v1/warmd/jobs`: jobs of all kinds, and what can be done with them."""
+"""`/v1/warmd/jobs`: jobs of all kinds, and the actions on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_CHANGES = 20  # options changed by one resume
 
 
 class JobView(BaseModel):
-    """What is known of a job, as in `warmd show --json`; times are unix seconds."""
+    """The known fields of a job, as in `warmd show --json`; times are unix seconds."""
 
     id: str
     kind: str
@@ -80,7 +80,7 @@ class JobPage(BaseModel):
 
 
 class JobDetail(BaseModel):
-    """A job with its options, and what they were before it was resumed with others."""
+    """A job with its options, and their earlier values if it was resumed with changed ones."""
 
     job: JobView
     options: dict[str, Any]
@@ -89,7 +89,7 @@ class JobDetail(BaseModel):
 
 
 class Outcome(BaseModel):
-    """What became of a job, in one word: canceled, stopping, paused, queued, …"""
+    """The outcome for a job in one word: canceled, stopping, paused, queued, …"""
 
     id: str
     outcome: str
@@ -191,13 +191,13 @@ async def show_job(job_id: str, state: StateDep) -> Any:
 
 @router.post("/{job_id}/cancel", response_model=Outcome)
 async def cancel_any_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
-    """Take a waiting job out of its queue, or let a running one save and stop."""
+    """Remove a waiting job from its queue, or save and stop a running one."""
     return await _outcome(state, job_id, state.client.cancel)
 
 
 @router.post("/{job_id}/kill", response_model=Outcome)
 async def kill_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
-    """Stop a job at once; what it did since its last checkpoint is lost."""
+    """Stop a job at once; work since its last checkpoint is lost."""
     return await _outcome(state, job_id, state.client.kill)
 
 
@@ -252,5 +252,5 @@ async def remove_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) 
 
 
 async def _outcome(state: AppState, job_id: str, act: Callable[[str], str]) -> dict[str, str]:
-    await state.in_thread(state.client.rundir, job_id)  # NotFound, also for what is no id
+    await state.in_thread(state.client.rundir, job_id)  # NotFound, also for an invalid id
     return {"id": job_id, "outcome": await state.in_thread(act, job_id)}

@@ -22,7 +22,7 @@ router = APIRouter(route_class=StrictRoute, prefix="/v1/warmd", tags=["training"
 
 
 class OptionView(BaseModel):
-    """An option of a job kind. `default` null: `default_text` says what happens then."""
+    """An option of a job kind. If `default` is null, `default_text` describes the default."""
 
     name: str
     type: str

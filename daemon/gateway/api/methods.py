@@ -31,7 +31,7 @@ _NOT_OVER_HTTP = {"report_to"}  # would send data to a third party
 
 
 def method_of(kind: str) -> HttpMethod | None:
-    """Return how a job kind is requested over HTTP; None where it is not."""
+    """Return how a job kind is requested over HTTP; None if it is not."""
     return spec_class(kind).http if kind in KINDS else None
 
 

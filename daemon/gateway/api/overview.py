@@ -67,13 +67,13 @@ class OverviewView(BaseModel):
 
 @router.get("", response_model=OverviewView)
 async def show_overview(state: StateDep) -> Any:
-    """Show what the daemon does."""
+    """Show the daemon, its queues and models, the machine and the pending jobs."""
     return await state.overview.snapshot()
 
 
 @router.get("/stream", response_class=Response, responses=live.STREAM)
 async def stream_overview(state: StateDep) -> Response:
-    """Send the overview as event `snapshot`, and then what changes as events `change`.
+    """Send the overview as event `snapshot`, then its changes as events `change`.
 
     A change has the keys of the overview that changed; its `jobs` has the jobs that changed. Every
     connection begins with a snapshot, so nothing is missed by connecting again.

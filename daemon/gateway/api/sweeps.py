@@ -121,7 +121,8 @@ class SweepList(BaseModel):
 
 
 class SweepPlan(BaseModel):
-    """What a request for a sweep would queue, or the problem; `param` is the field of the request.
+    """The jobs that a request for a sweep would queue, or the problem; `param` is the request's
+    field.
 
     `options` are those of the first job, `steps_total` the sum over all jobs.
     """
@@ -147,7 +148,7 @@ class _SweepRequest:
 
 
 def _read_request(body: CreateSweep, state: AppState) -> _SweepRequest:
-    """Read a request. Raises SpecError, and ApiError 404 for a model that is not there."""
+    """Read a request. Raises SpecError, and ApiError 404 for an unknown model."""
     kind, options = checked_options(body, state)
     http = methods.method_of(kind)
     assert http is not None
@@ -165,7 +166,7 @@ def _read_request(body: CreateSweep, state: AppState) -> _SweepRequest:
 
 @contextmanager
 def _named_by_request(kind: str) -> Iterator[None]:
-    """Give errors of options the names that the request has for them."""
+    """Name options in errors as the request names them."""
     try:
         yield
     except SpecError as error:
@@ -220,7 +221,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
 
 
 def _check_values(body: CreateSweep, state: AppState, known: Mapping[str, OptionInfo]) -> None:
-    """Raise SpecError for a value that a request must not name, as for that of a single job."""
+    """Raise SpecError for a value that a request must not name, as for a single job."""
     for name, values in body.sweep.items():
         if name == "seed" or known[name].type in (int, float):
             continue  # numbers, and ranges of them, are checked by the plan

@@ -104,7 +104,7 @@ def _estimated_finish(job: dict[str, Any]) -> int | None:
 
 
 def events_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
-    """Return a page of a job's events, newest first, starting behind the id `after`."""
+    """Return a page of a job's events, newest first, starting after the id `after`."""
     _check(client, job_id)
     found = [_event(job_id, event) for event in events.read(client.rundir(job_id).events)][::-1]
     return _page(found, after, limit)

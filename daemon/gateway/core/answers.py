@@ -47,7 +47,7 @@ Piece = Text | JobState | Begun | dict[str, Any]
 def fingerprint_of(weights: Mapping[str, str] | None) -> str | None:
     """Return OpenAI's `system_fingerprint`: another one for other weights or another precision.
 
-    None where an earlier version wrote the result, without its weights.
+    None if an earlier version wrote the result, without its weights.
     """
     if weights is None:
         return None

@@ -24,7 +24,7 @@ class StartEstimator:
 
     def record(self, seconds: float) -> None:
         """Record the service time of a request, without its wait in the queue."""
-        self._seconds.append(max(seconds, 0.0))  # the clock may have been put back
+        self._seconds.append(max(seconds, 0.0))  # the clock may have been set back
 
     def start_in_s(self, position: int) -> float | None:
         """Return the seconds until the request at a queue position starts; None if unknown."""

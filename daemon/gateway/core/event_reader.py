@@ -118,7 +118,7 @@ class EventReader:
     def _inbox(self, job_id: str, after: int) -> Iterator[_Inbox]:
         inbox: _Inbox = asyncio.Queue(_UNREAD)
         self._inboxes[job_id].append(inbox)
-        # Read from where the new follower is; others skip events that they have seen.
+        # Read from the new follower's position; others skip events that they have seen.
         self._cursors[job_id] = min(after, self._cursors.get(job_id, after))
         self._wanted.set()
         self._is_stale.set()

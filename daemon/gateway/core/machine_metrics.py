@@ -29,7 +29,7 @@ class MachineMetrics(Collector):
         )
         yield GaugeMetricFamily(
             "warmd_memory_available_bytes",
-            "Memory of it that can still be had without swapping.",
+            "Part of it that can still be allocated without swapping.",
             value=available_bytes(),
         )
         yield from self._redis()
@@ -47,7 +47,7 @@ class MachineMetrics(Collector):
         )
         home = self._client.home
         for folder, path in (("home", home.path), ("runs", home.runs)):
-            with suppress(OSError):  # a network disk that is away
+            with suppress(OSError):  # a network disk that is unreachable
                 disk = shutil.disk_usage(path)
                 free.add_metric([folder], disk.free)
                 used.add_metric([folder], disk.used)

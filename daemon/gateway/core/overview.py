@@ -60,7 +60,7 @@ class Overview:
     async def watch(self) -> AsyncGenerator[Part, None]:
         """Yield a snapshot, then changes; a part with `jobs` has only the changed jobs."""
         inbox: asyncio.Queue[Part | None] = asyncio.Queue(_UNREAD)
-        self._watchers.append(inbox)  # before the snapshot: changes in between are sent, too
+        self._watchers.append(inbox)  # before the snapshot: no change is missed
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         try:
@@ -96,7 +96,7 @@ class Overview:
                 if part:
                     for inbox in list(self._watchers):
                         self._send(inbox, part)
-        except Exception:  # a defect: it is logged, and must not end the updates for good
+        except Exception:  # a bug: it is logged, and must not end the updates for good
             log.exception("http: the overview cannot be read")
             self._task = None
             self.stop()  # the pages connect again

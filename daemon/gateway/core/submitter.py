@@ -43,7 +43,7 @@ class Submission:
 
     @property
     def size(self) -> int:
-        """Approximate memory in bytes until the job is queued."""
+        """Approximate memory in bytes that it takes until the job is queued."""
         texts = len(getattr(self.spec, "messages", ""))
         return _COPIES * texts + sum(map(len, self.images.values()))
 

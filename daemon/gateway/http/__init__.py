@@ -1,4 +1,6 @@
 """HTTP below the routes: connection limits, authorization, bounded bodies, strict parsing.
 
-Every request passes through here before a route sees it; errors leave in OpenAI's format.
+Enters: bytes of connections. Leaves: validated requests to the routes, and errors in OpenAI's
+format. `connection` limits connections, `auth` checks token and origin, `bodies` and `strict` parse
+JSON within limits, `errors` builds error responses. Knows no route.
 """

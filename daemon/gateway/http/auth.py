@@ -37,7 +37,7 @@ _NETLOC = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{
 
 
 class AuthMiddleware:
-    """Admits requests with the token or, where none is set, requests that name this host.
+    """Admits requests with the token or, if none is set, requests that name this host.
 
     Without a token, any web page in a browser on this machine could send requests. Such requests
     carry the page's domain as Origin or, with DNS rebinding, as Host, and are refused.

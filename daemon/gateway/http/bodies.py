@@ -50,7 +50,7 @@ class BodyMemory:
             raise unavailable("too many large requests: try again in a moment") from None
         self._free -= size
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self._free += size
         self._freed.set()
 
@@ -78,7 +78,7 @@ class Reservation:
         surplus = self._size - max(0, total - SMALL)
         if surplus > 0:
             self._size -= surplus
-            self._memory.give_back(surplus)
+            self._memory.release(surplus)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Another thread pool would contend with PyTorch's for the cores, as both spin while they wait. So
 kernels run in a parallel region of the OpenMP library that PyTorch has loaded, as compiled C code
-would (GOMP_parallel, which LLVM's OpenMP provides, too).
+would (GOMP_parallel, which LLVM's OpenMP also provides).
 """
 
 from __future__ import annotations

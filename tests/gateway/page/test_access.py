@@ -34,7 +34,7 @@ def test_texts_of_models_and_files_are_never_code(page, daemon):
         assert browser.js("return document.querySelectorAll('main img, main script').length") == 0
 
 
-def test_one_logs_in_with_the_token_and_scripts_cannot_read_the_cookie(browser, make_gateway):
+def test_a_user_logs_in_with_the_token_and_scripts_cannot_read_the_cookie(browser, make_gateway):
     gateway = make_gateway(http_token=TOKEN)
     page = Page(browser, gateway.url)
     page.open()
@@ -90,7 +90,7 @@ def test_a_page_of_another_origin_can_change_nothing(page, daemon, browser):
     assert daemon.client.job(job_id)["status"] == "started"
 
 
-def test_the_page_is_off_where_it_is_switched_off(make_gateway):
+def test_the_page_can_be_switched_off(make_gateway):
     gateway = make_gateway(http_page="off", http_token=TOKEN)
     bearer = {"authorization": f"Bearer {TOKEN}"}
     assert httpx.get(f"{gateway.url}/").status_code == 401

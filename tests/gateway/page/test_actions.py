@@ -1,4 +1,4 @@
-"""What one can do in the dashboard, in a real browser with a real daemon."""
+"""The actions of the dashboard, in a real browser with a real daemon."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_the_overview_follows_the_queue_in_two_tabs(page, daemon):
         browser.switch(first)
 
 
-def test_a_restarted_gateway_is_found_again_and_no_event_is_missed(page, daemon):
+def test_the_page_reconnects_to_a_restarted_gateway_without_missing_events(page, daemon):
     job_id = running(daemon)
     browser = page.open(f"jobs/{job_id}")
     steps = "[...document.querySelector('figure [role=img]').plot.data[0]]"
@@ -132,7 +132,7 @@ def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon
     browser.wait_for(ended)
 
 
-def test_a_job_that_no_machine_could_run_says_what_it_waits_for(page, daemon):
+def test_a_job_that_no_machine_could_run_shows_what_it_waits_for(page, daemon):
     needs = {"gpu": "h200", **model_need("/models/away")}
     job_id = daemon.client.submit(spec_class("grpo").parse(OPTIONS), needs=needs)
     wait_until(lambda: daemon.client.job(job_id)["missing_model"] == "/models/away")

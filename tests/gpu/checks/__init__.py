@@ -1,4 +1,4 @@
-"""The checks of `tests/gpu/check.py`, a module each, and what they share."""
+"""The checks of `tests/gpu/check.py`, one module each, and their shared functions."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def seconds(work: Callable[[], object], *, repeat: int = 1) -> float:
 
 
 def synchronize() -> None:
-    """Wait until the GPU has done what it was given."""
+    """Wait until the GPU has finished its queued work."""
     if HAS_GPU:
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Attention kernels: what cuDNN's cost and spoil, which horses do not use, and the others."""
+"""Attention kernels: cost and correctness, also of cuDNN's, which horses do not use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def has_finite_gradient() -> bool:
 
 
 def check(kernels: str, *, must_be_right: bool) -> None:
-    """Report what the kernels that are enabled now cost and give."""
+    """Report cost and results of the enabled kernels."""
     attend(64, 64)
     attend(64, 64, has_gradient=True)
     lengths = iter(range(97, 2000, 32))

@@ -48,7 +48,7 @@ def of_the_engine() -> None:
         draw = random.Random(0)
 
         def serve(length: int, count: int, temperature: float) -> tuple[float, Request]:
-            asked = [
+            requested = [
                 Request(
                     ids=[draw.randrange(10, work.shape.vocab_size) for _ in range(length)],
                     sampling=Sampling(temperature=temperature, seed=number),
@@ -57,12 +57,12 @@ def of_the_engine() -> None:
                 for number in range(count)
             ]
             begun = time.perf_counter()
-            for request in asked:
+            for request in requested:
                 engine.submit(request)
-            for request in asked:
+            for request in requested:
                 while not isinstance(request.pieces.get(timeout=120), End):
                     pass
-            return time.perf_counter() - begun, asked[0]
+            return time.perf_counter() - begun, requested[0]
 
         for count, wanted in ((1, "> 600"), (TOGETHER, "> 5000")):
             serve(32, count, 1.0)  # captures its graphs

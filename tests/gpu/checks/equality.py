@@ -21,11 +21,13 @@ TOKENS = 24
 
 def engine_tokens(engine: Engine, ids: list[list[int]]) -> list[str]:
     """Return the greedy completions of prompts, generated together."""
-    asked = [Request(ids=one, sampling=Sampling(temperature=0), max_tokens=TOKENS) for one in ids]
-    for request in asked:
+    requested = [
+        Request(ids=one, sampling=Sampling(temperature=0), max_tokens=TOKENS) for one in ids
+    ]
+    for request in requested:
         engine.submit(request)
     texts = []
-    for request in asked:
+    for request in requested:
         text = ""
         while not isinstance(piece := request.pieces.get(timeout=60), End):
             text += piece.text

@@ -1,4 +1,4 @@
-"""The zygote does not touch CUDA; the horses that it forks compute on the GPU, and how soon."""
+"""The zygote does not touch CUDA; its horses compute on the GPU, and their start-up time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ for copy_threads in (0, 0, 4):
 
 
 def boot(**environ: str) -> tuple[dict[str, bool], list[dict[str, object]]]:
-    """Return what the zygote and its horses said."""
+    """Return the output of the zygote and its horses."""
     folder = Path(__file__).parents[3] / "configs" / "demo"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ZYGOTE, str(folder)],

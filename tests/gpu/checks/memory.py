@@ -1,4 +1,4 @@
-"""Memory of the device: what an engine adds to the weights, the share, and the refusal."""
+"""Device memory: what an engine needs beyond the weights, the share limit, and the refusal."""
 
 from __future__ import annotations
 

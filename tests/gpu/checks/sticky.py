@@ -1,4 +1,4 @@
-"""A device-side assert ends the process of an engine, so that no later request fails of it."""
+"""A device-side assert ends the process of an engine, so that it affects no later request."""
 
 from __future__ import annotations
 

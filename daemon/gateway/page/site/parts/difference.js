@@ -11,8 +11,8 @@ export function differences(one, other) {
   for (let i = a.length - 1; i >= 0; i -= 1) {
     for (let j = b.length - 1; j >= 0; j -= 1) {
       const below = common[(i + 1) * width + j];
-      const beside = common[i * width + j + 1];
-      common[i * width + j] = a[i] === b[j] ? common[(i + 1) * width + j + 1] + 1 : Math.max(below, beside);
+      const right = common[i * width + j + 1];
+      common[i * width + j] = a[i] === b[j] ? common[(i + 1) * width + j + 1] + 1 : Math.max(below, right);
     }
   }
   const found = [[], []];

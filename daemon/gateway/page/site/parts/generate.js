@@ -44,7 +44,7 @@ async function* chunksOf(response) {
   }
 }
 
-export function pace({ tokens, seconds }) {
+export function throughput({ tokens, seconds }) {
   if (tokens === null) return "";
   const rate = seconds > 0 && tokens > 1 ? `, ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
   return `${tokens} tokens${rate}`;

@@ -2,7 +2,7 @@
 
 import { html, useRef, useState } from "../parts/libraries.js";
 import { Heading, Problem } from "../parts/elements.js";
-import { generate, pace } from "../parts/generate.js";
+import { generate, throughput } from "../parts/generate.js";
 import { ModelSelect, useModels } from "../parts/models.js";
 import { DEFAULTS, numbersOf, Sampling } from "../parts/sampling.js";
 
@@ -37,7 +37,7 @@ export function Chat({ query }) {
         signal: stop.current.signal,
         onText: (all) => setAnswer((text = all)),
       });
-      setNote(pace(done));
+      setNote(throughput(done));
       form.reset();
     } catch (problem) {
       if (problem.name === "AbortError") setNote("stopped");

@@ -7,7 +7,7 @@ import { differences } from "../parts/difference.js";
 import { Heading, JobLink, Problem, Scroll } from "../parts/elements.js";
 import { Evaluations } from "../parts/evaluations.js";
 import { number, optionText } from "../parts/format.js";
-import { generate, pace } from "../parts/generate.js";
+import { generate, throughput } from "../parts/generate.js";
 import { ModelSelect, useModels } from "../parts/models.js";
 import { DEFAULTS, numbersOf, Sampling } from "../parts/sampling.js";
 import { useOverview } from "../parts/overview.js";
@@ -59,7 +59,7 @@ function Answers({ chosen }) {
         signal: stop.current.signal,
         onText: (text) => setAnswers((before) => before.with(at, text)),
       });
-      setNotes((before) => before.with(at, pace(done)));
+      setNotes((before) => before.with(at, throughput(done)));
     } catch (error) {
       setNotes((before) => before.with(at, error.name === "AbortError" ? "stopped" : error.message));
     }

@@ -20,8 +20,8 @@ export function Submit({ query }) {
   const [error, setError] = useState(null);
   const from = query.get("job");
   useEffect(() => {
-    const asked = [get("/v1/warmd/kinds"), from ? get(`/v1/warmd/jobs/${from}`) : null];
-    Promise.all(asked).then(([found, detail]) => {
+    const requests = [get("/v1/warmd/kinds"), from ? get(`/v1/warmd/jobs/${from}`) : null];
+    Promise.all(requests).then(([found, detail]) => {
       setKinds(found);
       setStart(detail ? startOf(detail, found) : { kind: firstOf(found).kind, values: {} });
     }, setError);

@@ -1,4 +1,4 @@
-"""Jobs that wait in one queue: each begins as soon as the one before it has gone."""
+"""Jobs that wait in one queue: each begins as soon as the previous one has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from warmd.daemon.work.job_horses import TICK_S
 
 
 @pytest.mark.slow
-def test_a_waiting_job_begins_before_the_worker_would_look_again_by_itself(shared_daemon: Daemon):
+def test_a_waiting_job_begins_before_the_next_periodic_check(shared_daemon: Daemon):
     jobs = [shared_daemon.submit(samples=1, save_every=100) for _ in range(8)]
     for job_id in jobs:
         assert shared_daemon.wait(job_id)["status"] == "finished"

@@ -1,4 +1,4 @@
-"""What comparing a cold script with a warm warmd takes: a run of each side, and the medians."""
+"""Shared by benchmarks of cold scripts and warm jobs: a run of each side, and the medians."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Seconds = dict[str, float]  # of a run's parts, and in all as "total"
 
 
 def cold(script: str, *words: object) -> Seconds:
-    """Run a script of this folder, which tells the seconds of its parts in its last line."""
+    """Run a script of this folder, which prints the seconds of its parts in its last line."""
     command = [sys.executable, str(HERE / script), *map(str, words)]
     begun = time.perf_counter()
     done = subprocess.run(command, env=OFFLINE, capture_output=True, text=True, check=True)
@@ -38,7 +38,7 @@ def submitted(home: Path, *words: object) -> tuple[list[dict[str, Any]], float]:
     return [event for event in map(json.loads, done.stdout.splitlines()) if "seq" in event], total
 
 
-def tell(pairs: list[tuple[Seconds, Seconds]], *, as_json: bool, digits: int) -> None:
+def print_medians(pairs: list[tuple[Seconds, Seconds]], *, as_json: bool, digits: int) -> None:
     """Print the medians of the parts of each side, and of the ratio of the pairs."""
     medians = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
