@@ -230,9 +230,11 @@ class Lookup:
 
     def pending(self) -> list[Pending]:
         """Return running and waiting jobs submitted from the command line, newest first."""
-        jobs = listing.with_status(self._store.connection, PENDING)
-        marks = job_index.are_from_cli(self.indexed, [job.id for job in jobs])
-        ours = [job for job, is_ours in zip(jobs, marks, strict=True) if is_ours]
+        # The jobs of HTTP clients, of which there may be thousands, are not read.
+        ids = listing.ids_with(self._store.connection, PENDING)
+        marks = job_index.are_from_cli(self.indexed, ids)
+        typed = [job_id for job_id, is_ours in zip(ids, marks, strict=True) if is_ours]
+        ours = listing.of_ids(self._store.connection, typed, PENDING)
         notes = listing.notes(self._store.connection, ours)
         return [
             Pending(job.id, job.get_status(refresh=False).value, note.is_paused)
