@@ -87,6 +87,7 @@ def test_reading_jobs_does_not_slow_down_with_many_waiting_jobs(desk: Desk):
 def index(desk: Desk) -> dict[str, Any]:
     connection = desk.client.connection
     zsets = [*map(keys.jobs, QUEUES), keys.FROM_CLI, keys.ANSWERS]
+    zsets += [keys.of_kind(kind) for kind in ("grpo", "infer")]
     found: dict[str, Any] = {key: connection.zrange(key, 0, -1, withscores=True) for key in zsets}
     sets = {keys.stopped(queue) for queue in QUEUES}
     return found | {key: connection.smembers(key) for key in sets}
