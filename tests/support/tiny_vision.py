@@ -31,10 +31,10 @@ VISION: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make(kind: str = "Qwen2VL", *, vision: dict[str, Any] | None = None, **sizes: Any) -> Any:
+def make(kind: str = "Qwen2VL", *, vision: Any = None, **sizes: Any) -> Any:
     """A model of random weights, two layers deep; `sizes`: of its text model.
 
-    `vision`: sizes of its vision model.
+    `vision`: a dict of sizes of its vision model, or None.
     """
     torch.manual_seed(0)
     hidden_size = sizes.get("hidden_size", 32)
