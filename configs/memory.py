@@ -15,6 +15,13 @@ def memory_bytes() -> int:
     return min([machine, *(limit for _, limit in _limited())])
 
 
+def swap_bytes() -> int:
+    """Return the size of the swap space of this machine."""
+    import psutil  # imported here: the command line seldom needs it
+
+    return int(psutil.swap_memory().total)
+
+
 def available_bytes() -> int:
     """Return the memory that this machine and cgroup can still allocate without swapping."""
     import psutil  # imported here: the command line needs only the total

@@ -301,8 +301,12 @@ class Spec:
         tokenizer, or None when the model is not on this machine yet.
         """
 
-    def check_model_files(self, folder: Path) -> None:
-        """Check what needs other files of the model folder than config.json. Raises SpecError."""
+    def check_model_files(self, folder: Path) -> str | None:
+        """Check what needs other files of the model folder than config.json. Raises SpecError.
+
+        Returns what was left to the job in one sentence, None for nothing.
+        """
+        return None
 
     def check_layers(self, folder: Path) -> None:
         """Check what depends on the layers of the model in `folder`. Raises SpecError."""

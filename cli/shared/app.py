@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +47,7 @@ class App:
 
         client = Client(self.config(), on_outdated=note)
         client.fetch_report = FetchProgress()
+        client.on_left = cache(note)  # once for all jobs of a sweep
         return client
 
     def reader(self) -> Client:

@@ -1,15 +1,23 @@
-"""Requirements of a job: cores and nodes for its ranks, a daemon for decisions."""
+"""Requirements of a job: cores, nodes and memory, and a daemon for decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ...configs import gpus
+from ...configs.config import DaemonConfig
 from ...configs.labels import CORES
+from ...configs.memory import memory_bytes, swap_bytes
+from ...configs.precision import NATIVE
 from ...configs.queues import TRAIN
+from ...configs.units import format_size
 from ...jobs.errors import SpecError, Unavailable
+from ...jobs.spec import Spec
+from ...jobs.training.options import TrainingSpec
 from ..queue.nodes import NodeRegistry
 from .connection import ClientConnection
+from .estimating import size_of
 
 
 def check_ranks(client: ClientConnection, every: Iterable[Mapping[str, Any]]) -> None:
@@ -50,6 +58,30 @@ def _check_processes(client: ClientConnection, processes: int) -> None:
             f"must be {f'at most {most}' if most > 1 else '1'}, the cores of this machine, got "
             f"{processes}",
         )
+
+
+def check_memory(config: DaemonConfig, spec: Spec, document: Mapping[str, Any]) -> None:
+    """Refuse a training whose weights, gradients and moments are more than all memory and swap.
+
+    `document`: that of the checked job. With a shared Redis the job may run on a larger machine. A
+    job on a GPU compares with the memory of its GPU when it starts.
+    """
+    if not isinstance(spec, TrainingSpec) or config.is_shared or gpus.visible():
+        return
+    if getattr(spec, "base_precision", NATIVE) != NATIVE:  # frozen weights are smaller
+        return
+    size = size_of(spec, document)
+    if size is None or size.state_bytes <= memory_bytes():
+        return
+    most = memory_bytes() + swap_bytes()
+    if size.state_bytes <= most:
+        return
+    smaller = "a smaller model" + ("" if spec.lora is not None else ", or an adapter (lora)")
+    raise SpecError(
+        "model",
+        f"must fit the memory of this machine ({format_size(most)}), got one that needs at least "
+        f"{format_size(size.state_bytes)} to be trained: train {smaller}",
+    )
 
 
 def check_deciding_daemon(client: ClientConnection, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ def document_of(
     init: Weights | None,
     model: ModelConfig | None,
     report: FetchReport | None = None,
+    on_left: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Check a spec against files and models; return the content of its spec.json.
 
-    `init` and `model` as for Client.submit. `report`: for a model that must be fetched. Raises
-    SpecError, NotFound or StoreUnavailable.
+    `init` and `model` as for Client.submit. `report`: for a model that must be fetched. `on_left`
+    is called with a note on checks that are left to the job. Raises SpecError, NotFound or
+    StoreUnavailable.
     """
     located = spec.located(Path.cwd())
     if init is not None:
@@ -51,7 +54,9 @@ def document_of(
         document["init_from"] = init.name
     located.check_inputs(settings)
     if model is not None and settings is not None:
-        located.check_model_files(tokenizer_folder(model))
+        left = located.check_model_files(tokenizer_folder(model))
+        if left is not None and on_left is not None:
+            on_left(left)
         located.check_layers(fetch.local_folder(model))
     return document
 

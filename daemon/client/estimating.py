@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -232,31 +233,38 @@ def _units(spec: Spec) -> int | None:
         return sum(1 for line in file if line.strip())
 
 
-def _work_of(
-    spec: Spec, document: Mapping[str, Any]
-) -> tuple[tuple[StepWork, StepWork] | None, ModelSize | None]:
-    """The work of a step and the sizes of the model, as far as its files show them."""
-    model = document.get("model")
-    if not isinstance(spec, TrainingSpec):
-        return None, None
-    if model is None:
-        size = ModelSize.of_new(spec) if isinstance(spec, MlmSpec) else None
-        return (None, None) if size is None else (step_work(spec, None), size)
-    folder = fetch.folder_at_hand(ModelConfig(**model))
+def size_of(spec: TrainingSpec, document: Mapping[str, Any]) -> ModelSize | None:
+    """The sizes of the model that a checked job trains, as far as its files show them."""
+    if document.get("model") is None:
+        return ModelSize.of_new(spec) if isinstance(spec, MlmSpec) else None
+    folder = _folder_of(document)
     if folder is None:  # it has still to be downloaded
-        return None, None
+        return None
     weights = model_folder(folder)
     parameters = count_parameters(weights)
     try:
         config = orjson.loads((weights / "config.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):
+        return None
+    if parameters is None or not isinstance(config, dict):
+        return None
+    return ModelSize.of(config, parameters, lora=spec.lora)
+
+
+def _folder_of(document: Mapping[str, Any]) -> Path | None:
+    return fetch.folder_at_hand(ModelConfig(**document["model"]))
+
+
+def _work_of(
+    spec: Spec, document: Mapping[str, Any]
+) -> tuple[tuple[StepWork, StepWork] | None, ModelSize | None]:
+    """The work of a step and the sizes of the model, as far as its files show them."""
+    size = size_of(spec, document) if isinstance(spec, TrainingSpec) else None
+    if size is None or not isinstance(spec, TrainingSpec):
         return None, None
-    size = None
-    if parameters is not None and isinstance(config, dict):
-        size = ModelSize.of(config, parameters, lora=spec.lora)
-    if size is None:
-        return None, None
-    return step_work(spec, TokenizerFolder(folder).counter()), size
+    folder = None if document.get("model") is None else _folder_of(document)
+    counter = None if folder is None else TokenizerFolder(folder).counter()
+    return step_work(spec, counter), size
 
 
 def _measured(found: JobEstimate, runs: list[_Run], count: int | None) -> JobEstimate:

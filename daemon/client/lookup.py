@@ -132,34 +132,32 @@ class Lookup:
         `text`: a part of the id. `older_than`: a job id, to continue a list behind it. `hidden`:
         ids that are left out.
         """
-        queues, is_exact = _queues_of(kinds)
 
         def fits(job_id: str) -> bool:
             is_kind = kinds is None or job_id.split("-")[0] in kinds
             is_older = older_than is None or by_time(job_id) < by_time(older_than)
             return is_kind and is_older and text in job_id and job_id not in hidden
 
-        is_exact = is_exact and not text and older_than is None and not hidden
+        is_exact = not text and older_than is None and not hidden
         if wanted != NO_LABELS:
             return self._labeled(wanted, statuses, limit, fits)
         if statuses is None:
-            return self._newest(limit, queues, None if is_exact else fits)
+            return self._newest(limit, kinds, None if is_exact else fits)
         found = listing.with_status(self._store.connection, statuses, limit, fits)
         self._refresh(job.id for job in found)
         views = views_of(found, self._store, self._runs)
         if UNREGISTERED in statuses:
-            every = self._newest(None, queues, fits)
+            every = self._newest(None, kinds, fits)
             views += [job for job in every if job["status"] == UNREGISTERED]
         return sorted(views, key=_age, reverse=True)[:limit]
 
     def _newest(
-        self, limit: int | None, queues: Collection[str], fits: Callable[[str], bool] | None
+        self, limit: int | None, kinds: Collection[str] | None, fits: Callable[[str], bool] | None
     ) -> list[dict[str, Any]]:
-        """The latest jobs of some queues whose ids fit, with and without a record in Redis."""
+        """The latest jobs of some kinds whose ids fit, with and without a record in Redis."""
         index_builder.add_folders(self.indexed, self._runs)
         while True:
-            ids = job_index.newest(self.indexed, queues, limit if fits is None else None)
-            ids = list(filter(fits, ids))[:limit]
+            ids = self._newest_ids(limit, kinds, fits)
             records = self._store.fetch_many(ids)
             self._refresh(ids)
             lost = [
@@ -172,6 +170,21 @@ class Lookup:
             if not lost:
                 break
         return sorted(self._views(ids, records), key=_age, reverse=True)[:limit]
+
+    def _newest_ids(
+        self, limit: int | None, kinds: Collection[str] | None, fits: Callable[[str], bool] | None
+    ) -> list[str]:
+        """The ids of the latest jobs that fit; older ones are read only while some are missing."""
+        number = limit
+        while True:
+            if kinds is None:
+                ids = job_index.newest(self.indexed, QUEUES, number)
+            else:
+                ids = job_index.newest_of_kinds(self.indexed, kinds, number)
+            found = list(filter(fits, ids))[:limit]
+            if limit is None or number is None or len(found) == limit or len(ids) < number:
+                return found
+            number = max(4 * number, _BATCH)
 
     def _labeled(
         self,
@@ -230,23 +243,16 @@ class Lookup:
 
     def pending(self) -> list[Pending]:
         """Return running and waiting jobs submitted from the command line, newest first."""
-        jobs = listing.with_status(self._store.connection, PENDING)
-        marks = job_index.are_from_cli(self.indexed, [job.id for job in jobs])
-        ours = [job for job, is_ours in zip(jobs, marks, strict=True) if is_ours]
+        # The jobs of HTTP clients, of which there may be thousands, are not read.
+        ids = listing.ids_with(self._store.connection, PENDING)
+        marks = job_index.are_from_cli(self.indexed, ids)
+        typed = [job_id for job_id, is_ours in zip(ids, marks, strict=True) if is_ours]
+        ours = listing.of_ids(self._store.connection, typed, PENDING)
         notes = listing.notes(self._store.connection, ours)
         return [
             Pending(job.id, job.get_status(refresh=False).value, note.is_paused)
             for job, note in zip(ours, notes, strict=True)
         ]
-
-
-def _queues_of(kinds: Collection[str] | None) -> tuple[tuple[str, ...], bool]:
-    """The queues of some kinds, and whether these are all kinds of them."""
-    if kinds is None:
-        return QUEUES, True
-    queues = {spec_class(kind).queue for kind in kinds if kind in KINDS}
-    of_queues = {kind for kind in KINDS if spec_class(kind).queue in queues}
-    return tuple(name for name in QUEUES if name in queues), of_queues <= set(kinds)
 
 
 def _training_kinds() -> list[str]:

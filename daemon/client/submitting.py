@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from ..runs.rundir import RunDir
 from ..runs.weights import Weights
 from ..store.bucket import StoreUnavailable
 from . import checking
-from .capacity import check_ranks
+from .capacity import check_memory, check_ranks
 from .connection import ClientConnection, needs_redis
 from .trained import FetchReport
 from .views import spec_of
@@ -44,6 +44,7 @@ class Submitting(ClientConnection):
     """Checks and queues new jobs."""
 
     fetch_report: FetchReport | None = None  # receives the progress of models that are fetched
+    on_left: Callable[[str], None] | None = None  # receives what is left to a job to check
 
     def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
@@ -84,9 +85,16 @@ class Submitting(ClientConnection):
         Raises SpecError or NotFound. Needs no Redis, but for the jobs that a spec names.
         """
         spec = self._with_full_ids(spec)
-        return checking.document_of(
-            spec, self.config, init=init, model=model, report=self.fetch_report
+        document = checking.document_of(
+            spec,
+            self.config,
+            init=init,
+            model=model,
+            report=self.fetch_report,
+            on_left=self.on_left,
         )
+        check_memory(self.config, spec, document)
+        return document
 
     def _with_full_ids(self, spec: Spec) -> Spec:
         """Return the spec with whole ids of the jobs that it names. Raises SpecError, NotFound."""

@@ -31,6 +31,7 @@ from ..host.messages import (
     JobEvent,
     JobOutcome,
     LocalModel,
+    RetireHorse,
     RunJob,
 )
 from ..host.stacks import write_stacks_on_signal
@@ -40,6 +41,7 @@ from ..runs.rundir import RunDir
 from .activity import ActivityReporter
 from .execution import Execution, execute
 from .following import follow
+from .idle_memory import IdleMemory
 from .models import WarmModels
 from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
@@ -83,11 +85,13 @@ def _run_jobs(channel: Channel, request: RunJob, models: WarmModels, own: OwnDev
     is_resident = request.isolation == "resident"
     if is_resident and request.slots > 1:
         _run_in_threads(connection, models, placement)
+    memory = IdleMemory()
     while True:
         job, control = connection.next_request()
         _run_one(connection, job, control, models, placement, is_resident=is_resident)
         if not is_resident:
             return
+        _retire_if_grown(connection, memory)
 
 
 def _hold_files(models: WarmModels, model: LocalModel | None) -> None:
@@ -112,19 +116,21 @@ def _hold_files(models: WarmModels, model: LocalModel | None) -> None:
 def _run_in_threads(connection: WorkerConnection, models: WarmModels, placement: Placement) -> None:
     """Run each job in its own thread, all on the same models. Never returns."""
     os.dup2(2, 1)  # output of several jobs cannot be separated: it goes to the daemon's log
+    memory = IdleMemory()
+
+    def run(job: RunJob, control: JobControl) -> None:
+        _run_one(connection, job, control, models, placement, is_resident=True, own_output=False)
+        _retire_if_grown(connection, memory)
+
     while True:
         job, control = connection.next_request()
-        run = partial(
-            _run_one,
-            connection,
-            job,
-            control,
-            models,
-            placement,
-            is_resident=True,
-            own_output=False,
-        )
-        threading.Thread(target=run, name=job.job_id, daemon=True).start()
+        threading.Thread(target=run, args=(job, control), name=job.job_id, daemon=True).start()
+
+
+def _retire_if_grown(connection: WorkerConnection, memory: IdleMemory) -> None:
+    """Ask the worker for no more jobs if the jobs until now have left much memory behind."""
+    if connection.is_idle and memory.has_grown():
+        connection.send(RetireHorse())
 
 
 def _run_one(

@@ -19,12 +19,15 @@ _TARGET_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def stored_bytes(folder: Path, dtype: str) -> int:
-    """The memory that a model folder's weights take in a dtype, from the files' headers alone."""
+    """The memory that a model folder's weights take in a dtype, from the files' headers alone.
+
+    Pickled weights have no header: the size of their files counts, whatever their dtype.
+    """
     total = 0
     for _, tensor in tensors(folder):
         target_bytes = _TARGET_BYTES.get(dtype, _DTYPE_BYTES.get(tensor["dtype"], 4))
         total += math.prod(tensor["shape"]) * target_bytes
-    return total
+    return total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
 
 
 @contextmanager

@@ -97,6 +97,11 @@ class WorkerConnection:
             request = self._requests.pop(0)
             return request, self._controls[request.job_id]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job runs or waits here."""
+        return not self._controls
+
     def drop_job(self, job_id: str) -> None:
         """Ignore further requests for a job: it has ended."""
         self._controls.pop(job_id, None)

@@ -7,7 +7,7 @@
 | supervisor | zygote | zygote socket | LoadFolder, UnloadModel, GetStatus |
 | zygote | supervisor | zygote socket | Model, Unloaded, ZygoteStatus, Failure |
 | worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob, DropAdapter |
-| horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, GangListening, … |
+| horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, RetireHorse, … |
 | zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, DropAdapter, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
@@ -431,7 +431,7 @@ class HorseExit(Message, op="exit"):
 
 @dataclass(frozen=True)
 class RetireHorse(Message, op="retire"):
-    """Give the resident horse no more jobs: its model was unloaded or loaded again."""
+    """Give the resident horse no more jobs: its model is no longer loaded, or it has grown."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ...jobs.errors import WarmdError
 from ..runs.rundir import RunDir, is_job_id, job_ids
 from . import job_index, keys, listing
 
-_VERSION = b"1"
+_VERSION = b"2"
 _BATCH = 500  # jobs per transaction
 _SETTLED_NS = 1_000_000_000  # after this, a further change has another modification time
 _ENDED = (b"finished", b"failed", b"stopped", b"canceled")
@@ -38,6 +38,7 @@ def build(connection: redis.Redis, runs: Path) -> None:
     """Add every job and every run directory that is missing in an index."""
     indexed = set(job_index.newest(connection, QUEUES, None))
     recorded = listing.every_id(connection)
+    indexed &= set(job_index.newest_of_kinds(connection, KINDS, None))
     new = [job_id for job_id in job_ids(runs) if job_id not in indexed]
     folders = {job_id: _is_from_cli(runs, job_id) for job_id in new}
     for start in range(0, len(recorded), _BATCH):
@@ -100,6 +101,7 @@ def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> Non
         return  # not one of warmd's jobs
     at = {job_id: _seconds(created_at)}
     pipeline.zadd(keys.jobs(keys.text(queue)), at, nx=True)
+    pipeline.zadd(keys.of_kind(job_id.partition("-")[0]), at, nx=True)
     if from_cli:
         pipeline.zadd(keys.FROM_CLI, at, nx=True)
     if status in _ENDED and keys.text(queue) == INFER:
@@ -116,6 +118,7 @@ def _add_folder(connection: redis.Redis, runs: Path, job_id: str, *, from_cli: b
     with suppress(WarmdError):
         at = {job_id: RunDir(runs / job_id).created_at()}
         connection.zadd(keys.jobs(spec_class(kind).queue), at, nx=True)
+        connection.zadd(keys.of_kind(kind), at, nx=True)
         if from_cli:
             connection.zadd(keys.FROM_CLI, at, nx=True)
 

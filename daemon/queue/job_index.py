@@ -1,6 +1,7 @@
 """Indices of all jobs in Redis: the cost of a read depends on the size of its result only.
 
     warmd:jobs:QUEUE      all jobs of a queue, by time of creation
+    warmd:kind:KIND       all jobs of a kind, by time of creation
     warmd:cli             jobs submitted from the command line, by time of creation
     warmd:answers         ended jobs of queue infer, by time of their end
     warmd:stopped:QUEUE   stopped jobs, which RQ keeps in the registry of failed ones
@@ -27,6 +28,7 @@ def created(pipeline: Pipeline, job: Job, *, from_cli: bool) -> None:
     """Add a new job."""
     at = {job.id: job.created_at.timestamp()}
     pipeline.zadd(keys.jobs(job.origin), at)
+    pipeline.zadd(keys.of_kind(_kind_of(job.id)), at)
     if from_cli:
         pipeline.zadd(keys.FROM_CLI, at)
 
@@ -49,6 +51,7 @@ def removed(pipeline: Pipeline, job_id: str) -> None:
     """Remove a job from all indices, in a transaction that deletes it."""
     pipeline.zrem(keys.FROM_CLI, job_id)
     pipeline.zrem(keys.ANSWERS, job_id)
+    pipeline.zrem(keys.of_kind(_kind_of(job_id)), job_id)
     for queue in QUEUES:
         pipeline.zrem(keys.jobs(queue), job_id)
         pipeline.srem(keys.stopped(queue), job_id)
@@ -56,13 +59,26 @@ def removed(pipeline: Pipeline, job_id: str) -> None:
 
 def newest(connection: redis.Redis, queues: Iterable[str], limit: int | None) -> list[str]:
     """The ids of the latest jobs of some queues, newest first."""
+    return _newest_of(connection, map(keys.jobs, queues), limit)
+
+
+def newest_of_kinds(connection: redis.Redis, kinds: Iterable[str], limit: int | None) -> list[str]:
+    """The ids of the latest jobs of some kinds, newest first."""
+    return _newest_of(connection, map(keys.of_kind, kinds), limit)
+
+
+def _newest_of(connection: redis.Redis, indices: Iterable[str], limit: int | None) -> list[str]:
     last = -1 if limit is None else limit - 1
     with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues:
-            pipeline.zrange(keys.jobs(queue), 0, last, desc=True, withscores=True)
+        for index in indices:
+            pipeline.zrange(index, 0, last, desc=True, withscores=True)
         pairs = [pair for pairs in pipeline.execute() for pair in pairs]
     pairs.sort(key=lambda pair: (pair[1], pair[0]), reverse=True)
     return [keys.text(job_id) for job_id, _ in pairs[:limit]]
+
+
+def _kind_of(job_id: str) -> str:
+    return job_id.partition("-")[0]
 
 
 def trainings(connection: redis.Redis, limit: int, *, after: str | None) -> list[str]:

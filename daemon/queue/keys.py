@@ -79,6 +79,11 @@ def job_of_events(key: str) -> str:
     return key.removeprefix(_EVENTS)
 
 
+def of_kind(kind: str) -> str:
+    """Sorted set of the jobs of a kind, by time of creation."""
+    return f"warmd:kind:{kind}"
+
+
 def jobs(queue: str) -> str:
     """Sorted set of all jobs of a queue, by time of creation."""
     return f"warmd:jobs:{queue}"

@@ -29,6 +29,7 @@ from .gangs import Gangs
 from .jobs import NEVER, JobStore
 
 _BATCH = 100  # jobs per round trip
+_FEW = 8  # jobs whose positions are searched one by one
 
 _REGISTRIES = {
     "started": StartedJobRegistry,
@@ -46,6 +47,11 @@ def every_id(connection: redis.Redis) -> list[str]:
     return _members(connection, QUEUES, STATUSES)
 
 
+def ids_with(connection: redis.Redis, statuses: Collection[str]) -> list[str]:
+    """The ids of the jobs with some statuses, newest first. A few may have another one by now."""
+    return sorted(_members(connection, QUEUES, set(statuses)), key=by_time, reverse=True)
+
+
 def with_status(
     connection: redis.Redis,
     statuses: Collection[str],
@@ -53,14 +59,19 @@ def with_status(
     fits: Callable[[str], bool] = lambda job_id: True,
 ) -> list[Job]:
     """The jobs with some statuses whose ids match, or the latest of them, newest first."""
-    wanted = set(statuses)
-    ids = sorted(_members(connection, QUEUES, wanted), key=by_time, reverse=True)
-    ids = list(filter(fits, ids))
+    ids = list(filter(fits, ids_with(connection, statuses)))
+    return of_ids(connection, ids, statuses, limit)
+
+
+def of_ids(
+    connection: redis.Redis, ids: Sequence[str], statuses: Collection[str], limit: int | None = None
+) -> list[Job]:
+    """The jobs with these ids that have one of the statuses, in this order, at most `limit`."""
     store, found = JobStore(connection), list[Job]()
     for start in range(0, len(ids), _BATCH):
         jobs = store.fetch_many(ids[start : start + _BATCH])
         # A registry holds failed and stopped jobs, and a job may have changed its status.
-        found += [job for job in jobs if job is not None and job._status in wanted]
+        found += [job for job in jobs if job is not None and job._status in statuses]
         if limit is not None and len(found) >= limit:
             break
     return found[:limit]
@@ -88,10 +99,17 @@ def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
 
 
 def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
-    """The position of every queued job in the queues of these jobs, 1 for the next."""
-    queues = {job.origin for job in jobs if job._status == "queued"}
+    """The position in its queue of each of these jobs that is queued, 1 for the next."""
+    waiting = [job for job in jobs if job._status == "queued"]
+    if len(waiting) <= _FEW:  # searched by Redis: the queue may have thousands of jobs
+        with connection.pipeline(transaction=False) as pipeline:
+            for job in waiting:
+                pipeline.lpos(_queue_key(job.origin), job.id)
+            places = pipeline.execute()
+        pairs = zip(waiting, places, strict=True)
+        return {job.id: place + 1 for job, place in pairs if place is not None}
     with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues:
+        for queue in {job.origin for job in waiting}:
             pipeline.lrange(_queue_key(queue), 0, -1)
         found = pipeline.execute()
     return {keys.text(job_id): n for ids in found for n, job_id in enumerate(ids, start=1)}

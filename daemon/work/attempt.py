@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...configs.queues import TRAIN
+from ...configs.queues import INFER, TRAIN
 from ...jobs.user_code import tracebacks
 from ..host.messages import (
     Downloaded,
@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 _MAX_KILLS = 3
 _TIMEOUT_GRACE_S = 30.0  # between the stop request at a time limit and the kill
 _KILL_GRACE_S = 1.0  # for a job to leave a horse that it shares
+# For an answer to stop between two tokens. A longer computation hangs: nobody waits for it any
+# more, but the jobs behind it do.
+STUCK_S = 300.0
 _LOG_LOCK_TIMEOUT_S = 1.0  # for the horse to finish writing an event
 
 
@@ -169,11 +172,18 @@ class Attempt:
             self.horse.kill()  # repeated by the caller: it may have been forked just now
 
     def detach(self) -> None:
-        """Drop a horse that never started; the next one gets all requests again."""
+        """Drop a horse that never started, and end the execution if it was to stop.
+
+        Otherwise the next horse gets all requests again.
+        """
+        requested, self.requested = self.requested, set()
         self.horse = None
-        self.requested.clear()
         self._is_paused = False
         self._deadline = None
+        if "release" in requested:
+            self.release()
+        for reason in requested - {"release"}:
+            self.stop(reason)
 
     def stop(self, reason: str) -> None:
         """Request, once per reason, that the job saves and stops; "kill" ends it without saving.
@@ -189,11 +199,19 @@ class Attempt:
             return
         if reason == "kill" and not self.horse.is_resident:
             self.horse.kill(self.job.id)
+            self._set_deadline(0.0)  # once more, if it has not started yet
             return
-        if reason in ("kill", "timeout"):
-            grace_s = _KILL_GRACE_S if reason == "kill" else _TIMEOUT_GRACE_S
-            self._deadline = time.monotonic() + grace_s
+        grace_s = {"kill": _KILL_GRACE_S, "timeout": _TIMEOUT_GRACE_S}.get(reason)
+        if reason == "cancel" and self.job.origin == INFER:  # a training may save for long
+            grace_s = STUCK_S
+        if grace_s is not None:
+            self._set_deadline(grace_s)
         self.horse.send(StopJob(self.job.id, reason))
+
+    def _set_deadline(self, grace_s: float) -> None:
+        """Kill the horse after this time, or at the deadline that an earlier request has set."""
+        deadline = time.monotonic() + grace_s
+        self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def check_time_limit(self) -> None:
         """Stop the job at its time limit, not counting pauses; kill its horse after the grace."""
@@ -387,6 +405,10 @@ class Attempt:
             self._conclude_timeout()
         elif "stall" in self.requested:
             self._conclude_stalled()
+        elif "cancel" in self.requested and self.horse.killed_for == self.job.id:
+            reason = f"canceled, and killed because it did not stop within {STUCK_S:g} s"
+            self._log_event("stopped", reason=reason)
+            self._settle(self._store.stop, reason)
         elif "release" in self.requested:
             self._log_event("requeued", reason="the worker lost its connection to Redis")
             self._settle(self._store.requeue, reason="worker_died")

@@ -52,6 +52,7 @@ class Horse:
         self.job_ids: set[str] = set()  # of the jobs that it runs
         self.killed_for: str | None = None  # the job because of which it was killed
         self.pid: int | None = None  # once it has started
+        self.requested_at = time.monotonic()
         self._exit: HorseExit | None = None
         self._request = request
         self._unsent: list[Message] = []
@@ -182,6 +183,12 @@ class HorsePool:
                 other.take_over(horse, horse.instead)
                 return other
         return None
+
+    def withdraw(self, horse: Horse) -> None:
+        """Take back the request for a horse that has not started: if it starts, it ends at once."""
+        horse.channel.close()
+        if horse in self.horses:
+            self.horses.remove(horse)
 
     def sweep(self) -> None:
         """Remove horses that have ended, and resident ones that are leaving and have no job."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 
 from ..host.messages import GangListening, GangMet, JobActivity, JobEvent, JobOutcome
 from .attempt import Attempt
@@ -12,6 +13,7 @@ from .seat import Seat
 
 TICK_S = 0.25  # maximum duration of one wait; messages end it earlier
 _RETRY_S = 0.02  # the same while a job waits for a zygote
+_FORK_S = 0.5  # for a horse to start whose model is loaded
 
 
 class JobHorses:
@@ -74,6 +76,22 @@ class JobHorses:
                 attempt.detach()  # the next step requests a horse again
             else:
                 attempt.horse = other
+
+    def withdraw(self) -> None:
+        """Take back the requests for horses of jobs that are to stop before they have started.
+
+        The zygote may load a model for minutes before it forks the horse.
+        """
+        now = time.monotonic()
+        for attempt in self._held.attempts:
+            horse = attempt.horse
+            if not attempt.requested or attempt.settle is not None:
+                continue
+            if horse is None or horse.has_started or now < horse.requested_at + _FORK_S:
+                continue
+            self._held.horses.withdraw(horse)
+            for one in [one for one in self._held.attempts if one.horse is horse]:
+                one.detach()  # those that are not to stop request a horse again
 
     def attach(self) -> None:
         """Request horses for the jobs that are to get one."""

@@ -222,6 +222,7 @@ class Worker:
                 attempt.stop("drain")
             attempt.check_time_limit()
             attempt.check_progress()
+        self._horses.withdraw()
         self._horses.attach()
         self._held.downloads.sweep()
 

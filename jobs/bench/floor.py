@@ -111,6 +111,12 @@ class ModelSize:
             vocab_size=vocabulary if isinstance(vocabulary, int) else 0,
         )
 
+    @property
+    def state_bytes(self) -> int:
+        """Memory of weights, gradients and moments of AdamW in float32."""
+        frozen = self.parameters if self.trained < self.parameters else 0
+        return int(_STATE_BYTES * self.trained + _WEIGHT_BYTES * frozen)
+
     @classmethod
     def of_new(cls, spec: MlmSpec) -> ModelSize | None:
         """The sizes of the model that an MLM job creates; None if its architecture lacks one.
@@ -165,8 +171,7 @@ class StepWork:
         Activations: of a layer 12 vectors of hidden size and 5 of intermediate size per token;
         logits, their log-probabilities and gradients, in float32.
         """
-        frozen = model.parameters if model.trained < model.parameters else 0
-        state = _STATE_BYTES * model.trained + _WEIGHT_BYTES * frozen
+        state = float(model.state_bytes)
         layer = 12 * model.hidden_size + 5 * model.intermediate_size
         share = self.scored / self.learned if self.learned else 1.0
         per_token = 4 * model.layers * layer + 4 * 3 * model.vocab_size * share

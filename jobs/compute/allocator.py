@@ -1,4 +1,4 @@
-"""Keeps freed memory in the process, for training steps that allocate the same sizes again."""
+"""Freed memory: kept in the process for the next step of the same sizes, or given back."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):  # not in musl
         libc.mallopt(_M_MMAP_THRESHOLD, _NEVER)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def give_back_freed_memory() -> None:
+    """Return memory that was freed to the kernel, which takes a moment for each gigabyte."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

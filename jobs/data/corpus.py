@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -125,17 +126,26 @@ def open_or_build(
             if not any(not is_held_out for is_held_out in writer._held_out):
                 raise JobFailed("data: it has no example to train on")
             is_new = True
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        number = _os_error(error)
+        if number not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise JobFailed(
-            f"data: no room for its tokens in {cache}: {error.strerror}; `warmd data clear` "
+            f"data: no room for its tokens in {cache}: {os.strerror(number)}; `warmd data clear` "
             "removes those of other jobs"
         ) from error
     remove_oldest(cache, MAX_BYTES, keep=folder)
     corpus = _open(folder, is_new=is_new)
     assert corpus is not None
     return corpus
+
+
+def _os_error(error: Exception) -> int | None:
+    """The number of an error of the operating system; the library of tokenizers has it in words."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return None if found is None else int(found[1])
 
 
 class _BuiltMeanwhile(Exception):

@@ -50,6 +50,7 @@ class EncodeSpec(Spec):
         default_text="the training length of a code-graph encoder, else 512 or what the model "
         "accepts",
         minimum=3,
+        maximum=2**20,
     )
 
     model: str = option("demo", "warm encoder model", group="model")

@@ -32,3 +32,13 @@ def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
         if key not in _engines:
             _engines[key] = Engine(warm, precision=served)
         return _engines[key]
+
+
+def kept_bytes() -> tuple[int, int]:
+    """Memory that the idle engines of this process keep on purpose.
+
+    The size of their caches now, and the most that their packed weights can take.
+    """
+    with _making:
+        engines = list(_engines.values())
+    return sum(one.cached_bytes for one in engines), sum(one.weights_bytes for one in engines)

@@ -73,8 +73,13 @@ class VisionEncoder:
         patches = image.patches.to(visual.device, visual.dtype)
         yield from self._encode(visual, patches, torch.tensor([image.grid]))
 
+    @property
+    def cached_bytes(self) -> int:
+        """Size of the feature cache."""
+        return sum(features.nbytes for features in list(self._cached.values()))
+
     def _evict(self) -> None:
-        held = sum(features.nbytes for features in self._cached.values())
+        held = self.cached_bytes
         while len(self._cached) > 1 and held > self._budget_bytes:
             held -= self._cached.popitem(last=False)[1].nbytes
 

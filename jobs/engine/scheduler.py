@@ -112,6 +112,17 @@ class Engine:
         precision: str = self._runner.precision
         return precision
 
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the caches of prefixes and image features, which an idle engine keeps."""
+        vision = self._vision
+        return self._prefix_cache.num_bytes + (0 if vision is None else vision.cached_bytes)
+
+    @property
+    def weights_bytes(self) -> int:
+        """The most memory that packed copies of the weights can take."""
+        return sum(weight.nbytes for weight in self._warm.model.parameters())
+
     def close(self) -> None:
         """Accept no more requests, and return when all submitted ones are finished."""
         with COMPUTE_THREAD.changed:

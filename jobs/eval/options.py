@@ -303,7 +303,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
                 f"must go with a chat template, got {self.model}, whose tokenizer has none",
             )
 
-    def check_model_files(self, folder: Path) -> None:
+    def check_model_files(self, folder: Path) -> str | None:
         """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.
 
         The others are checked when they are sent to the model. Raises SpecError.
@@ -311,7 +311,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         files = TokenizerFolder(folder)
         limit = files.positions()
         if limit is None or self.chat_template or self.task in LIKELIHOOD_TASKS:
-            return
+            return None
         found = (question.problem for question in self.questions())
         texts = ((one.row, one.prompt) for one in found if isinstance(one.prompt, str))
         longer = files.longer_than(
@@ -324,6 +324,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
                 f"the prompt of row {row} has {length} tokens and the model takes {limit} together "
                 "with the completion: set fewer examples, or a smaller max_tokens",
             )
+        return None
 
 
 # Options that only some tasks have.

@@ -31,7 +31,7 @@ from ..training.options import (
 )
 from ..user_code.modules import own_modules
 from .loss_options import LossSpec
-from .prompt_checks import check_prompts
+from .prompt_checks import check_prompts, unchecked
 
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
@@ -404,13 +404,18 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         if not os.access(path.parent, os.W_OK):
             raise SpecError("reward_log", f"must be in a folder that can be written to, got {path}")
 
-    def check_model_files(self, folder: Path) -> None:
-        """Check prompts with the tokenizer of the model, for at most 1 s. Raises SpecError."""
-        check_prompts(
-            [*self.training_problems(), *self.held_out_problems()],
+    def check_model_files(self, folder: Path) -> str | None:
+        """Check prompts with the tokenizer of the model, for at most 1 s. Raises SpecError.
+
+        Returns how many were left to the job.
+        """
+        problems = [*self.training_problems(), *self.held_out_problems()]
+        left = check_prompts(
+            problems,
             folder,
             chat_template=self.chat_template,
             system=self.system,
             max_prompt_length=self.max_prompt_length,
             max_completion_length=self.max_completion_length,
         )
+        return unchecked(left, len(problems))

@@ -11,7 +11,7 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import orjson
 
@@ -66,7 +66,7 @@ def _prompt(line: bytes, number: int) -> str | list[dict[str, Any]]:
 
 
 class Answers:
-    """The output file of a job, opened for appending.
+    """The output file of a job, which begins with its first line: none is left if there is none.
 
     `done`: records that it already holds, `failed` of them with an error. A line is {"row": N,
     "job": ID, "choices": […], "usage": {…}}, or {"row": N, "job": ID, "error": {"message": TEXT}}
@@ -76,9 +76,9 @@ class Answers:
     def __init__(self, path: Path, job_id: str) -> None:
         self._job_id = job_id
         self._path = path
-        self._file = open(path, "ab")  # noqa: SIM115
+        self._file: BinaryIO | None = None  # opened by the first line
         self.failed = 0
-        self.done = self._drop_torn_line()
+        self.done = self._drop_torn_line() if path.exists() else 0
 
     def _drop_torn_line(self) -> int:
         """Remove an incomplete last line; return the number of complete lines."""
@@ -96,16 +96,17 @@ class Answers:
                     self._job_id,
                     done,
                 ):
-                    self._file.close()
                     raise JobFailed(f"output: line {done} of {self._path} is not of this job")
                 whole += len(line)
                 self.failed += "error" in row
-        self._file.truncate(whole)
+        os.truncate(self._path, whole)
         return done
 
     def append(self, answer: dict[str, Any]) -> None:
         """Append the answer to the next record; durable on return."""
         line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
+        if self._file is None:
+            self._file = open(self._path, "ab")  # noqa: SIM115
         self._file.write(line)
         self._file.flush()
         os.fdatasync(self._file.fileno())
@@ -119,5 +120,12 @@ class Answers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._file is None and kind is None:
+            self._file = open(self._path, "ab")  # noqa: SIM115  an input without records
+        try:
+            if self._file is not None:
+                self._file.close()
+        finally:
+            if kind is not None and self._path.exists() and not self._path.stat().st_size:
+                self._path.unlink()

@@ -163,7 +163,8 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
                 f"must be at most {limit} (the positions of {self.model}), got {self.max_length}",
             )
 
-    def check_model_files(self, folder: Path) -> None:
+    def check_model_files(self, folder: Path) -> str | None:
         """Check that the model has a chat template if a row is a chat. Raises SpecError."""
         if self.rows.has_chats and TokenizerFolder(folder).lacks_chat_template():
             raise SpecError(*NO_TEMPLATE)
+        return None

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The cost of reads with few and with many ended jobs.
+"""The cost of reads with few and with many ended and waiting jobs.
 
-    python tests/benchmarks/many_jobs.py [--ended 10 10000]
+    python tests/benchmarks/many_jobs.py [--many 10000]
 
-The jobs are made through the job store, not run. Times are of one process, the best of several
-calls, with the command line's own start left out; next to them the commands that Redis ran.
+Half of the ended jobs are answers, half trainings that have failed; of the waiting ones, half are
+requests of HTTP clients, half trainings. They are made through the job store, not run. Times are of
+one process, the best of several calls, without the start of the command line; next to them the
+commands that Redis ran. `queue` lists every waiting job, so its cost grows with these.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from ended_jobs import end, reads
+from ended_jobs import end, reads, wait
 from gateways import Gateway
 
 from warmd.cli.main import main as warmd
 from warmd.jobs import spec_class
 
 CALLS = 25
+FEW = 10
+LONGEST_S = 5.0  # of the calls of one read
 
 
 def typed(home: Gateway, *arguments: str) -> Callable[[], object]:
@@ -52,8 +56,8 @@ def measure(home: Gateway, read: Callable[[], object]) -> tuple[float, int]:
     before = commands()
     read()
     number = commands() - before - 1
-    seconds = []
-    for _ in range(CALLS):
+    seconds: list[float] = []
+    while len(seconds) < CALLS and sum(seconds) < LONGEST_S:
         begun = time.perf_counter()
         read()
         seconds.append(time.perf_counter() - begun)
@@ -84,33 +88,52 @@ def prepared(folder: Path) -> Gateway:
     return home
 
 
+def every_read(home: Gateway) -> dict[str, Callable[[], object]]:
+    """Everything that reads jobs: in this process, as typed, and over HTTP."""
+    paths = ("/metrics", "/v1/models", "/v1/fine_tuning/jobs")
+    return {
+        **reads(home),
+        "warmd queue": typed(home, "queue"),
+        "warmd show": typed(home, "show"),
+        "warmd jobs --limit 20": typed(home, "jobs", "--limit", "20"),
+        **{f"GET {path}": fetched(home, path) for path in paths},
+    }
+
+
+def add(home: Gateway, make: Callable[..., object], number: int) -> float:
+    """Make so many jobs, half of each queue; return the seconds that it took."""
+    begun = time.perf_counter()
+    make(home.client, number // 2)
+    make(home.client, number - number // 2, "grpo")
+    return time.perf_counter() - begun
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ended", type=int, nargs="+", default=[10, 10_000])
-    numbers = parser.parse_args().ended
+    parser.add_argument("--many", type=int, default=10_000)
+    many = parser.parse_args().many
     found: dict[str, list[tuple[float, int]]] = {}
+    stages = (
+        (f"{FEW} ended", [(end, FEW), (wait, FEW)]),
+        (f"{many} ended", [(end, many - FEW)]),
+        (f"and {many} waiting", [(wait, many - FEW)]),
+    )
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         home = prepared(Path(folder))
-        made = 0
-        for number in numbers:
-            end(home.client, number - made)
-            made = number
-            every = {
-                **reads(home),
-                "warmd queue": typed(home, "queue"),
-                "warmd show": typed(home, "show"),
-                "warmd jobs --limit 20": typed(home, "jobs", "--limit", "20"),
-            }
-            for path in ("/metrics", "/v1/models", "/v1/fine_tuning/jobs"):
-                every[f"GET {path}"] = fetched(home, path)
-            for name, read in every.items():
-                found.setdefault(name, []).append(measure(home, read))
+        for name, parts in stages:
+            took_s = sum(add(home, make, number) for make, number in parts)
+            sys.stderr.write(f"{name}: made in {took_s:.0f} s\n")
+            for read_name, read in every_read(home).items():
+                found.setdefault(read_name, []).append(measure(home, read))
         home.close()
-    heads = "".join(f"{f'{n} ended':>24}" for n in numbers)
-    lines = [f"{'':<24}{heads}{'ratio':>8}"]
+    heads = "".join(f"{name:>24}" + f"{'ratio':>7}" * bool(n) for n, (name, _) in enumerate(stages))
+    lines = [f"{'':<24}{heads}"]
     for name, costs in found.items():
-        cells = "".join(f"{s * 1e3:>11.2f} ms {n:>5} cmds" for s, n in costs)
-        lines.append(f"{name:<24}{cells}{costs[-1][0] / costs[0][0]:>8.2f}")
+        cells = ""
+        for n, (seconds, commands) in enumerate(costs):
+            cells += f"{seconds * 1e3:>11.2f} ms {commands:>5} cmds"
+            cells += f"{seconds / costs[0][0]:>7.2f}" * bool(n)
+        lines.append(f"{name:<24}{cells}")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

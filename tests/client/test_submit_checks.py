@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from shell import warmd
 from transformers import AutoTokenizer
 
+from warmd.configs import gpus
+from warmd.configs.config import DaemonConfig
+from warmd.configs.memory import memory_bytes, swap_bytes
+from warmd.configs.units import format_size
+from warmd.daemon.client.client import Client
 from warmd.jobs.errors import SpecError
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.models import chat_templates
@@ -18,12 +26,16 @@ from warmd.jobs.models.chat_templates import ChatTemplate
 from warmd.jobs.models.tokenizer_folder import TokenizerFolder
 
 
-def refusal(model: Path, folder: Path, *rows: dict[str, Any], **options: Any) -> str | None:
+def spec_of(folder: Path, *rows: dict[str, Any], **options: Any) -> GrpoSpec:
     data = folder / "rows.jsonl"
     data.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
     values = {"dataset": str(data), "samples": len(rows), "reward": ["math"]}
+    return GrpoSpec.parse(values | options)
+
+
+def refusal(model: Path, folder: Path, *rows: dict[str, Any], **options: Any) -> str | None:
     try:
-        GrpoSpec.parse(values | options).check_model_files(model)
+        spec_of(folder, *rows, **options).check_model_files(model)
     except SpecError as error:
         return str(error)
     return None
@@ -141,6 +153,65 @@ def test_a_template_that_cannot_be_rendered_in_time_is_left_to_the_job(
     said = refusal(model, tmp_path, *rows)
     assert said is None or "row 1 has 100 tokens" in said
     assert time.monotonic() - begun < 2  # one for the check, the rest for a busy machine
+
+
+SLOW = "{% for i in range(90000) %}{% for j in range(20) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.slow
+def test_prompts_that_are_left_to_the_job_are_counted_in_a_note(tiny_model, tmp_path, monkeypatch):
+    model = with_template(tiny_model, tmp_path / "chats", SLOW + "{{ messages[0].content }}")
+    rows = [{"prompt": [{"role": "user", "content": f"{n}"}]} for n in range(1000)]
+    said = spec_of(tmp_path, *rows).check_model_files(model)
+    assert said is not None
+    left, rest = said.split(maxsplit=1)
+    assert 0 < int(left) < 1000
+    assert rest == "of 1,000 prompts are not checked yet: the job checks them when it starts"
+    assert spec_of(tmp_path, {"prompt": "short"}).check_model_files(model) is None
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", str(model), "--dataset", "rows.jsonl", "--samples", "1000")
+    spec_of(tmp_path, *rows)
+    done = warmd("submit", "grpo", *words, "--reward", "math", "--dry-run", home=tmp_path / "home")
+    assert done.code == 0, done.err
+    assert done.err.count(rest) == 1
+
+
+def huge_model(folder: Path, parameters: int) -> Path:
+    """A model folder whose weights have a header only."""
+    folder.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8}
+    config |= {"num_hidden_layers": 2, "intermediate_size": 8, "vocab_size": 100}
+    (folder / "config.json").write_bytes(orjson.dumps(config))
+    header = orjson.dumps(
+        {"w": {"dtype": "F32", "shape": [parameters], "data_offsets": [0, 4 * parameters]}}
+    )
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return folder
+
+
+def test_a_training_that_needs_more_than_all_memory_is_refused_with_both_sizes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gpus, "visible", lambda: 0)  # with a GPU the job compares with its memory
+    all_memory = memory_bytes() + swap_bytes()
+    client = Client(DaemonConfig(home=tmp_path / "home"))
+    shared = Client(DaemonConfig(home=tmp_path / "home", redis_url="redis://127.0.0.1:1/0"))
+    small, huge = (
+        huge_model(tmp_path / name, parameters)
+        for name, parameters in (("small", 1000), ("huge", all_memory // 16 + 10**9))
+    )
+    client.check(spec_of(tmp_path, {"prompt": "a"}, model=str(small)))
+    spec = spec_of(tmp_path, {"prompt": "a"}, model=str(huge))
+    with pytest.raises(SpecError) as refused:
+        client.check(spec)
+    assert str(refused.value) == (
+        f"model: must fit the memory of this machine ({format_size(all_memory)}), got one that "
+        f"needs at least {format_size(all_memory + 16 * 10**9)} to be trained: train a smaller "
+        "model, or an adapter (lora)"
+    )
+    shared.check(spec)  # another machine may have more
+    if 4 * (all_memory // 16 + 10**9) < memory_bytes():
+        client.check(replace(spec, lora=4))
 
 
 @pytest.mark.parametrize(

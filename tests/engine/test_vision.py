@@ -134,6 +134,39 @@ def test_completions_with_images_equal_those_of_transformers(each):
     engine.close()
 
 
+# The sizes of Qwen2.5-VL-3B, but for layers, words, and the feed-forward network of the text.
+REAL_TEXT = {
+    "hidden_size": 2048, "intermediate_size": 2048, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "max_position_embeddings": 128_000, "initializer_range": 0.02,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24],
+                        "rope_theta": 1000000.0},
+}  # fmt: skip
+REAL_VISION = {
+    "depth": 4, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420,
+    "out_hidden_size": 2048, "window_size": 112, "fullatt_block_indexes": [3],
+    "initializer_range": 0.02,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_completions_of_layers_of_the_real_shape_equal_those_of_transformers(tmp_path):
+    _, tokenizer = tiny_vision.save(tmp_path)
+    model = tiny_vision.make("Qwen2_5_VL", vision=REAL_VISION, **REAL_TEXT)
+    warm = WarmModel(name="real", path=tmp_path, model=model, tokenizer=tokenizer)
+    engine = Engine(warm)
+    answers = []
+    for parts in (
+        ("what is ", png(420, 260), "?"),  # windows that its sides are no multiples of
+        ("what is ", png(420, 260, 1), "?"),
+        (png(140, 140, 2), "and ", png(90, 230, 3), "?"),
+    ):
+        request = make_request(warm, *parts)
+        answers.append(answer(engine, request))
+        assert answers[-1] == by_transformers(warm, request)
+    assert answers[0] != answers[1]  # what is seen counts
+    engine.close()
+
+
 def test_several_choices_and_batched_requests_with_images_equal_transformers(each):
     engine = Engine(each)
     requested = [

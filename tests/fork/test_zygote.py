@@ -17,14 +17,17 @@ import httpx2 as httpx
 import psutil
 import pytest
 import tiny
+import torch
 from daemons import Daemon
 from needs import needs
+from safetensors.torch import load_file
+from shell import Done, warmd
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
+from warmd.daemon.fork.reading import stored_bytes
 from warmd.daemon.host.warm_set import on_demand_models
-from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError, WarmdError
 
 MakeDaemon = Callable[..., Daemon]
@@ -202,20 +205,39 @@ def test_the_zygote_moves_no_memory_that_a_horse_shares(sturdy: Daemon, tmp_path
     control.unload_model(sturdy.config, "late")
 
 
-def test_a_model_that_is_not_loaded_is_loaded_for_a_job_and_stays_loaded(
+def test_a_model_that_a_job_had_loaded_is_warm_everywhere_until_it_is_unloaded(
     shared_daemon: Daemon, tmp_path: Path
 ):
     daemon = shared_daemon
     folder = save_model(tmp_path / "cold", 2)
     job = daemon.wait(daemon.submit(model=str(folder)))
     assert job["status"] == "finished", job["error"]
-    assert "cold" in {model["name"] for model in control.models(daemon.config)}
-    wait_until(lambda: "cold" in on_demand_models(daemon.home))
-    by_name = daemon.client.check(spec_class("infer").parse({"model": "cold", "prompt": "a"}))
-    assert by_name["model"]["path"] == str(folder)
-    if daemon.config.http_port is not None:
-        listed = httpx.get(f"{daemon.status()['http']['url']}/v1/models").json()["data"]
-        assert "cold" in {model["id"] for model in listed}
+    url = daemon.status()["http"]["url"]
+
+    def listed() -> list[bool]:
+        """Whether `models`, `status` and HTTP have it."""
+        lists = (control.models(daemon.config), daemon.status()["models"])
+        names = [{model["name"] for model in found} for found in lists]
+        names.append({model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]})
+        return ["cold" in found for found in names]
+
+    def run() -> Done:
+        words = ("run", "a", "--model", "cold", "--max-tokens", "1")
+        return warmd(*words, home=daemon.home.path, folder=tmp_path.parent)
+
+    def ask() -> int:
+        body = {"model": "cold", "prompt": "a", "max_tokens": 1}
+        return httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code
+
+    wait_until(lambda: all(listed()))
+    assert on_demand_models(daemon.home)["cold"].path == str(folder)
+    assert (run().code, ask()) == (0, 200)
+    control.unload_model(daemon.config, "cold")
+    wait_until(lambda: not any(listed()))
+    refused = run()
+    assert refused.is_refusal(2)
+    assert "must be a warm model" in refused.err
+    assert ask() == 404
 
 
 @pytest.mark.slow
@@ -262,6 +284,38 @@ def test_the_code_of_a_model_is_never_run(shared_daemon: Daemon, tmp_path: Path,
         control.load_model(shared_daemon.config, unknown)
     with pytest.raises(SpecError, match=r"^model: must have a model_type .* got 'own'.*auto_map"):
         shared_daemon.submit(model=str(tmp_path / "unknown"))
+    assert not (tmp_path / "ran").exists()
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, fuse: Path) -> None:
+        self.fuse = fuse
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.fuse), "w")
+
+
+def test_pickled_weights_are_read_without_running_code(
+    shared_daemon: Daemon, tmp_path: Path, tiny_model: Path
+):
+    weights = load_file(tiny_model / "model.safetensors")
+    for name, content in {
+        "plain": weights,
+        "bomb": {**weights, "x": Bomb(tmp_path / "ran")},
+    }.items():
+        shutil.copytree(tiny_model, tmp_path / name)
+        (tmp_path / name / "model.safetensors").unlink()
+        torch.save(content, tmp_path / name / "pytorch_model.bin")
+    plain, bomb = (ModelConfig(name=name, path=str(tmp_path / name)) for name in ("plain", "bomb"))
+    # They count in the memory budget, which is checked before they are read.
+    assert stored_bytes(tmp_path / "plain", "auto") > sum(w.nbytes for w in weights.values())
+    loaded = control.load_model(shared_daemon.config, plain)
+    assert loaded["parameters"] == sum(weight.numel() for weight in weights.values())
+    control.unload_model(shared_daemon.config, "plain")
+    with pytest.raises(WarmdError, match=r"model: bomb cannot be loaded from"):
+        control.load_model(shared_daemon.config, bomb)
     assert not (tmp_path / "ran").exists()
 
 

@@ -10,18 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_requests import openai_messages, refusal
+from gateway_requests import image_url, openai_messages, refusal
 from gateways import Gateway
-
-
-def image_url(width: int, height: int) -> str:
-    import io
-
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("1", (width, height)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
+from gateway_requests import image_url
 from gateways import Execution, Gateway
+from small_disks import small_disk
 
 from warmd.daemon.queue import keys
-from warmd.jobs import spec_class
+from warmd.jobs import KINDS, spec_class
 from warmd.jobs.errors import SpecError
 
 TRAINING = "reinforcement"
@@ -98,6 +100,37 @@ def test_upload_is_one_file_and_few_fields(gateway):
     assert answer.status_code == 400
 
 
+# --- a full disk
+
+
+@pytest.fixture
+def full_disk(gateway: Gateway) -> Iterator[None]:
+    """Run directories are on a disk without room."""
+    with small_disk(gateway.home.runs, "64k") as runs:
+        with contextlib.suppress(OSError):
+            (runs / "filler").write_bytes(bytes(1 << 20))
+        yield
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_not_blamed_on_the_request(gateway):
+    image: Any = {"type": "image_url", "image_url": {"url": image_url(4, 3)}}
+    client = gateway.openai()
+    for ask in (
+        lambda: client.completions.create(model="tiny", prompt="1"),
+        lambda: client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": [image]}]
+        ),
+        lambda: tune(gateway, samples=1),
+    ):
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask()
+        assert (caught.value.status_code, caught.value.code) == (507, "disk_full")
+        assert "No space left on device" in message_of(caught.value)
+    assert gateway.waiting() == []
+    assert set(os.listdir(gateway.home.runs)) - {".images", ".lock"} == {"filler"}
+
+
 # --- trainings
 
 
@@ -136,8 +169,8 @@ def test_absurdly_large_training_option_is_refused_by_name(gateway, name, value)
     assert len(message_of(caught.value)) < 300
 
 
-@pytest.mark.parametrize("kind", ["grpo", "mlm"])
-def test_every_numeric_training_option_has_a_minimum_and_a_maximum(kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_numeric_option_has_a_minimum_and_a_maximum(kind):
     for name, option in spec_class(kind).options().items():
         if option.type in (int, float):
             assert option.maximum is not None, name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import orjson
 import pytest
 import tiny
+from small_disks import small_disk
+from waiting import wait_until
 
 from warmd.jobs import spec_class
 from warmd.jobs.engine.request import End, Request
@@ -413,6 +416,24 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
     assert set(reasons) <= {None, "cancelled"}
 
 
+def test_a_file_whose_disk_was_full_continues_after_the_last_completed_record(job, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "ab"[: 1 + n % 2]} for n in range(60)])
+    options = {"input": source, "max_tokens": 5, "temperature": 1}
+    whole = tmp_path / "whole.jsonl"
+    answer(job, output=str(whole), **options)
+    (tmp_path / "disk").mkdir()
+    with small_disk(tmp_path / "disk", "24k") as disk:
+        assert whole.stat().st_size < 20_000
+        (disk / "filler").write_bytes(bytes(20 << 10))
+        target = disk / "out.jsonl"
+        with pytest.raises(OSError, match="No space left on device"):
+            answer(job, output=str(target), **options)
+        assert 0 < target.stat().st_size <= 4096
+        (disk / "filler").unlink()
+        answer(job, output=str(target), **options)
+        assert target.read_bytes() == whole.read_bytes()
+
+
 def test_the_output_of_another_job_is_not_overwritten(job, tmp_path):
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
     target = tmp_path / "out.jsonl"
@@ -423,8 +444,34 @@ def test_the_output_of_another_job_is_not_overwritten(job, tmp_path):
 
 
 def test_a_stopped_file_keeps_its_completions(job, tmp_path):
-    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}] * 40)
-    job.stop.set()
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}] * 400)
+    target = tmp_path / "out"
+
+    def stop() -> None:
+        wait_until(lambda: target.exists() and target.stat().st_size)
+        job.stop.set()
+
+    (thread := threading.Thread(target=stop)).start()
     with pytest.raises(Stopped):
-        answer(job, input=source, output=str(tmp_path / "out"), max_tokens=50)
-    assert all("job" in row for row in read_rows(tmp_path / "out"))
+        answer(job, input=source, output=str(target), max_tokens=50)
+    thread.join()
+    rows = read_rows(target)
+    assert [row["row"] for row in rows] == list(range(1, len(rows) + 1))
+    assert all("choices" in row for row in rows)
+
+
+def test_a_job_that_wrote_nothing_leaves_no_output_file(job, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}] * 40)
+    (tmp_path / "disk").mkdir()
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        options = {"input": source, "output": str(disk / "out"), "max_tokens": 5}
+        job.stop.set()
+        with pytest.raises(Stopped):
+            answer(job, **options)
+        job.stop.clear()
+        (disk / "filler").write_bytes(bytes(64 << 10))
+        with pytest.raises(OSError, match="No space left on device"):
+            answer(job, **options)
+        assert [path.name for path in disk.iterdir()] == ["filler"]
+        (disk / "filler").unlink()
+        assert answer(job, **options)["rows"] == 40

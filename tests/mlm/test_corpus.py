@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from hypothesis import given, strategies as st
+from small_disks import small_disk
 
 from warmd.jobs.codegraph.sequences import train_tokenizer
 from warmd.jobs.data.columns import Columns
@@ -130,6 +131,15 @@ def test_a_build_that_is_stopped_leaves_nothing_behind(tmp_path, texts):
         )
     assert list((tmp_path / "cache").iterdir()) == []
     assert text_corpus(tmp_path / "cache", recipe(texts)).is_new
+
+
+def test_a_build_on_a_full_disk_fails_in_one_line_and_leaves_nothing(tmp_path, texts):
+    (cache := tmp_path / "cache").mkdir()
+    with small_disk(cache, "8k"):
+        with pytest.raises(JobFailed, match=r"^data: no room .*No space left .*`warmd data clear`"):
+            text_corpus(cache, recipe(texts))
+        assert list(cache.iterdir()) == []
+    assert text_corpus(cache, recipe(texts)).is_new
 
 
 @pytest.mark.parametrize("name", ["ids.bin", "lengths.npy", "held_out.npy", "corpus.json"])

@@ -50,7 +50,7 @@ def traces(desk: Desk, job_id: str) -> list[str]:
     """Every key, every index and every file that has the job's id in it."""
     connection = desk.client.connection
     found: Any = connection.keys(f"*{job_id}*")
-    indices = (*map(keys.jobs, QUEUES), keys.FROM_CLI, keys.ANSWERS)
+    indices = (*map(keys.jobs, QUEUES), keys.of_kind("grpo"), keys.FROM_CLI, keys.ANSWERS)
     return [
         *map(str, found),
         *(key for key in indices if connection.zscore(key, job_id) is not None),
@@ -125,7 +125,8 @@ def test_a_branch_with_its_own_checkpoint_no_longer_needs_its_parent(desk):
     assert weights.stat().st_size == 100_000
 
 
-def test_clean_removes_only_jobs_of_the_age_and_statuses(desk):
+def test_clean_removes_only_jobs_of_the_age_and_statuses(desk, monkeypatch):
+    monkeypatch.chdir(desk.home.path)  # as above
     old, young = finished(desk, days_ago=40), finished(desk, days_ago=20)
     failed = desk.submit()
     begin(desk, failed).fail("no reason")

@@ -22,6 +22,8 @@ from warmd.jobs.context import Context
 from warmd.jobs.errors import Stopped
 from warmd.jobs.spec import Spec, option
 
+_kept: list[list[bytes]] = []
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrillSpec(Spec):
@@ -34,7 +36,10 @@ class DrillSpec(Spec):
     model: str = option("tiny", "warm model", group="model")
     gate: str | None = option(None, "waits while this file exists", group="data")
     then: str = option(
-        "end", "what follows", group="data", choices=("end", "raise", "die", "leave")
+        "end",
+        "what follows",
+        group="data",
+        choices=("end", "raise", "die", "leave", "free", "keep"),
     )
 
 
@@ -53,7 +58,19 @@ def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
     if spec.then == "leave":  # with a save in flight
         ctx.checkpoints.save(1, lambda _: lambda: time.sleep(0.5), about={})
         raise RuntimeError("as requested")
+    if spec.then in ("free", "keep"):
+        _take_memory(is_kept=spec.then == "keep")
     return {"pid": os.getpid(), "model": id(warm.model), "niceness": os.nice(0)}
+
+
+def _take_memory(*, is_kept: bool) -> None:
+    """Take 300 MB in pieces, which glibc keeps when freed; 100 MB are much from now on."""
+    from warmd.daemon.fork import idle_memory
+
+    idle_memory.GROWN_BYTES = 100_000_000  # glibc keeps up to 64 MB of each thread
+    blocks = [b"x" * size for size in [100_000] * 3000]
+    if is_kept:
+        _kept.append(blocks)
 
 
 @contextmanager

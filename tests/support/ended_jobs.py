@@ -1,4 +1,4 @@
-"""Thousands of ended jobs, and everything that reads jobs."""
+"""Thousands of ended and of waiting jobs, and everything that reads jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from desks import Desk
 from gateways import Gateway
 
+from warmd.configs.queues import INFER
 from warmd.daemon.client.client import Client
 from warmd.daemon.gateway.core.metrics import Metrics
 from warmd.daemon.gateway.core.models_index import ModelIndex
@@ -20,21 +21,41 @@ FEW = 3  # jobs in a short listing
 WORKER = "infer-0:test:1"
 
 
-def end(client: Client, number: int, origin: str = "http") -> list[str]:
-    """Make ended answers, as quickly as they can be made."""
-    spec, store = spec_class("infer").parse({"model": "tiny", "prompt": "a"}), client.store
+def _create(client: Client, kind: str, origin: str) -> RunDir:
+    """Queue a job, as quickly as one can be made."""
+    values = {"model": "tiny", **({"prompt": "a"} if kind == "infer" else {})}
+    spec = spec_class(kind).parse(values)
     document = {"spec": spec.to_json(), "python_path": [], "origin": origin}
+    rundir = RunDir.create(client.home.runs, kind, document, durable=False)
+    client.store.enqueue(rundir.path.name, spec.queue, from_cli=origin == "cli")
+    return rundir
+
+
+def wait(client: Client, number: int, kind: str = "infer", origin: str = "http") -> list[str]:
+    """Make jobs that wait in the queue."""
+    return [_create(client, kind, origin).path.name for _ in range(number)]
+
+
+def end(client: Client, number: int, kind: str = "infer", origin: str = "http") -> list[str]:
+    """Make ended jobs: answers that have finished, or trainings that have failed.
+
+    Each is taken from the end of its queue, so that other jobs may wait there.
+    """
+    store, queue = client.store, spec_class(kind).queue
+    worker = f"{queue}-0:test:1"
     ids = []
     for _ in range(number):
-        rundir = RunDir.create(client.home.runs, "infer", document, durable=False)
+        rundir = _create(client, kind, origin)
         ids.append(rundir.path.name)
-        store.enqueue(ids[-1], "infer", from_cli=origin == "cli")
-        queue, taken = store.queue("infer").key, keys.taken(WORKER)
-        popped: Any = client.connection.lmove(queue, taken, "LEFT", "RIGHT")
-        begun = store.begin(popped, "infer", WORKER)
+        waiting, taken = store.queue(queue).key, keys.taken(worker)
+        popped: Any = client.connection.lmove(waiting, taken, "RIGHT", "RIGHT")
+        begun = store.begin(popped, queue, worker)
         assert begun is not None
-        rundir.write_result({"choices": []}, revision=1)
-        store.finish(begun[0], begun[1].claim, {"choices": []})
+        if queue == INFER:
+            rundir.write_result({"choices": []}, revision=1)
+            store.finish(begun[0], begun[1].claim, {"choices": []})
+        else:
+            store.fail(begun[0], begun[1].claim, "no reason")
     return ids
 
 
@@ -53,7 +74,8 @@ def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
         "show": lambda: client.job(waiting),
         "the latest job": lambda: client.find(None),
         "the only job that runs": client.pending,
-        "jobs --limit": lambda: client.jobs(limit=FEW),
+        "jobs --limit --all": lambda: client.jobs(limit=FEW),
+        "jobs --limit": lambda: client.jobs(limit=FEW, kinds=("grpo", "eval")),
         "/metrics": metrics.text,
         "/v1/models": index.all,
         "/v1/fine_tuning/jobs": lambda: client.trainings(20),

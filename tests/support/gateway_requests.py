@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ import httpx2 as httpx
 import openai
 import orjson
 from gateways import Gateway
+from PIL import Image
 
 
 def request(gateway: Gateway, prompt: str = "1", **options: Any) -> Any:
@@ -53,6 +56,12 @@ def metrics(gateway: Gateway) -> dict[str, float]:
     lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
+
+
+def image_url(width: int, height: int) -> str:
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def openai_messages(text: str) -> Any:

@@ -31,8 +31,11 @@ VISION: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make(kind: str = "Qwen2VL", **sizes: Any) -> Any:
-    """A model of random weights, two layers deep; `sizes`: of its text model."""
+def make(kind: str = "Qwen2VL", *, vision: Any = None, **sizes: Any) -> Any:
+    """A model of random weights, two layers deep; `sizes`: of its text model.
+
+    `vision`: a dict of sizes of its vision model, or None.
+    """
     torch.manual_seed(0)
     hidden_size = sizes.get("hidden_size", 32)
     own = dict(VISION[kind])
@@ -59,7 +62,13 @@ def make(kind: str = "Qwen2VL", **sizes: Any) -> Any:
             "initializer_range": 0.3,
             **sizes,
         },
-        vision_config={"depth": 2, "num_heads": 2, "initializer_range": 0.3, **own},
+        vision_config={
+            "depth": 2,
+            "num_heads": 2,
+            "initializer_range": 0.3,
+            **own,
+            **(vision or {}),
+        },
         image_token_id=IMAGE,
         video_token_id=80,
         vision_start_token_id=2,

@@ -42,6 +42,11 @@ from warmd.daemon.work.horse_pool import HorsePool
 from warmd.jobs import spec_class
 
 NAME = "infer-0:abcd1234:1"
+IMPATIENT = """
+from warmd.daemon.work import attempt, worker
+attempt.STUCK_S = {}
+worker.main()
+"""
 
 
 class Workplace:
@@ -117,9 +122,13 @@ class Workplace:
         is_shared: bool = False,
         lease_s: float = 15.0,
         labels: dict[str, str] | None = None,
+        stuck_s: float | None = None,
         **environment: str,
     ) -> subprocess.Popen[bytes]:
-        """Start a worker of queue infer and wait until it listens."""
+        """Start a worker of queue infer and wait until it listens.
+
+        `stuck_s`: after so long it takes a horse for stuck.
+        """
         isolation = "resident" if slots > 1 else "fork"
         settings = WorkerSettings(
             config=WorkerConfig(name="infer-0", queue="infer", isolation=isolation, slots=slots),
@@ -129,15 +138,12 @@ class Workplace:
             lease_s=lease_s,
             labels=labels or {},
         )
+        program = ("-m", "warmd.daemon.work.worker")
+        if stuck_s is not None:
+            program = ("-c", IMPATIENT.format(stuck_s))
         with open(self.home.log, "ab") as log:
             worker = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "warmd.daemon.work.worker",
-                    str(self.home.path),
-                    str(os.getpid()),
-                ],
+                [sys.executable, *program, str(self.home.path), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -165,11 +171,15 @@ class FakeZygote:
         self._listener.settimeout(20)
         self._horses: list[FakeHorse] = []
 
-    def fork(self) -> FakeHorse:
-        """Accept the next request for a horse."""
+    def accept(self) -> Channel:
+        """Accept the next request for a horse, without forking one yet."""
         connection, _ = self._listener.accept()
         connection.settimeout(20)
-        self._horses.append(FakeHorse(Channel(connection)))
+        return Channel(connection)
+
+    def fork(self) -> FakeHorse:
+        """Accept the next request for a horse, and fork one."""
+        self._horses.append(FakeHorse(self.accept()))
         return self._horses[-1]
 
     def close(self) -> None:

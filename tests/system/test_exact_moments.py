@@ -186,6 +186,41 @@ def test_a_redis_that_hangs_longer_than_the_lease_loses_and_repeats_no_job(sturd
 
 
 @pytest.mark.slow
+def test_jobs_of_a_redis_that_is_flushed_keep_their_files_and_are_resumed(sturdy: Daemon):
+    running = hold(sturdy)
+    waiting = sturdy.submit()
+    horse = psutil.Process(sturdy.pid("horse"))
+    sturdy.client.connection.flushall()
+    wait_until(lambda: gone(horse))
+    let_go(sturdy)
+    # The worker takes new jobs, and the former ones as soon as Redis knows them again.
+    assert sturdy.wait(sturdy.submit())["status"] == "finished"
+    for job_id in (running, waiting):
+        assert sturdy.client.job(job_id)["status"] == "unregistered"
+        assert sturdy.client.resume(job_id) == "queued"
+        assert sturdy.wait(job_id)["status"] == "finished"
+        assert steps(sturdy, job_id) == STEPS
+
+
+@pytest.mark.slow
+def test_a_redis_that_is_full_delays_jobs_and_loses_none(sturdy: Daemon):
+    job_id = hold(sturdy)
+    connection = sturdy.client.connection
+    connection.config_set("maxmemory", "1")
+    try:
+        let_go(sturdy)
+        wait_until(lambda: steps(sturdy, job_id) == STEPS)
+        with pytest.raises(WarmdError, match=r"Redis takes no changes: .*maxmemory"):
+            sturdy.submit()
+        wait_for(1.0)  # the worker tries to report the end
+    finally:
+        connection.config_set("maxmemory", "0")
+    job = sturdy.wait(job_id)
+    assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 1, STEPS)
+    assert sturdy.wait(sturdy.submit())["status"] == "finished"
+
+
+@pytest.mark.slow
 def test_stop_is_quick_while_redis_hangs_and_start_resumes_the_job(sturdy: Daemon):
     job_id = hold(sturdy)
     doomed = sturdy.processes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import socket
 import subprocess
 import threading
@@ -17,7 +16,7 @@ import psutil
 import pytest
 from daemons import Daemon
 from disturbing import STEPS, MakeDaemon, frozen, hold, let_go, pids, steps, wait_for
-from needs import needs
+from small_disks import small_disk
 from waiting import wait_until
 
 from warmd.daemon.client import control
@@ -105,13 +104,10 @@ def test_a_lost_reply_of_redis_loses_no_job(make_daemon: MakeDaemon):
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A folder with room for three megabytes."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)]
-    mounts = shutil.which("mount") and not subprocess.run(command, capture_output=True).returncode
-    needs(mounts, "the right to mount a tmpfs")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    with small_disk(tmp_path, "3m") as disk:
+        yield disk
 
 
 def fill(disk: Path, *, leave_bytes: int) -> None:
@@ -119,26 +115,24 @@ def fill(disk: Path, *, leave_bytes: int) -> None:
     (disk / "filler").write_bytes(bytes(space.f_bavail * space.f_frsize - leave_bytes))
 
 
-def test_full_disk_refuses_a_job_and_keeps_what_the_running_one_had(
-    battered: Daemon, small_disk: Path
-):
+def test_full_disk_refuses_a_job_and_keeps_what_the_running_one_had(battered: Daemon, disk: Path):
     runs, aside = battered.home.runs, battered.home.path / "aside"
     runs.rename(aside)
-    runs.symlink_to(small_disk)
+    runs.symlink_to(disk)
     try:
         job_id = hold(battered)
-        fill(small_disk, leave_bytes=30_000)
+        fill(disk, leave_bytes=30_000)
         let_go(battered)
         job = battered.wait(job_id)
         assert job["status"] == "failed"
         assert "No space left on device" in job["error"]
         assert len(list((runs / job_id / "checkpoints").iterdir())) >= 2
-        (small_disk / "filler").unlink()
-        fill(small_disk, leave_bytes=0)
+        (disk / "filler").unlink()
+        fill(disk, leave_bytes=0)
         with pytest.raises(SpecError, match=r"cannot write a run directory.*No space left"):
             battered.submit()
         assert [path.name for path in runs.iterdir() if path.is_dir()] == [job_id]
-        (small_disk / "filler").unlink()
+        (disk / "filler").unlink()
         battered.client.resume(job_id)
         assert battered.wait(job_id)["status"] == "finished"
         assert steps(battered, job_id) == STEPS

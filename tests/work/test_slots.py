@@ -180,6 +180,20 @@ def test_every_model_has_a_horse_until_it_is_unloaded(daemon: Daemon, tmp_path: 
     assert daemon.wait(submit(daemon, model="tiny"))["result"]["pid"] == first["result"]["pid"]
 
 
+def test_a_horse_that_has_grown_gives_memory_back_or_is_replaced_when_idle(daemon: Daemon):
+    pid = daemon.wait(submit(daemon))["result"]["pid"]
+    for then in ("free", "end"):  # what was freed stays in the process, unless it is given back
+        assert daemon.wait(submit(daemon, then=then))["result"]["pid"] == pid
+    horse = psutil.Process(pid)
+    (other,) = hold(daemon, 1)
+    assert daemon.wait(submit(daemon, then="keep"))["result"]["pid"] == pid
+    assert daemon.wait(submit(daemon))["result"]["pid"] == pid  # it is not idle
+    gate(daemon).unlink()
+    assert daemon.wait(other)["execution"] == 1
+    wait_until(lambda: gone(horse))
+    assert daemon.wait(submit(daemon))["result"]["pid"] != pid
+
+
 def test_time_limit_ends_one_job_and_leaves_the_others(daemon: Daemon):
     (other,) = hold(daemon, 1)
     spec = drill.DrillSpec.parse({"gate": str(gate(daemon))})

@@ -24,7 +24,7 @@ from ...host.image_store import ImageStore
 from ...queue import keys
 from ...queue.jobs import JobStatus
 from ...runs.rundir import RunDir
-from ..http.errors import ApiError
+from ..http.errors import ApiError, unwritable
 
 _COPIES = 3  # of the texts: in the spec, while it is checked, while it is written
 KEPT_S = 86_400  # lifetime of an Idempotency-Key
@@ -140,13 +140,16 @@ class Submitter:
         about = {**submission.about, "python_path": [], "origin": "http"}
         document = {**self._client.check(submission.spec), **about}
         runs = self._client.home.runs
-        rundir = RunDir.create(runs, submission.spec.kind, document, durable=False)
+        try:
+            rundir = RunDir.create(runs, submission.spec.kind, document, durable=False)
+        except SpecError as error:
+            raise unwritable(str(error)) from error
         if submission.images:
             try:
                 ImageStore(runs).hold(rundir.path, submission.images)
             except OSError as error:
                 rundir.remove()
-                raise SpecError("home", f"cannot store an image: {error}") from error
+                raise unwritable(f"home: cannot store an image: {error}") from error
         return rundir
 
     async def _queue(self, rundir: RunDir, queue: str) -> str:

@@ -87,6 +87,8 @@ class ApiError(Exception):
 def from_warmd(error: WarmdError) -> ApiError:
     """Return the response to a WarmdError."""
     if isinstance(error, SpecError):
+        if error.field == "home":  # a setting of the daemon, never a field of a request
+            return unwritable(str(error))
         return ApiError(400, str(error), param=error.field)
     if isinstance(error, NotFound):
         return ApiError(404, str(error))
@@ -100,6 +102,11 @@ def from_warmd(error: WarmdError) -> ApiError:
 def unavailable(message: str) -> ApiError:
     """Return the error for something that will be available again in a moment."""
     return ApiError(503, message, headers={"retry-after": _RETRY_S})
+
+
+def unwritable(message: str) -> ApiError:
+    """Return the error for files that cannot be written, for example on a full disk."""
+    return ApiError(507, message, code="disk_full")
 
 
 def from_any(error: Exception) -> ApiError:
@@ -178,6 +185,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         429: "The queue is full.",
         500: "The job failed.",
         503: "Temporarily unavailable.",
-        507: "The limit for uploaded files is reached.",
+        507: "The disk is full, or the limit for uploaded files is reached.",
     }.items()
 }
