@@ -33,6 +33,7 @@ from warmd.jobs import spec_class
 CALLS = 25
 FEW = 10
 LONGEST_S = 5.0  # of the calls of one read
+SETTLED_S = 1.1  # for so long after a submission every read looks at the run directories
 
 
 def typed(home: Gateway, *arguments: str) -> Callable[[], object]:
@@ -123,6 +124,7 @@ def main() -> None:
         for name, parts in stages:
             took_s = sum(add(home, make, number) for make, number in parts)
             sys.stderr.write(f"{name}: made in {took_s:.0f} s\n")
+            time.sleep(SETTLED_S)
             for read_name, read in every_read(home).items():
                 found.setdefault(read_name, []).append(measure(home, read))
         home.close()
