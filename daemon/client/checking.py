@@ -32,12 +32,13 @@ def document_of(
     model: ModelConfig | None,
     report: FetchReport | None = None,
     on_left: Callable[[str], None] | None = None,
+    reads_tokenizer: bool = True,
 ) -> dict[str, Any]:
     """Check a spec against files and models; return the content of its spec.json.
 
     `init` and `model` as for Client.submit. `report`: for a model that must be fetched. `on_left`
-    is called with a note on checks that are left to the job. Raises SpecError, NotFound or
-    StoreUnavailable.
+    is called with a note on checks that are left to the job. `reads_tokenizer`: whether prompts are
+    counted, which may take a second. Raises SpecError, NotFound or StoreUnavailable.
     """
     located = spec.located(Path.cwd())
     if init is not None:
@@ -54,9 +55,10 @@ def document_of(
         document["init_from"] = init.name
     located.check_inputs(settings)
     if model is not None and settings is not None:
-        left = located.check_model_files(tokenizer_folder(model))
-        if left is not None and on_left is not None:
-            on_left(left)
+        if reads_tokenizer:
+            left = located.check_model_files(tokenizer_folder(model))
+            if left is not None and on_left is not None:
+                on_left(left)
         located.check_layers(fetch.local_folder(model))
     return document
 

@@ -78,11 +78,17 @@ class Submitting(ClientConnection):
         return Template(options, init_from)
 
     def check(
-        self, spec: Spec, *, init: Weights | None = None, model: ModelConfig | None = None
+        self,
+        spec: Spec,
+        *,
+        init: Weights | None = None,
+        model: ModelConfig | None = None,
+        reads_tokenizer: bool = True,
     ) -> dict[str, Any]:
         """Check a spec against files and models; return the content of its spec.json.
 
-        Raises SpecError or NotFound. Needs no Redis, but for the jobs that a spec names.
+        `reads_tokenizer`: whether prompts are counted, which may take a second. Raises SpecError or
+        NotFound. Needs no Redis, but for the jobs that a spec names.
         """
         spec = self._with_full_ids(spec)
         document = checking.document_of(
@@ -92,6 +98,7 @@ class Submitting(ClientConnection):
             model=model,
             report=self.fetch_report,
             on_left=self.on_left,
+            reads_tokenizer=reads_tokenizer,
         )
         check_memory(self.config, spec, document)
         return document

@@ -80,14 +80,17 @@ def _engine_speed(engine: Engine, ids: list[int], tokens: int) -> float:
 
 
 def _stock_speed(causal_lm: Any, prompt: list[int], tokens: int) -> float:
-    """Return the tokens per second of transformers' generate after the first token.
-
-    The time of one token, which includes the prefill, is subtracted.
-    """
+    """Return the tokens per second of transformers' generate after the first token."""
     ids = torch.tensor([prompt], device=causal_lm.device)
+    times: list[float] = []
 
-    def seconds(count: int) -> float:
-        begun = time.perf_counter()
+    def note_time(ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        machine.synchronize()
+        times.append(time.perf_counter())
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    def generate(count: int) -> None:
+        times.clear()
         causal_lm.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -95,14 +98,13 @@ def _stock_speed(causal_lm: Any, prompt: list[int], tokens: int) -> float:
             max_new_tokens=count,
             min_new_tokens=count,
             pad_token_id=0,
+            stopping_criteria=[note_time],  # called after each token
         )
-        machine.synchronize()
-        return time.perf_counter() - begun
 
     with torch.inference_mode():
-        seconds(1)  # warm up: the first call in a thread is slower
-        first = seconds(1)
-        return (tokens - 1) / (seconds(tokens) - first)
+        generate(1)  # warm up: the first call in a thread is slower
+        generate(tokens)
+    return (tokens - 1) / (times[-1] - times[0])
 
 
 if __name__ == "__main__":

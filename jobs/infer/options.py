@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..engine import images, json_schemas
 from ..engine.options import MOST_TOKENS, SamplingSpec
 from ..errors import SpecError
 from ..models.architectures import check_generates
+from ..models.tokenizer_folder import TokenizerFolder
 from ..spec import option, override, path_of
 from . import batch_file, chat_messages, gui_actions
 
@@ -23,6 +25,7 @@ MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
 SOURCES = ("prompt", "messages", "input", "prompts")
 MOST_PROMPTS = 1024
 MOST_TOP = 20  # most likely tokens given with logprobs
+_CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +235,34 @@ class InferSpec(SamplingSpec):
                 "max_tokens",
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
             )
+
+    def check_model_files(self, folder: Path) -> str | None:
+        """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.
+
+        Those of chats are checked by the job, and those of a file there fail alone. Raises
+        SpecError.
+        """
+        files = TokenizerFolder(folder)
+        limit = files.positions()
+        if limit is None or self.chat_template or self.image:
+            return None
+        room = limit - (1 if self.max_tokens is None else self.max_tokens)
+        source = "prompts" if self.prompts else "prompt"
+        prompts = prompt_list(self.prompts) if self.prompts else [self.prompt]
+        texts = [(place, one) for place, one in enumerate(prompts) if isinstance(one, str)]
+        counts = [(place, len(one)) for place, one in enumerate(prompts) if isinstance(one, tuple)]
+        longer: tuple[int, int | str] | None = files.longer_than(
+            room, texts, until=time.monotonic() + _CHECK_S
+        )
+        longer = longer or next((one for one in counts if one[1] > room), None)
+        if longer is None:
+            return None
+        place = f"[{longer[0]}] " if self.prompts else ""
+        raise SpecError(
+            source,
+            f"{place}must have at most {room} tokens ({self.model} takes {limit} together with the "
+            f"completion), got {longer[1]}",
+        )
 
     def _check_plain(self) -> None:
         for name in ("messages", "chat_template", "image"):

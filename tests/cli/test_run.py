@@ -70,10 +70,22 @@ def test_run_and_submit_take_the_prompt_as_argument_option_or_stdin(daemon, monk
     assert spec["prompt"] == "1+1="
 
 
-def test_failed_job_ends_run_with_its_reason(daemon):
-    done = run(daemon, "a" * 63, "--max-tokens", "50")
+def test_failed_job_ends_run_with_its_reason(daemon, talker):
+    # Chats are rendered and counted by the job.
+    done = run(daemon, "a" * 4090, "--model", talker, "--chat-template", "--max-tokens", "50")
     assert (done.code, done.out) == (1, "")
-    assert "at most 1 are left" in done.err
+    assert "together with the completion: at most" in done.err
+
+
+def test_prompts_that_do_not_fit_the_model_are_refused(daemon):
+    done = run(daemon, "a" * 63, "--max-tokens", "50")
+    assert done.is_refusal(2)
+    assert "prompt: must have at most 14 tokens (tiny takes 64 together" in done.err
+    assert done.err.rstrip().endswith("got 63")
+    listed = ("submit", "infer", "--model", "tiny", "--prompts", '["a", [5, 6, 7]]')
+    done = warmd(*listed, "--max-tokens", "62", home=daemon.home.path)
+    assert done.is_refusal(2)
+    assert "prompts: [1] must have at most 2 tokens" in done.err
 
 
 @pytest.mark.slow

@@ -38,6 +38,12 @@ def length(prompts: list[str], completions: list[str], answers: list[str | None]
     return [len(text) / 10 for text in completions]
 
 
+def slow(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """The same, half a second later."""
+    time.sleep(0.5)
+    return length(prompts, completions, answers)
+
+
 def fails_elsewhere(
     prompts: list[str], completions: list[str], answers: list[str | None]
 ) -> list[float]:

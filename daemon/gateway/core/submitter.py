@@ -138,7 +138,11 @@ class Submitter:
     def _prepare(self, submission: Submission) -> RunDir:
         # No folder to import from: an HTTP request must not name code.
         about = {**submission.about, "python_path": [], "origin": "http"}
-        document = {**self._client.check(submission.spec), **about}
+        # The job refuses a prompt that is too long as soon: the client waits for it. Tokenizing in
+        # this process would let a few such requests delay all others.
+        is_awaited = submission.spec.kind == "infer"
+        checked = self._client.check(submission.spec, reads_tokenizer=not is_awaited)
+        document = {**checked, **about}
         runs = self._client.home.runs
         try:
             rundir = RunDir.create(runs, submission.spec.kind, document, durable=False)
