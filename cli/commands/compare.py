@@ -57,10 +57,15 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     values.setdefault("precision", models[0].precision)
     jobs: list[str] = []
     try:
-        for prompt in prompts:
-            for model in models:
-                spec = spec_class("infer").parse({**values, "prompt": prompt, "model": model.name})
-                jobs.append(client.submit(spec, model=model))
+        specs = [
+            (spec_class("infer").parse({**values, "prompt": prompt, "model": model.name}), model)
+            for prompt in prompts
+            for model in models
+        ]
+        for spec, model in specs:  # nothing is queued if one of them is refused
+            client.check(spec, model=model)
+        for spec, model in specs:
+            jobs.append(client.submit(spec, model=model))
         answers = [_answer(client, job_id) for job_id in jobs]
     except KeyboardInterrupt:
         for job_id in jobs:

@@ -6,6 +6,9 @@ import pytest
 from daemons import Daemon
 from shell import Done, warmd
 
+from warmd.cli.commands import compare as compare_command
+from warmd.jobs import spec_class
+
 
 @pytest.fixture(scope="module")
 def daemon(shared_daemon: Daemon) -> Daemon:
@@ -94,8 +97,21 @@ def test_without_an_id_it_is_the_latest_training_and_not_the_latest_job(daemon):
     assert row["trained"]["model"] == latest
 
 
-def test_compare_reports_a_failed_completion_and_shows_the_others(daemon, trained):
-    done = compare(daemon, trained, "1" * 100)
-    assert done.code == 1
-    assert "max_tokens: the prompt has 100 tokens" in done.err
-    assert "(no answer)" in done.out
+def test_compare_refuses_prompts_before_any_of_them_is_queued(daemon, trained):
+    before = len(daemon.client.jobs(limit=None))
+    done = compare(daemon, trained, "1+1=", "1" * 100)
+    assert done.is_refusal(2)
+    assert "prompt: must have at most 52 tokens" in done.err
+    assert len(daemon.client.jobs(limit=None)) == before
+
+
+def test_compare_reports_a_failed_completion_and_shows_the_other(daemon, capsys):
+    spec = spec_class("infer").parse({"prompts": "[[9999]]", "model": "tiny"})
+    job_id = daemon.client.submit(spec)
+    failed = compare_command._answer(daemon.client, job_id)
+    assert (failed["status"], failed["text"]) == ("failed", None)
+    compare_command._print(["tiny", "other"], [("1+1=", failed, {"text": "2"})])
+    shown = capsys.readouterr()
+    assert "token 9999 is not among the" in shown.err
+    assert "(no answer)" in shown.out
+    assert shown.out.splitlines()[3].endswith("2")
