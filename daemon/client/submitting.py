@@ -44,7 +44,7 @@ class Submitting(ClientConnection):
     """Checks and queues new jobs."""
 
     fetch_report: FetchReport | None = None  # receives the progress of models that are fetched
-    on_left: Callable[[str], None] | None = None  # receives what is left to a job to check
+    on_left: Callable[[str], None] | None = None  # receives notes on checks that jobs do later
 
     def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
