@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from ...configs.units import format_size
-from ...jobs.compute.allocator import give_back_freed_memory
+from ...jobs.compute.allocator import release_freed_memory
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class IdleMemory:
             if self._is_small():
                 return False
             gc.collect()
-            give_back_freed_memory()
+            release_freed_memory()
             if self._first is None:
                 self._first = _anonymous_bytes() - _kept_bytes()[0]
             if self._is_small():

@@ -24,7 +24,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
-def give_back_freed_memory() -> None:
+def release_freed_memory() -> None:
     """Return memory that was freed to the kernel, which takes a moment for each gigabyte."""
     if sys.platform != "linux":
         return

@@ -17,8 +17,8 @@ from .quantized import Bfloat16Linear
 
 _ROW_MULTIPLES = (1, 2, 4, 8, 16, 32)
 _PROBED_ROWS = 64
-# With AMX, oneDNN sums the inputs in other blocks from 33 rows on. Parts of 32 rows take up to 2.5
-# times as long as all rows at once, and a third of the time without AMX.
+# With AMX, oneDNN sums the inputs in other blocks from 33 rows on. Parts of 32 rows take 1.4 to 2.4
+# times as long as all rows at once (tests/benchmarks/README.md).
 _MOST_ROWS = (None, 32)
 _CANCELED_OUTPUTS = 32  # outputs whose sums cancel to nearly zero in the probe
 _TRIED_ROWS = 4  # probed rows in smaller batches, where results are not rounded

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 from shell import CLEAN_ENVIRON
 from waiting import wait_until
@@ -121,7 +122,8 @@ def test_a_daemon_is_ready_pings_while_its_main_loop_runs_and_reports_its_end(
         state = home.read_state()
         assert state is not None
         os.kill(state["pid"], signal.SIGSTOP)  # the supervisor hangs
-        received(receiver)
+        wait_until(lambda: psutil.Process(state["pid"]).status() == psutil.STATUS_STOPPED)
+        received(receiver)  # pings from before
         time.sleep(2.5)  # longer than two pings are apart
         assert received(receiver) == []
         os.kill(state["pid"], signal.SIGCONT)

@@ -62,7 +62,7 @@ def drill(folder: Path, url: str, job_id: str) -> None:
     filler.write_bytes(bytes(2 << 20))
     fetch = RunFetch(home, Bucket(url), job_id, 2)
     wait_until(lambda: fetch.name)
-    time.sleep(1.5)  # it has failed by then, and been tried again
+    time.sleep(1.5)  # it fails, which its log shows (see the test), and tries again after 1 s
     assert not fetch.is_done
     filler.unlink()
     wait_until(lambda: fetch.is_done, timeout_s=30)

@@ -193,7 +193,7 @@ def test_jobs_of_a_redis_that_is_flushed_keep_their_files_and_are_resumed(sturdy
     sturdy.client.connection.flushall()
     wait_until(lambda: gone(horse))
     let_go(sturdy)
-    # The worker takes new jobs, and the former ones as soon as Redis knows them again.
+    # The worker runs new jobs, and the two lost ones once `resume` has registered them in Redis.
     assert sturdy.wait(sturdy.submit())["status"] == "finished"
     for job_id in (running, waiting):
         assert sturdy.client.job(job_id)["status"] == "unregistered"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ from waiting import wait_until
 from workplaces import Workplace, seconds_until, workplace
 
 from warmd.daemon.host.messages import RunJob, StopJob
+
+OBEYED_S = 2.0  # for a request to take effect in any state
 
 
 @pytest.fixture
@@ -50,13 +53,10 @@ def test_a_horse_that_stops_in_time_lives_on(place: Workplace):
         wait_until(lambda: horse.next_message() == StopJob(canceled, "cancel"))
         horse.end(canceled, "stopped", reason="cancel")
         wait_until(lambda: place.status(canceled) == "stopped")
-        with pytest.raises(AssertionError):
-            wait_until(lambda: not horse.is_alive(), timeout_s=1.5)
+        time.sleep(1.5)  # longer than stuck_s
+        assert horse.is_alive()
         horse.end(other, "finished", result={"text": "b"})
         wait_until(lambda: place.status(other) == "finished")
-
-
-OBEYED_S = 2.0
 
 
 @pytest.mark.slow
@@ -68,16 +68,16 @@ def test_a_job_whose_model_is_being_loaded_obeys_and_others_get_another_horse(
 ):
     place.worker()
     with place.zygote() as zygote:
-        told, other = place.submit(), place.submit()
+        addressed, other = place.submit(), place.submit()
         loading = zygote.accept()
-        wait_until(lambda: {place.status(told), place.status(other)} == {"started"})
-        orders = {
+        wait_until(lambda: {place.status(addressed), place.status(other)} == {"started"})
+        requests = {
             "cancel": place.client.cancel,
             "kill": place.client.kill,
             "pause": lambda job_id: place.client.pause(job_id, release=True),
         }
-        orders[how](told)
-        assert seconds_until(lambda: place.status(told) == status) < OBEYED_S
+        requests[how](addressed)
+        assert seconds_until(lambda: place.status(addressed) == status) < OBEYED_S
         again = zygote.fork()
         assert again.job_id == other
         # A horse that is forked when the model is there finds that its worker has gone, and ends.
