@@ -18,7 +18,7 @@ from .workers import WorkerRegistry
 
 LEASE_S = 15.0  # after this time without renewal, other daemons requeue the worker's jobs
 
-RENEWALS = 7  # per lease; a renewal that takes longer than its share has failed
+RENEWALS = 10  # per lease; a command that takes longer than its share has failed
 _USABLE = 2 / 3  # of a lease; in the rest of it horses end, before others take their jobs
 # Delays between attempts to reach Redis: growing and random, as many workers lose it at once.
 _BACKOFF = EqualJitterBackoff(cap=1.0, base=0.2)

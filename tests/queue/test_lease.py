@@ -29,7 +29,7 @@ def test_a_worker_whose_redis_hangs_still_receives_from_horses_and_stops_after_t
         wait_until(lambda: place.status(job_id) == "started")
         place.suspend_redis()
         worker.terminate()
-        assert seconds_until(lambda: horse.next_message() == StopJob(job_id, "drain")) < 4
+        assert seconds_until(lambda: horse.next_message() == StopJob(job_id, "drain")) < 2
         horse.end(job_id, "stopped", reason="drain")
         assert seconds_until(lambda: worker.poll() is not None) < 5
     assert worker.returncode == 0
