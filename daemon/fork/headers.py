@@ -33,10 +33,12 @@ def check_loadable(folder: Path) -> None:
     largest = max((extent for shape in shapes for extent in shape), default=0)
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for names, bound, what in (
-            (_LAYERS, len(shapes), f"there are only {len(shapes)} tensors"),
-            (_EXTENTS, largest, f"the largest extent of a tensor is {largest}"),
+            (_LAYERS, len(shapes), "the number of tensors"),
+            (_EXTENTS, largest, "the largest extent of a tensor"),
         ):
             for name in names:
                 value = part.get(name)
                 if isinstance(value, int) and value > bound:
-                    raise ValueError(f"config.json says {name} {value}, but {what}")
+                    raise ValueError(
+                        f"config.json: {name} must be at most {bound}, {what}, got {value}"
+                    )

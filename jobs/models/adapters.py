@@ -44,6 +44,8 @@ _PLAIN = {
 BASE_DIGEST = "warmd_base_weights"
 BASE_PRECISION = "warmd_base_precision"  # precision of the base during the training of the adapter
 
+_BASE = f"{CONFIG}: base_model_name_or_path must be a model's folder or hub id"  # begins messages
+
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter; False when it cannot be read."""
@@ -68,15 +70,17 @@ def base_of(folder: Path) -> str:
     settings = _settings(folder)
     named = settings.get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
-        raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no base model")
+        raise ValueError(f"{_BASE}, got {named!r}")
     base = folder / os.path.expanduser(named)  # unchanged for a user that does not exist
     if (base / "config.json").is_file():
         return str(base.resolve())
     if not HUB_ID.fullmatch(named):
-        raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no model folder there")
+        raise ValueError(f"{_BASE}, got {named!r}: no model folder there")
     revision = settings.get("revision") or ""
     if not isinstance(revision, str) or not revision.isprintable():
-        raise ValueError(f"{CONFIG} says revision {revision!r}: no revision has that name")
+        raise ValueError(
+            f"{CONFIG}: revision must be the name of a branch, tag or commit, got {revision!r}"
+        )
     return f"{named}@{revision}" if revision else named
 
 
@@ -98,9 +102,7 @@ def model_folder(folder: Path) -> Path:
     try:
         return cached(base)
     except LookupError as error:
-        raise ValueError(
-            f"{CONFIG} says base_model_name_or_path {base!r}: no model folder there, and {error}"
-        ) from error
+        raise ValueError(f"{_BASE}, got {base!r}: no model folder there, and {error}") from error
 
 
 def check_files(folder: Path) -> None:
@@ -157,13 +159,15 @@ def attached(model: Any, folder: Path) -> Any:
         unknown = settings.keys() - config.to_dict().keys()
         for name in sorted(unknown):
             if settings[name] not in _UNSET:
-                raise ValueError(f"{CONFIG} says {name}, which peft {peft.__version__} cannot do")
+                raise ValueError(
+                    f"{CONFIG}: {name} must be absent, as peft {peft.__version__} does not know it"
+                )
         # low_cpu_mem_usage: no initialization, as all weights are read next.
         wrapped = peft.PeftModel(_with_own_modules(model), config, low_cpu_mem_usage=True)
         found = _load(wrapped, folder)
         for names, problem in (
             (found.unexpected_keys, f"{WEIGHTS} has {{}}: the model has no place for it"),
-            (found.missing_keys, f"{WEIGHTS} has no {{}}: {CONFIG} says that there is one"),
+            (found.missing_keys, f"{WEIGHTS} has no {{}}, which {CONFIG} names"),
         ):
             if names:
                 raise ValueError(problem.format(names[0].replace(".default", "")))
@@ -228,16 +232,16 @@ def _check(settings: dict[str, Any]) -> None:
     kind = settings.get("peft_type")
     if kind not in MERGED:
         raise ValueError(
-            f"{CONFIG} says peft_type {kind}: only what can be merged into its base can be served, "
-            f"{', '.join(MERGED)}"
+            f"{CONFIG}: peft_type must be one of {', '.join(MERGED)}, which can be merged into "
+            f"their base, got {kind}"
         )
     for name in _REFUSED:
         if settings.get(name) not in _UNSET:
-            raise ValueError(f"{CONFIG} says {name}: such an adapter cannot be served")
+            raise ValueError(f"{CONFIG}: {name} must be absent, such an adapter cannot be served")
     begun = settings.get("init_lora_weights")
     if isinstance(begun, str) and begun.lower().startswith(_SPLITS_BASE):
         raise ValueError(
-            f"{CONFIG} says init_lora_weights {begun}: save the adapter with "
+            f"{CONFIG}: init_lora_weights must not be {begun}: save the adapter with "
             "path_initial_model_for_weight_conversion, and it can be served"
         )
 
@@ -255,8 +259,8 @@ def _check_ranks(settings: dict[str, Any], folder: Path) -> None:
     for rank in (settings.get("r"), settings.get("init_r"), *pattern.values()):
         if isinstance(rank, int) and rank > largest:
             raise ValueError(
-                f"{CONFIG} says rank {rank}, but the largest extent of a tensor in {WEIGHTS} is "
-                f"{largest}"
+                f"{CONFIG}: ranks must be at most {largest}, the largest extent of a tensor in "
+                f"{WEIGHTS}, got {rank}"
             )
 
 
