@@ -117,7 +117,8 @@ def _words(line: Line) -> list[str]:
         words.append(render.one_line(line.error))
     if line.interruptions:
         cost = render.duration(line.lost_s)
-        words.append(f"interrupted {line.interruptions} times, which cost {cost}")
+        how_often = "once" if line.interruptions == 1 else f"{line.interruptions} times"
+        words.append(f"interrupted {how_often}, which cost {cost}")
     return words
 
 

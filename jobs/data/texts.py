@@ -20,7 +20,7 @@ def read(option: str, source: str, reading: Reading) -> Iterator[str]:
     """Yield texts that are not blank. Raises SpecError for a file or record that has none."""
     if holds_records(source):
         return filter(str.strip, Reader(text_of, reading).rows(option, source, TAKES))
-    return documents(Path(source))
+    return documents(option, Path(source))
 
 
 def files(option: str, source: str) -> tuple[Path, list[Path]]:

@@ -18,7 +18,7 @@ from ..codegraph.python_graph import find_sources, read_modules
 from ..codegraph.sequences import Example, build_examples
 from ..codegraph.syntax_reader import Block, Module
 from ..errors import SpecError
-from ..files.documents import check_regular, documents, text_files
+from ..files.documents import check_regular, documents, read_text, text_files
 
 ROWS = ".jsonl"
 PYTHON = ".py"
@@ -45,12 +45,15 @@ def from_files(path: Path) -> list[Passage]:
     Raises SpecError that names the invalid record or file.
     """
     if path.is_dir():
-        return [Passage(str(file.relative_to(path)), _read_text(file)) for file in text_files(path)]
+        return [
+            Passage(str(file.relative_to(path)), read_text("input", file))
+            for file in text_files(path)
+        ]
     if path.suffix == ROWS:
         return list(_rows(path))
     if path.suffix == PYTHON:
-        return [Passage(path.name, _read_text(path))]
-    return from_texts(documents(path))
+        return [Passage(path.name, read_text("input", path))]
+    return from_texts(documents("input", path))
 
 
 def from_sources(
@@ -139,10 +142,3 @@ def _rows(path: Path) -> Iterator[Passage]:
                 takes = '{"text": "…"}, with an id or without'
                 raise SpecError("input", f"row {number + 1} must be {takes}, got {line[:60]!r}")
             yield Passage(str(name), text)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("input", f"must be UTF-8 text, got {str(path)!r}: {error}") from None

@@ -11,15 +11,15 @@ from ..errors import SpecError
 TEXTS = (".txt", ".md", ".py")  # the files of a folder that are documents
 
 
-def documents(data: Path) -> Iterator[str]:
+def documents(field: str, data: Path) -> Iterator[str]:
     """Read documents one by one: paragraphs of a text file, files of a folder.
 
-    Raises SpecError naming the invalid file.
+    Raises SpecError naming `field`, the option that named `data`, and the invalid file.
     """
     if data.is_dir():
-        yield from filter(str.strip, map(_read_text, text_files(data)))
+        yield from filter(str.strip, (read_text(field, path) for path in text_files(data)))
     else:
-        yield from _paragraphs(data)
+        yield from _paragraphs(field, data)
 
 
 def check_regular(field: str, path: Path) -> None:
@@ -28,15 +28,21 @@ def check_regular(field: str, path: Path) -> None:
         raise SpecError(field, f"must be a regular file, got {str(path)!r}")
 
 
+def read_text(field: str, path: Path) -> str:
+    """Return the text of a file. Raises SpecError naming `field` and the file."""
+    with _named_problems(field, path):
+        return path.read_text(encoding="utf-8")
+
+
 def text_files(folder: Path) -> list[Path]:
     """Return the documents of a folder and its subfolders, in a reproducible order."""
     return sorted(path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file())
 
 
-def _paragraphs(path: Path) -> Iterator[str]:
+def _paragraphs(field: str, path: Path) -> Iterator[str]:
     """Yield the paragraphs: text between empty lines."""
     lines: list[str] = []
-    with _named_problems(path), path.open(encoding="utf-8") as file:
+    with _named_problems(field, path), path.open(encoding="utf-8") as file:
         for line in file:
             if line.strip():
                 lines.append(line)
@@ -47,14 +53,13 @@ def _paragraphs(path: Path) -> Iterator[str]:
         yield "".join(lines)
 
 
-def _read_text(path: Path) -> str:
-    with _named_problems(path):
-        return path.read_text(encoding="utf-8")
-
-
 @contextmanager
-def _named_problems(path: Path) -> Iterator[None]:
+def _named_problems(field: str, path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("data", f"must be UTF-8 text, got {str(path)!r}: {error}") from None
+    except OSError as error:
+        raise SpecError(
+            field, f"must be a readable file, got {str(path)!r}: {error.strerror}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise SpecError(field, f"must be UTF-8 text, got {str(path)!r}: {error}") from None

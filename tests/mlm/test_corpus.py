@@ -306,6 +306,8 @@ def test_data_that_is_not_text_is_refused(tmp_path):
         corpus.check_texts("data", str(tmp_path / "b.txt"), Reading())
     with pytest.raises(SpecError, match=r"^data: must be a text, JSONL, CSV or Parquet file, "):
         corpus.check_texts("data", str(tmp_path / "nowhere"), Reading())
+    with pytest.raises(SpecError, match=r"^dataset: must be a readable file, got .*: No such file"):
+        list(read("dataset", str(tmp_path / "nowhere.txt"), Reading()))
 
 
 # Python sources.
