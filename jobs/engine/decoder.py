@@ -48,7 +48,6 @@ _MODEL_TYPES = (
 )
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies do not depend on the length
 
-_MAX_FUSED_SEQUENCES = 64
 GPU_SPAN = 512  # prompt tokens that attend together on a GPU; on a CPU CHUNK, for equal bits
 _PATIENCE = 4  # passes before the first layer is packed; then one layer per pass
 
@@ -196,10 +195,10 @@ class Decoder:
             x[where] = features[0].to(x.dtype)
         deep = [(where, features[1:]) for where, features in seen if len(features) > 1]
         wanted = wanted_rows(parts)
-        is_step = len(parts) == len(wanted) == len(ids) <= _MAX_FUSED_SEQUENCES and not deep
+        is_step = len(parts) == len(wanted) == len(ids) and not deep
         adapted = adapted_rows(parts)
         steps = self._ready_fused_steps() if is_step and not adapted else None
-        if steps is not None and steps.has_logits:
+        if steps is not None and steps.has_logits and len(parts) <= steps.max_sequences:
             logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.location for part in parts])
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)

@@ -35,11 +35,12 @@ PACKED = 8  # steps after which every layer of these models is packed
 @pytest.fixture(autouse=True)
 def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs(native.is_available(), "numba and PyTorch's OpenMP")
-    # Use warmd's kernels even if oneDNN's were measured to be faster. With AMX, oneDNN packs and
-    # sums bfloat16 in another order, and steps are not fused: test_levels.py plays the level below.
-    bfloat16 = "storage" if "AMX" in levels().instructions else levels().bfloat16
-    ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS, bfloat16=bfloat16)
-    monkeypatch.setattr(linear_forms, "levels", lambda: ours)
+    from warmd.jobs.compute.native import fused
+
+    # Use warmd's kernels even if oneDNN's were measured to be faster.
+    ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS, tiled_rows=MANY_ROWS)
+    for module in (linear_forms, fused):
+        monkeypatch.setattr(module, "levels", lambda: ours)
     with torch.inference_mode():
         yield
 

@@ -22,13 +22,14 @@ from ..quantized import Bfloat16Linear, Int8Linear
 from ..shape import Shape
 from . import layout as p
 from .decode_step import step
-from .intrinsics import HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
+from .intrinsics import HAS_AMX, HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
 from .linear import DOT_INT8_PANEL
 from .openmp import OpenMP, address
-from .panels import K_BLOCKS, multiply, whole_lines
+from .panels import K_BLOCKS, multiply, tiled_words, whole_lines
 from .rowwise import FLOAT
 
 _MAX_ROWS = 512  # for layers that oneDNN packed; more rows were not measured
+_MAX_SEQUENCES = 64
 
 _PROBE_ROWS = 4
 _PROBE_OUTPUTS = 16 * WIDTH
@@ -64,6 +65,7 @@ class FusedDecodeSteps:
         """
         self._omp = omp
         self._max_rows = min(_MAX_ROWS, levels().max_rows)
+        self.max_sequences = _MAX_SEQUENCES  # of a step; with more, the decoder's own is faster
         # Keep the objects alive whose addresses the plan has: layers, norms, constants and biases.
         self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
         self.has_logits = not isinstance(head, InPlaceLinear)
@@ -159,6 +161,9 @@ class FusedDecodeSteps:
         self._widest = max(_shape(linear)[1] for linear in self._linears)
         for linear in self._linears:
             self._words[linear] = np.array(self._words_of(linear), dtype=np.int64)
+        if any(words[p.FORM] == p.TILED_BFLOAT16 for words in self._words.values()):
+            self._max_rows = min(self._max_rows, levels().tiled_rows)
+            self.max_sequences = min(self.max_sequences, levels().tiled_rows)
         shape = self._shape
         words = [
             len(self._layers), self._hidden, shape.heads, shape.kv_heads, shape.head_dim,
@@ -203,6 +208,8 @@ class FusedDecodeSteps:
             if is_bfloat16 and not HAS_BFLOAT16:
                 k_blocks = []
             candidates = [[code, weight, *sizes, size, 0, 0, WIDTH] for size in k_blocks]
+            if is_bfloat16 and HAS_AMX:
+                candidates.append(tiled_words(weight, *sizes))
         if onednn.bytes_of(form.packed) != num_bytes:
             raise LayoutMismatch(f"{outputs} x {inputs}")
         key = (type(form), form.shape, bias == 0)

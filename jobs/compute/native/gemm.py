@@ -61,6 +61,8 @@ class Microkernel:
     load_row: Callable[[Any, Any], Any]  # (builder, address in a row) -> factors
     add: Callable[[Any, Sequence[Any], Any, Any], list[Any]]  # sums + factors * weights
     reduce: Callable[[Any, Sequence[Any]], Any]  # accumulators of a row -> one sum per output
+    # Steps after which the accumulators are reduced, added to totals and set to 0; None: all steps.
+    tile: int | None = None
 
     @property
     def panel(self) -> int:
@@ -94,7 +96,7 @@ def gemm(kernel: Microkernel, panel: int, most: int = GROUP) -> Any:
         depth = _word(kernel.depth)
         first, last = builder.sdiv(begin, depth), builder.sdiv(end, depth)
 
-        def step(number: Any, sums: Sequence[Any]) -> list[Any]:
+        def multiply(number: Any, sums: Sequence[Any]) -> list[Any]:
             done = builder.mul(builder.sub(number, first), fetched)
             _prefetch(builder, builder.add(ahead, done), fetched_bytes)
             place = builder.add(w, builder.mul(number, stride))
@@ -108,14 +110,27 @@ def gemm(kernel: Microkernel, panel: int, most: int = GROUP) -> Any:
                 for total in kernel.add(builder, _part(sums, index, kernel.sums), *pair)
             ]
 
+        def reduced(sums: Sequence[Any]) -> list[Any]:
+            parts = (_part(sums, index, kernel.sums) for index in range(count * len(places)))
+            return [kernel.reduce(builder, part) for part in parts]
+
+        def multiply_tile(number: Any, totals: Sequence[Any]) -> list[Any]:
+            sums: Sequence[Any] = zeros
+            for index in range(kernel.tile or 0):
+                sums = multiply(builder.add(number, _word(index)), sums)
+            return [builder.fadd(*pair) for pair in zip(totals, reduced(sums), strict=True)]
+
         zeros = [ir.Constant(sums_type, [0] * lanes)] * (count * len(places) * kernel.sums)
-        sums = loop(builder, last, 1, zeros, step, first)
+        if kernel.tile is None:
+            totals = reduced(loop(builder, last, 1, zeros, multiply, first))
+        else:
+            none = zeros[: count * len(places)]
+            totals = loop(builder, last, kernel.tile, none, multiply_tile, first)
         targets = [
             builder.add(row, part) for row in _rows(builder, y, y_stride, count) for part in places
         ]
-        for index, target in enumerate(targets):
-            folded = kernel.reduce(builder, _part(sums, index, kernel.sums))
-            builder.store(folded, pointer(sums_type)(builder, target), align=_OUTPUT_BYTES)
+        for total, target in zip(totals, targets, strict=True):
+            builder.store(total, pointer(sums_type)(builder, target), align=_OUTPUT_BYTES)
 
     @intrinsic
     def gemm_of_rows(
@@ -231,22 +246,24 @@ def _dot(depth: int, name: str, total: Any, factor: Any, vector_bytes: int) -> M
     )  # fmt: skip
 
 
-def _widened_bfloat16() -> Microkernel:
-    """bfloat16 weights by float32 rows, two inputs per step.
+def _halves(builder: Any, pairs: Any) -> list[Any]:
+    """Widen pairs of bfloat16, each the upper half of a float32, by a shift and by a mask."""
+    lanes = pairs.type.count
+    shift, mask = (ir.Constant(pairs.type, [value] * lanes) for value in (16, _UPPER_HALF))
+    return [
+        builder.bitcast(half, ir.VectorType(_FLOAT, lanes))
+        for half in (builder.shl(pairs, shift), builder.and_(pairs, mask))
+    ]
 
-    Widening is a shift or a mask: a bfloat16 is the upper half of a float32.
-    """
+
+def _widened_bfloat16() -> Microkernel:
+    """bfloat16 weights by float32 rows, two inputs per step."""
     lanes = VECTOR_BYTES // 4
     vector = ir.VectorType(_FLOAT, lanes)
     load_ints, load_float = _loader(_INT, lanes), _broadcaster(_FLOAT, lanes)
 
     def load(builder: Any, address: Any) -> Any:
-        pairs = load_ints(builder, address)
-        shift, mask = (ir.Constant(pairs.type, [value] * lanes) for value in (16, _UPPER_HALF))
-        return [
-            builder.bitcast(half, vector)
-            for half in (builder.shl(pairs, shift), builder.and_(pairs, mask))
-        ]
+        return _halves(builder, load_ints(builder, address))
 
     def load_row(builder: Any, address: Any) -> Any:
         return [load_float(builder, builder.add(address, _word(place))) for place in (0, 4)]
@@ -259,6 +276,33 @@ def _widened_bfloat16() -> Microkernel:
         return [total]
 
     return Microkernel(2, 8, VECTOR_BYTES, 1, _FLOAT, load, load_row, add, _only)
+
+
+def _tiled_bfloat16() -> Microkernel:
+    """bfloat16 weights by bfloat16 rows, two inputs per step, with the bits of AMX (TDPBF16PS).
+
+    A tile has 32 inputs. The products of its even and of its odd inputs are summed apart, then both
+    sums are added and added to the total: Intel's Software Developer's Manual, volume 2, except
+    that denormal numbers are not flushed to 0. Products of two bfloat16 are exact in float32.
+    """
+    lanes = VECTOR_BYTES // 4
+    load_ints, load_pair = _loader(_INT, lanes), _broadcaster(_INT, lanes)
+
+    def add(builder: Any, sums: Sequence[Any], factors: Any, weights: Any) -> list[Any]:
+        name, vector = f"llvm.fma.v{lanes}f32", ir.VectorType(_FLOAT, lanes)
+        operands = zip(factors, weights, sums, strict=True)
+        return [_call(builder, name, *each, returns=vector) for each in operands]
+
+    def reduce(builder: Any, sums: Sequence[Any]) -> Any:
+        return builder.fadd(*sums)
+
+    def load(builder: Any, address: Any) -> list[Any]:
+        return _halves(builder, load_ints(builder, address))
+
+    def load_row(builder: Any, address: Any) -> list[Any]:
+        return _halves(builder, load_pair(builder, address))
+
+    return Microkernel(2, 4, VECTOR_BYTES, 2, _FLOAT, load, load_row, add, reduce, tile=16)
 
 
 def _widened_int8(vector_bytes: int) -> Microkernel:
@@ -297,7 +341,7 @@ def _widened_int8(vector_bytes: int) -> Microkernel:
 
 
 FLOAT32 = _float32()
-WIDENED_BFLOAT16 = _widened_bfloat16()
+WIDENED_BFLOAT16, TILED_BFLOAT16 = _widened_bfloat16(), _tiled_bfloat16()
 # One instruction each: bfloat16 pairs to float32; uint8 by int8 quads to int32.
 DOT_BFLOAT16 = _dot(2, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOAT, _BFloat16Type(), 64)
 _VNNI_BYTES = 64 if HAS_AVX512 else 32

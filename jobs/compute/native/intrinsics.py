@@ -40,7 +40,7 @@ REGISTERS = 16 if IS_X86 and not HAS_AVX512 else 32  # vector registers
 HAS_VNNI = HAS_AVX512 and "avx512vnni" in FEATURES
 HAS_AVX_VNNI = "avxvnni" in FEATURES  # VNNI on 256 bits, without AVX-512
 HAS_BFLOAT16 = HAS_AVX512 and "avx512bf16" in FEATURES
-HAS_AMX = HAS_BFLOAT16 and "amx-bf16" in FEATURES  # used by oneDNN alone
+HAS_AMX = HAS_BFLOAT16 and "amx-bf16" in FEATURES  # used by oneDNN; gemm.py has its bits
 
 
 _FLOAT, _INT, _WORD, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)

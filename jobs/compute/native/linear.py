@@ -18,11 +18,13 @@ from .gemm import (
     DOT_INT8,
     FLOAT32,
     GROUP,
+    TILED_BFLOAT16,
     WIDENED_BFLOAT16,
     WIDENED_INT8,
     gemm,
 )
 from .intrinsics import (
+    HAS_AMX,
     HAS_AVX2,
     HAS_AVX512,
     HAS_AVX_VNNI,
@@ -60,10 +62,12 @@ FLOAT32_PANEL, DOT_BFLOAT16_PANEL, WIDENED_BFLOAT16_PANEL, DOT_INT8_PANEL, WIDEN
     kernel.panel for kernel in (FLOAT32, DOT_BFLOAT16, WIDENED_BFLOAT16, DOT_INT8, WIDENED_INT8)
 )
 _float32, _dot_bfloat16 = gemm(FLOAT32, FLOAT32_PANEL), gemm(DOT_BFLOAT16, DOT_BFLOAT16_PANEL)
+TILED_BFLOAT16_PANEL = 32  # as oneDNN packs for AMX
 _dot_int8, _dot_int8_half = (
     gemm(DOT_INT8, panel) for panel in (DOT_INT8_PANEL, DOT_INT8_PANEL // 2)
 )
 _widened_bfloat16 = gemm(WIDENED_BFLOAT16, WIDENED_BFLOAT16_PANEL)
+_tiled_bfloat16 = gemm(TILED_BFLOAT16, TILED_BFLOAT16_PANEL)
 _widened_int8 = gemm(WIDENED_INT8, WIDENED_INT8_PANEL)
 _HAS_DOT_INT8 = HAS_VNNI or HAS_AVX_VNNI
 
@@ -98,7 +102,7 @@ def convert_rows(linear: Any, x: Any, begin: Any, end: Any, rows: Any, scratch: 
     first = scratch + rows * WIDTH
     for row in range(begin, end):
         source = floats(x + row * length * FLOAT)
-        if form == p.DOT_BFLOAT16:
+        if form == p.DOT_BFLOAT16 or form == p.TILED_BFLOAT16:
             target = shorts(first + row * length * 2)
             for i in range(length):
                 target[i] = np.uint16(bfloat16_bits(source[i]))
@@ -131,7 +135,7 @@ def row_bytes(linear: Any) -> Any:
     form = fields[p.FORM]
     if form == p.DOT_INT8:
         return fields[p.INPUTS]
-    if form == p.DOT_BFLOAT16 or form == p.WIDENED_INT8:
+    if form == p.DOT_BFLOAT16 or form == p.TILED_BFLOAT16 or form == p.WIDENED_INT8:
         return 2 * fields[p.INPUTS]
     return FLOAT * fields[p.INPUTS]
 
@@ -199,7 +203,7 @@ def block(
 def _weight_bytes(form: Any) -> Any:
     if form == p.FLOAT32:
         return 4
-    if form == p.DOT_BFLOAT16 or form == p.WIDENED_BFLOAT16:
+    if form == p.DOT_BFLOAT16 or form == p.WIDENED_BFLOAT16 or form == p.TILED_BFLOAT16:
         return 2
     return 1
 
@@ -224,6 +228,8 @@ def _multiply_panel(
         _float32(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
     if form == p.WIDENED_BFLOAT16:
         _widened_bfloat16(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
+    if HAS_AMX and form == p.TILED_BFLOAT16:
+        _tiled_bfloat16(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
     if HAS_AVX2 and form == p.WIDENED_INT8:
         _widened_int8(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
     if HAS_BFLOAT16 and form == p.DOT_BFLOAT16:
@@ -245,7 +251,7 @@ def _finish(linear: Any, first: Any, absmax: Any, y: Any) -> None:
         if has_bias:
             for i in range(WIDTH):
                 target[i] += bias[i]
-        if form == p.DOT_BFLOAT16:
+        if form == p.DOT_BFLOAT16 or form == p.TILED_BFLOAT16:
             for i in range(WIDTH):
                 target[i] = float_of(bfloat16_bits(target[i]) << _UPPER)
         return

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from . import layout as p
-from .intrinsics import HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
+from .intrinsics import HAS_AMX, HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
 from .linear import (
     DOT_INT8_PANEL,
     FLOAT32_PANEL,
+    TILED_BFLOAT16_PANEL,
     WIDENED_BFLOAT16_PANEL,
     WIDENED_INT8_PANEL,
     linear_entry,
@@ -152,9 +153,30 @@ def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLine
     return PanelLinear(p.WIDENED_BFLOAT16, weights, bias)
 
 
+def tiled_words(weight: int, outputs: int, inputs: int, bias: int) -> list[int]:
+    """Return the words of a layer whose bfloat16 weights oneDNN has packed for AMX.
+
+    `weight`, `bias`: addresses; of the bias in float32, or 0. Sizes are multiples of WIDTH.
+    """
+    return [p.TILED_BFLOAT16, weight, outputs, inputs, bias, inputs, 0, 0, TILED_BFLOAT16_PANEL]
+
+
+def tiled_linear(weight: int, shape: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+    """Return such a layer without bias; the caller keeps the packed weights alive."""
+    omp = openmp()
+    assert omp is not None
+    words = np.array(tiled_words(weight, *shape, 0), dtype=np.int64)
+    return lambda x: multiply(words, x, omp)
+
+
 def int8_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
     """Return a layer in int8 (W8A8 dynamic), bit-identical to quantized.Int8Linear."""
     return PanelLinear(_INT8, weights, bias)
+
+
+def reads_amx_order() -> bool:
+    """Whether there is a kernel for weights that oneDNN packs for AMX."""
+    return HAS_AMX
 
 
 def has_int8() -> bool:
