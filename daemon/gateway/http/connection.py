@@ -89,7 +89,8 @@ class LimitedConnection(H11Protocol):
         # asyncio sets it only if the listening socket was created with the number of TCP. Without
         # it the body of a response waits for the acknowledgement of its headers: 40 ms.
         line = transport.get_extra_info("socket")
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # the client has left already
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(AttributeError):  # an event loop other than asyncio's
             transport.max_size = _READ_AT_ONCE
         if len(self.connections) > max_connections() and not self._make_room():
