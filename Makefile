@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 IN_VENV := $(VENV)/bin/python -m
 # Two processes, as many tests wait for a daemon: one file's tests stay in one of them.
 PYTEST := pytest -n 2 --dist loadfile
+# Three processes: slow tests wait for a third of their time. The longest files come first.
+PYTEST_SLOW := pytest -n 3 --dist loadfile --no-loadscope-reorder
 LOWEST := .venv-lowest
 # What these tests use together is every dependency, as the queue, the gateway, the engine and the
 # trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
@@ -15,6 +17,9 @@ LOWEST_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py e
 	gateway/test_disconnects.py gateway/test_refusals.py grpo/test_grpo.py infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py \
 	queue/test_jobs.py queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py store/test_run_store.py \
 	supervise/test_redis_server.py training/test_trainer.py
+
+# Without bytecode every process of a test compiles what it imports, a daemon's for a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo test test-slow test-all test-lowest lint bench check clean
 
@@ -38,7 +43,7 @@ test: venv ## the default tests
 	@$(IN_VENV) $(PYTEST) -m "not slow and not gpu"
 
 test-slow: venv ## the tests that take longer
-	@$(IN_VENV) $(PYTEST) -m "slow and not gpu"
+	@$(IN_VENV) $(PYTEST_SLOW) -m "slow and not gpu"
 
 test-all: venv ## every test that needs no GPU
 	@$(IN_VENV) $(PYTEST) -m "not gpu"

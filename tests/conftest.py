@@ -40,6 +40,42 @@ settings.load_profile("warmd")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The files whose slow tests take longest, the longest first: `make test-slow` begins with them, so
+# that none is left when the other processes have nothing to do.
+LONGEST = (
+    "system/test_networks.py",
+    "system/test_network_storm.py",
+    "system/test_nodes.py",
+    "compute/test_levels.py",
+    "cli/test_bench_works.py",
+    "supervise/test_retention.py",
+    "gateway/test_attack.py",
+    "system/test_exact_moments.py",
+    "supervise/test_daemon.py",
+    "system/test_gangs.py",
+    "system/test_run_store.py",
+    "curriculum/test_daemon.py",
+    "gpu/test_check.py",
+    "compute/test_native.py",
+    "gateway/page/test_views.py",
+    "supervise/test_reload.py",
+    "system/test_random_storm.py",
+    "training/test_processes.py",
+    "system/test_gang_kinds.py",
+    "system/test_disturbed_starts.py",
+    "gateway/test_connections.py",
+    "gateway/test_hostile_requests.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests by file: the longest files, then the others as they are."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish() -> None:
     """Exclude the objects of the imports from all later garbage collections."""

@@ -105,11 +105,12 @@ def _infer(work: tuple[str, ...], pairs: int, threads: int | None, device: str) 
 def _show_works(
     measure: Measure, names: Sequence[str], pairs: int, threads: int | None, device: str
 ) -> None:
-    from ...jobs.bench.rows import Effort
+    from ...jobs.bench.rows import Effort, check_device
 
     effort = Effort(pairs=pairs, threads=threads, device=read_device("device", device))
     app = click.get_current_context().ensure_object(App)
     with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+        check_device(effort.device)
         show(app, measure, names, effort)
 
 

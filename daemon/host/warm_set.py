@@ -6,6 +6,7 @@ the command line can distinguish the name of a warm model from a folder.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,12 +31,14 @@ class WarmSet:
     """The wanted models of one daemon.
 
     `life` identifies one run of the daemon (SharedFlags.run_id). A new run starts with the
-    configured models and those of `warmd load` without --once.
+    configured models and those of `warmd load` without --once. Threads may change it at the same
+    time: the file has the changes of all.
     """
 
     def __init__(self, home: Home, configured: Iterable[ModelConfig], life: str) -> None:
         self._home = home
         self._life = life
+        self._lock = threading.RLock()  # of the attributes below and the file
         stored = _read(home)
         by_name = {model.name: model for model in stored.models}
         self._kept = {name: by_name[name] for name in stored.kept if name in by_name}
@@ -47,7 +50,8 @@ class WarmSet:
             self._models = by_name
 
     def models(self) -> list[ModelConfig]:
-        return list(self._models.values())
+        with self._lock:
+            return list(self._models.values())
 
     def is_required(self, name: str) -> bool:
         """Whether a daemon cannot start without the model: it is in its settings."""
@@ -55,32 +59,36 @@ class WarmSet:
 
     def add(self, model: ModelConfig, *, is_kept: bool) -> None:
         """Add a model to the set; with `is_kept` also for later starts."""
-        self._models[model.name] = model
-        self._kept.pop(model.name, None)
-        if is_kept:
-            self._kept[model.name] = model
-        self.write()
+        with self._lock:
+            self._models[model.name] = model
+            self._kept.pop(model.name, None)
+            if is_kept:
+                self._kept[model.name] = model
+            self.write()
 
     def discard(self, name: str) -> None:
-        self._models.pop(name, None)
-        self._kept.pop(name, None)
-        self.write()
+        with self._lock:
+            self._models.pop(name, None)
+            self._kept.pop(name, None)
+            self.write()
 
     def note_loaded(self, loaded: Iterable[ModelConfig]) -> None:
         """Record the models of the zygote, including those that jobs loaded on demand."""
-        on_demand = [model for model in loaded if model.name not in self._models]
-        if on_demand != self._on_demand:
-            self._on_demand = on_demand
-            self.write()
+        with self._lock:
+            on_demand = [model for model in loaded if model.name not in self._models]
+            if on_demand != self._on_demand:
+                self._on_demand = on_demand
+                self.write()
 
     def write(self) -> None:
-        document = {
-            "life": self._life,
-            "models": [model.__dict__ for model in self._models.values()],
-            "kept": list(self._kept),
-            "on_demand": [model.__dict__ for model in self._on_demand],
-        }
-        write_atomic(self._home.models, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        with self._lock:
+            document = {
+                "life": self._life,
+                "models": [model.__dict__ for model in self._models.values()],
+                "kept": list(self._kept),
+                "on_demand": [model.__dict__ for model in self._on_demand],
+            }
+            write_atomic(self._home.models, orjson.dumps(document, option=orjson.OPT_INDENT_2))
 
 
 def known_models(home: Home) -> dict[str, ModelConfig]:

@@ -1,8 +1,10 @@
 """Limits of the measured device: GEMM throughput and memory bandwidth.
 
     python -m warmd.jobs.bench.machine limits
+    python -m warmd.jobs.bench.machine device
 
-prints them as one JSON object. The device is the GPU that this process sees, else the CPU.
+prints them, or only the type of the device, as one JSON object. The device is the GPU that this
+process sees, else the CPU.
 """
 
 from __future__ import annotations
@@ -71,5 +73,6 @@ def _best(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    measured = {**asdict(measure()), "device": device().type}
+    limits = asdict(measure()) if sys.argv[1] == "limits" else {}
+    measured = {**limits, "device": device().type}
     sys.stdout.write(orjson.dumps(measured).decode() + "\n")

@@ -189,6 +189,12 @@ def infer(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]
             )
 
 
+def check_device(device: str) -> None:
+    """Raise JobFailed if `device` (as WorkerConfig.device) is a GPU that CUDA cannot use."""
+    if device not in (AUTO, CPU):
+        _child("machine", "device", effort=Effort(pairs=1, device=device))
+
+
 def limits(device: str) -> dict[str, Any]:
     """Measure `flops` and `bytes_s` of a device in a process of its own; takes some seconds.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ STAGES = {
     "sft": (3e-4, (24, 160), 0.9),
     "dpo": (1e-5, (24, 160), 0.9),
 }
+
+
+@pytest.fixture(scope="module")
+def daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
+    """A daemon that the tests kill parts of."""
+    started = daemons(workers=WORKERS)
+    started.start()
+    yield started
+    started.close()
 
 
 def sums(kind: str, path: Path) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def submit(daemon: Daemon, kind: str) -> str:
         ],
         "gate": {"samples": 60, "most_samples": 120, "max_tokens": 4},
     }
-    values = {"model": str(DEMO), "save_every": "2"} | sums(kind, daemon.folder / "sums.jsonl")
+    values = {"model": str(DEMO), "save_every": "2"} | sums(kind, daemon.folder / f"{kind}.jsonl")
     return str(daemon.client.submit_curriculum(kind, values, given))
 
 
@@ -86,10 +96,8 @@ def outcome(daemon: Daemon, found: dict[str, Any]) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STAGES)
 def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrupted_one(
-    make_daemon, kind
+    daemon, kind
 ):
-    daemon = make_daemon(workers=WORKERS)
-    daemon.start()
     straight = ended(daemon, submit(daemon, kind))
     decisions = [attempt["decision"] for attempt in straight["attempts"]]
     assert decisions == ["continue", "roll back", "roll back", "give up"]

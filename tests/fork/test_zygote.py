@@ -183,8 +183,8 @@ def test_an_idle_zygote_moves_its_memory_to_huge_pages(sturdy: Daemon):
 
 @pytest.mark.slow
 def test_the_zygote_moves_memory_to_huge_pages_again_after_many_forks(sturdy: Daemon):
-    for _ in range(60):
-        assert sturdy.wait(sturdy.submit())["status"] == "finished"
+    for job_id in [sturdy.submit(samples=1, save_every=100) for _ in range(60)]:
+        assert sturdy.wait(job_id)["status"] == "finished"
     wait_until(lambda: is_settled(sturdy), timeout_s=60)
     assert huge_part(sturdy) > 0.6
 

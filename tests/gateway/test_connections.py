@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import tempfile
@@ -13,11 +14,15 @@ from typing import Any
 import httpx2 as httpx
 import psutil
 import pytest
+import uvicorn
 from gateways import Gateway
+from uvicorn.server import ServerState
 from waiting import wait_until
 from watch import Watch
 
-from warmd.daemon.gateway.http.connection import MAX_CONNECTIONS, UNREAD_S
+from warmd.configs.config import DaemonConfig
+from warmd.daemon.gateway.__main__ import _listen as listen
+from warmd.daemon.gateway.http.connection import MAX_CONNECTIONS, UNREAD_S, LimitedConnection
 
 STREAM = b'{"model":"tiny","prompt":"1","stream":true}'
 
@@ -33,6 +38,32 @@ def gateway(tiny_model: Path) -> Iterator[Gateway]:
 def connect(gateway: Gateway) -> socket.socket:
     host, port = gateway.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=30)
+
+
+def test_a_response_does_not_wait_for_the_acknowledgement_of_its_headers(tmp_path):
+    async def delays_writes() -> bool:
+        server = uvicorn.Config(lambda: None, http=LimitedConnection, log_config=None)
+        server.load()
+        connections: Any = ServerState()
+
+        def connection() -> LimitedConnection:
+            return LimitedConnection(server, connections, {})
+
+        config = DaemonConfig(home=tmp_path, models=(), http_port=0)
+        listening = await asyncio.get_running_loop().create_server(connection, sock=listen(config))
+        async with listening:
+            host, port = listening.sockets[0].getsockname()
+            _, writer = await asyncio.open_connection(host, port)
+            while not connections.connections:
+                await asyncio.sleep(0.01)
+            (accepted,) = connections.connections
+            line = accepted.transport.get_extra_info("socket")
+            delays = not line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+            accepted.transport.abort()
+        return delays
+
+    assert not asyncio.run(delays_writes())
 
 
 def said(gateway: Gateway, request: bytes) -> bytes:

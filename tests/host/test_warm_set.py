@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ def test_a_loaded_model_is_loaded_after_restarts_until_it_is_unloaded(home):
     third.discard("loaded")
     third.discard("configured")
     assert names(WarmSet(home, [CONFIGURED], "fourth")) == {"configured"}
+
+
+def test_the_file_has_every_change_of_two_threads(home):
+    # A reply to `warmd unload`, and the zygote's report of what is loaded, arrive together.
+    warm_set = WarmSet(home, [CONFIGURED], "first")
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(50):
+            warm_set.note_loaded([CONFIGURED, LOADED])
+            warm_set.add(LOADED, is_kept=True)
+            for change in [
+                pool.submit(warm_set.note_loaded, [CONFIGURED]),
+                pool.submit(warm_set.discard, "loaded"),
+            ]:
+                change.result()
+            assert set(known_models(home)) == {"configured"}
 
 
 def test_the_settings_override_a_loaded_model_of_the_same_name(home):

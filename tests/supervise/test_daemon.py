@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -320,11 +320,24 @@ def test_unknown_model_does_not_start_a_daemon(make_daemon: MakeDaemon, tmp_path
     wait_until(lambda: not daemon.home.is_locked())
 
 
+@pytest.fixture(scope="module")
+def resident(daemons: MakeDaemon) -> Iterator[Daemon]:
+    """A daemon with resident workers."""
+    queues = (("train-0", "train"), ("infer-0", "infer"))
+    started = daemons(
+        workers=tuple(
+            WorkerConfig(name=name, queue=queue, isolation="resident", threads=1)
+            for name, queue in queues
+        )
+    )
+    started.start()
+    yield started
+    started.close()
+
+
 @pytest.mark.slow
-def test_resident_horse_runs_one_job_after_another_on_fresh_weights(make_daemon: MakeDaemon):
-    worker = WorkerConfig(name="train-0", queue="train", isolation="resident", threads=1)
-    daemon = make_daemon(workers=(worker,))
-    daemon.start()
+def test_resident_horse_runs_one_job_after_another_on_fresh_weights(resident: Daemon):
+    daemon = resident
     first, second = daemon.submit(), daemon.submit()
     for job_id in (first, second):
         assert daemon.wait(job_id)["status"] == "finished"
@@ -341,10 +354,8 @@ def test_resident_horse_runs_one_job_after_another_on_fresh_weights(make_daemon:
 
 
 @pytest.mark.slow
-def test_a_resident_horse_reuses_its_engine_for_the_next_job(make_daemon: MakeDaemon):
-    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", threads=1)
-    daemon = make_daemon(workers=(worker,))
-    daemon.start()
+def test_a_resident_horse_reuses_its_engine_for_the_next_job(resident: Daemon):
+    daemon = resident
     spec = InferSpec.parse({"model": "tiny", "prompt": "a" * 40, "max_tokens": 2, "seed": 1})
     first, second = (daemon.wait(daemon.client.submit(spec))["result"] for _ in range(2))
     assert first["choices"] == second["choices"]

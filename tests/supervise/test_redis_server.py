@@ -146,22 +146,7 @@ def external(folder: Path, *options: str) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_jobs_run_through_an_external_redis_with_a_password(
-    make_daemon: MakeDaemon, tmp_path: Path
-):
-    with external(tmp_path) as port:
-        daemon = make_daemon(redis_url=f"redis://:correct%20horse@127.0.0.1:{port}/0")
-        daemon.start()
-        status = daemon.status()
-        assert status["server"]["embedded"] is False
-        assert "correct" not in status["server"]["url"]
-        assert daemon.wait(daemon.submit())["status"] == "finished"
-        daemon.stop()
-        assert "correct" not in daemon.home.log.read_text()
-
-
-@pytest.mark.slow
-def test_homes_on_one_redis_must_share_their_run_directories(
+def test_homes_on_one_redis_with_a_password_must_share_their_run_directories(
     make_daemon: MakeDaemon, tmp_path: Path
 ):
     with external(tmp_path) as port:
@@ -177,8 +162,12 @@ def test_homes_on_one_redis_must_share_their_run_directories(
         third.home.path.mkdir(parents=True)
         third.home.runs.symlink_to(first.home.runs)
         third.start()
+        status = third.status()
+        assert status["server"]["embedded"] is False
+        assert "correct" not in status["server"]["url"]
         assert third.wait(job_id)["status"] == "finished"
         third.stop()
+        assert "correct" not in third.home.log.read_text()
 
 
 @pytest.mark.slow
@@ -236,20 +225,15 @@ def tls_url(port: int, certificate: Path) -> str:
 
 
 @pytest.mark.slow
-def test_jobs_run_through_redis_over_tls(make_daemon: MakeDaemon, tmp_path: Path):
-    with external_tls(tmp_path) as (port, certificate):
-        daemon = make_daemon(redis_url=tls_url(port, certificate))
-        daemon.start()
-        assert daemon.wait(daemon.submit())["status"] == "finished"
-
-
-@pytest.mark.slow
-def test_a_hang_of_redis_over_tls_for_20_s_loses_nothing(make_daemon: MakeDaemon, tmp_path: Path):
+def test_jobs_run_through_redis_over_tls_also_when_it_hangs_for_20_s(
+    make_daemon: MakeDaemon, tmp_path: Path
+):
     with external_tls(tmp_path) as (port, certificate):
         proxy = HangingProxy(port)
         try:
             daemon = make_daemon(redis_url=tls_url(proxy.port, certificate))
             daemon.start()
+            assert daemon.wait(daemon.submit())["status"] == "finished"
             running = daemon.submit(epochs=4)
             waiting = daemon.submit()
             wait_until(lambda: daemon.events(running, "step"), timeout_s=60)

@@ -44,6 +44,12 @@ def slow(prompts: list[str], completions: list[str], answers: list[str | None]) 
     return length(prompts, completions, answers)
 
 
+def paced(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """The same, at most twenty times per second: it leaves the processor to others."""
+    time.sleep(0.05)
+    return length(prompts, completions, answers)
+
+
 def fails_elsewhere(
     prompts: list[str], completions: list[str], answers: list[str | None]
 ) -> list[float]:

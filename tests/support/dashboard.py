@@ -31,7 +31,7 @@ class Page:
 
 def running(daemon: Daemon) -> str:
     """Submit a job that runs until it is stopped, and wait for its second step."""
-    job_id = daemon.submit(samples=40, epochs=STEPS // 40)
+    job_id = daemon.submit("behaviours:paced", samples=40, epochs=STEPS // 40)
     wait_until(lambda: len(daemon.events(job_id, "step")) > 1, timeout_s=60)
     return job_id
 

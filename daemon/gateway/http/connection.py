@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 import resource
+import socket
 from typing import Any, ClassVar
 
 import h11
@@ -85,6 +86,11 @@ class LimitedConnection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # asyncio sets it only if the listening socket was created with the number of TCP. Without
+        # it the body of a response waits for the acknowledgement of its headers: 40 ms.
+        line = transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # the client has left already
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(AttributeError):  # an event loop other than asyncio's
             transport.max_size = _READ_AT_ONCE
         if len(self.connections) > max_connections() and not self._make_room():
