@@ -43,6 +43,8 @@ def with_clock(offset: str) -> dict[str, str]:
         "DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",  # the times of files are those of the file server
         "FAKETIME_DISABLE_SHM": "1",
+        # By default it ends each timed wait of Python's threads for the GIL at once: they spin.
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",
     }
 
 
