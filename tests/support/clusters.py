@@ -166,7 +166,7 @@ class Cluster:
         """Submit a GRPO job on the tiny model."""
         data = self.folder / "rows.jsonl"
         if not data.exists():
-            rows = [{"prompt": f"{n} and {n}", "answer": ""} for n in range(40)]
+            rows = [{"prompt": f"{n} and {n}", "answer": str(self.folder)} for n in range(40)]
             data.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
         values = {
             "model": "tiny",
