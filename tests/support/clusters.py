@@ -235,7 +235,7 @@ def signal_tree(process: subprocess.Popen[bytes], number: signal.Signals) -> Non
 def other_version(folder: Path, version: str, *, schema: int) -> Path:
     """Copy the sources with another version and format of run directories; return its folder."""
     target = folder / f"warmd-{version}"
-    shutil.copytree(ROOT / "src", target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", target)  # also the compiled files: compiling takes seconds
     for path, line in (
         (target / "warmd" / "__init__.py", f'__version__ = "{version}"'),
         (target / "warmd" / "daemon" / "runs" / "rundir.py", f"SCHEMA = {schema}"),

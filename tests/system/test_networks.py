@@ -36,14 +36,14 @@ def shared(tiny_model: Path) -> Iterator[Machines]:
 
 
 @pytest.fixture
-def network(shared: Machines) -> Iterator[Machines]:
+def network(shared: Machines) -> Machines:
     gate(shared).unlink(missing_ok=True)
     for name in EVERYWHERE:
         shared.cable(name, "up")
         if shared.has_ended(name):
             shared.boot(name, **SETTINGS)
     shared.wait_ready(*EVERYWHERE)
-    yield shared
+    return shared
 
 
 def machine_of(network: Machines, job_id: str) -> str:
