@@ -17,6 +17,7 @@ from waiting import wait_until
 
 from warmd.daemon.queue.lease import LEASE_S
 from warmd.jobs import spec_class
+from warmd.jobs.training.process_group import UNREACHABLE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -181,6 +182,21 @@ def test_a_job_of_two_machines_ends_as_a_whole_when_one_is_cut_off(network: Mach
     assert is_exact(network, job_id)
     lost = f"node {started['nodes'][1]} was lost"
     assert [event["reason"] for event in network.events(job_id, "requeued")] == [lost]
+
+
+def test_a_job_of_two_machines_that_lose_only_each_other_ends_as_a_whole(network: Machines):
+    job_id, name = begin(network, nodes=2)
+    parts = [part for machine in EVERYWHERE for part in horses(network, machine, job_id)]
+    assert len(parts) == 2
+    network.cable(name, "apart")  # both still reach Redis
+    wait_until(lambda: all(map(gone, parts)), timeout_s=UNREACHABLE_S + 5)
+    gate(network).unlink()
+    network.cable(name, "up")
+    job = network.wait(job_id, timeout_s=60)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    assert is_exact(network, job_id)
+    (requeued,) = network.events(job_id, "requeued")
+    assert "another node could not be reached" in requeued["reason"]
 
 
 def commands_answer_in_a_line(network: Machines, name: str) -> None:
