@@ -157,8 +157,13 @@ class RankProcesses:
         Called in the first rank when its connections have broken. If a rank of this machine has
         died instead, the watcher ends this process; if another machine has failed, the worker does.
         """
-        self._has_failed.wait(_REPORT_S)
-        reason = f"processes: their connections have broken: {error}"
+        from ...jobs.training.process_group import UNREACHABLE_S, is_unreachable
+
+        if is_unreachable(error):
+            reason = f"processes: another node could not be reached for {UNREACHABLE_S} s"
+        else:
+            self._has_failed.wait(_REPORT_S)
+            reason = f"processes: their connections have broken: {error}"
         if self._failure is None and self._is_spread:
             raise RanksLost(reason) from error
         raise JobFailed(self._failure or reason) from error

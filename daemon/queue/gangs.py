@@ -42,9 +42,9 @@ _GATHERING_MS = int(LEASE_S * 1000)  # without a sign of the leader
 _GANG_MS = int(4 * LEASE_S * 1000)
 
 # Opens a gang. KEYS: the gathering job, the gang; ARGV: job, two times in ms, fields and values.
-# Returns 0 while another job gathers.
+# Returns 0 while another job gathers. A record without an expiry is damaged: it would stay forever.
 _OPEN = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if redis.call('PTTL', KEYS[1]) > 0 then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('DEL', KEYS[2])
 for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
@@ -162,10 +162,11 @@ class Gangs:
         Nodes that run other jobs count: they may be free soon.
         """
         with self._connection.pipeline(transaction=False) as pipeline:
-            pipeline.exists(keys.GATHERING)
+            pipeline.pttl(keys.GATHERING)
             pipeline.exists(keys.gang_retry(line_of(needs)))
-            if any(pipeline.execute()):
-                return False
+            left_ms, must_wait = pipeline.execute()
+        if left_ms > 0 or must_wait:  # without an expiry it is damaged: see _OPEN
+            return False
         return self.num_suitable(needs) >= num_nodes(needs)
 
     def num_suitable(self, needs: Labels) -> int:

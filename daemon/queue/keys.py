@@ -119,6 +119,11 @@ def gang_retry(line: str) -> str:
     return f"warmd:gang:retry:{line}"
 
 
+def node_left(run: str) -> str:
+    """Set while late heartbeats of a daemon that has left are refused; expires."""
+    return f"warmd:nodes:left:{run}"
+
+
 def lease(worker: str) -> str:
     """Lease of a worker; expires seconds after its last renewal."""
     return f"warmd:lease:{worker}"

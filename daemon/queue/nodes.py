@@ -19,12 +19,16 @@ from .lease import LEASE_S
 
 BEAT_S = LEASE_S / 5  # between two heartbeats
 _FORGOTTEN_S = 86_400.0  # after which a silent node is removed from the list
+_LATE_S = 3600  # for which the heartbeats of a node that has left are refused
 
 READY, STARTING, DRAINING, SILENT = "ready", "starting", "draining", "silent"
 
-# Stores the record and the heartbeat of a node. KEYS: records, heartbeats, drains; ARGV: node,
-# record. Returns whether the node has been requested to leave.
+# Stores the record and the heartbeat of a node. KEYS: records, heartbeats, drains, and that its
+# daemon has left; ARGV: node, record. Returns whether the node has been requested to leave.
+# A heartbeat that was sent into a dead network arrives when it is back, perhaps after the end of
+# the daemon: the system sends it again although its connection is closed.
 _BEAT = """
+if redis.call('EXISTS', KEYS[4]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], redis.call('TIME')[1], ARGV[1])
 return redis.call('HEXISTS', KEYS[3], ARGV[1])
@@ -67,11 +71,19 @@ class NodeRegistry:
     def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
 
-    def beat(self, name: str, record: NodeRecord) -> bool:
-        """Store a heartbeat; return whether the node has been requested to leave."""
-        all_keys = (keys.NODES, keys.NODE_BEATS, keys.NODE_DRAINS)
+    def beat(self, name: str, record: NodeRecord, *, run: str = "") -> bool:
+        """Store a heartbeat; return whether the node has been requested to leave.
+
+        `run`: an id of the daemon, unique to each of its starts.
+        """
+        all_keys = (keys.NODES, keys.NODE_BEATS, keys.NODE_DRAINS, keys.node_left(run))
         document: Any = orjson.dumps(asdict(record))
-        return bool(self._connection.eval(_BEAT, 3, *all_keys, name, document))
+        return bool(self._connection.eval(_BEAT, len(all_keys), *all_keys, name, document))
+
+    def leave(self, name: str, run: str) -> None:
+        """Remove a node that leaves; its heartbeats that arrive later are refused."""
+        self._connection.set(keys.node_left(run), 1, ex=_LATE_S)
+        self.remove(name)
 
     def remove(self, *names: str) -> None:
         """Remove nodes that have left."""

@@ -1,7 +1,9 @@
 """Removes local copies of run directories that other machines have removed from the store.
 
 Only copies of directories that were in the same store: each copy has a mark with the store's id, so
-that another bucket, or an emptied one, never leads to the removal of a run directory.
+that another bucket, or an emptied one, never leads to the removal of a run directory. And only of
+those whose removal is noted in the store: one that was restored from an older snapshot lacks jobs
+that nobody has removed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from .pending import PendingUploads
 
 ID = ".id"  # the object with the random id of a store
 _MARK = ".store"  # in a run directory: the id of the store that has it
+_REMOVED = ".removed"  # the folder with an empty object for each removed job
 _GRACE_S = 3600.0  # minimum age of a copy that is removed
 
 
@@ -28,14 +31,23 @@ def mark(bucket: Bucket, folder: Path) -> None:
         write_atomic(path, found.data)
 
 
+def note_removal(bucket: Bucket, job_id: str) -> None:
+    """Note that a person has removed a job from the store."""
+    bucket.put(f"{_REMOVED}/{job_id}", b"")
+
+
 def remove_outdated(bucket: Bucket, runs: Path, pending: PendingUploads) -> list[str]:
     """Remove the copies of jobs that are not in the store any more; return their ids."""
     found = bucket.get(ID)
     if found is None:
         return []
     stored = set(filter(is_job_id, bucket.folders()))
+    missing = set(job_ids(runs)) - stored
+    if not missing:
+        return []
+    gone = {key.removeprefix(f"{_REMOVED}/") for key in bucket.sizes(_REMOVED)}
     removed = []
-    for job_id in set(job_ids(runs)) - stored:
+    for job_id in missing & gone:
         with pending.fetching(job_id), suppress(FileNotFoundError):
             rundir = RunDir(runs / job_id)
             is_ours = (rundir.path / _MARK).read_bytes() == found.data

@@ -1,7 +1,8 @@
 """Makes the run directory of a job complete on this machine, for an execution that begins.
 
-Local files are kept if they are the same, or if this machine is ahead of the store: then the latest
-execution ran here and was killed before everything was uploaded. Of the checkpoints only the latest
+Local files are kept if they are the same, or if this machine is ahead of the store: the latest
+execution ran here and was killed before everything was uploaded, or the store was restored from an
+older snapshot. Of the checkpoints only the latest
 complete one is fetched; the others are folders with only a manifest, so that training counts,
 ranks and removes them as if they were local.
 """
@@ -21,7 +22,7 @@ from ...jobs.files.atomic import whole_folder, write_atomic
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints, verify
 from ..runs.rundir import RunDir
-from . import copies, event_segments, index
+from . import copies, event_segments, index, seen
 from .bucket import Bucket
 from .content import OnBytes, download, is_safe, is_same
 from .index import Index, StoredFile
@@ -58,6 +59,7 @@ def open_rundir(
         old, new = index.claim(bucket, job_id, execution)
         unsent = pending.read(job_id)
         is_ahead = unsent is not None and unsent.execution == old.execution
+        is_ahead = is_ahead or (unsent is None and seen.is_earlier(rundir.path, old))
         log_segments = event_segments.segments(bucket, job_id)
         if is_ahead:
             by_people = {n: f for n, f in new.files.items() if _is_by_people(n)}
@@ -72,6 +74,7 @@ def open_rundir(
         copies.mark(bucket, rundir.path)
         started = Pending(execution, event_segments.length(log_segments))
         pending.write(job_id, started)
+        seen.note(rundir.path, new)
     if is_ahead:
         # Not all initial weights are here if this machine was interrupted while it fetched them.
         fetched = {n: f for n, f in new.files.items() if _is_of_checkpoint(n) or _is_by_people(n)}
@@ -101,6 +104,8 @@ def fetch_named(home: Home, bucket: Bucket, job_id: str) -> None:
         if pending.is_uploaded(job_id):
             rundir = RunDir(home.runs / job_id)
             now = index.read(bucket, job_id)
+            if seen.is_earlier(rundir.path, now):
+                return
             if "result.json" not in now.files:
                 raise NotUploaded(f"run store {bucket.name}: waits for the result of {job_id}")
             left_out = ("checkpoints", "init", "model")
@@ -198,6 +203,7 @@ def fetch_model(
             now = index.read(bucket, job_id)
         except NotFound:
             return
+        seen.check(bucket, folder, now)
         files = now.below("model")
         mark, content = folder / _MODEL_MARK, _content_of(files)
         model = folder / "model"

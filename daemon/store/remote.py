@@ -19,7 +19,7 @@ from ...jobs.errors import Conflict, NotFound
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, is_job_id
-from . import copies, event_segments, fetching, index, run_files
+from . import copies, event_segments, fetching, index, run_files, seen
 from .bucket import Bucket, StoreDenied, StoreUnavailable
 from .content import OnBytes, Transfer, is_same
 from .event_segments import EventUpload
@@ -75,6 +75,7 @@ class RemoteRuns:
         except NotFound:
             self._create(job_id, path)
             return
+        seen.check(self.bucket, path, now)
         base = self._read.get(job_id, now.files)
         transfer = Transfer(self.bucket, job_id, now.execution)
         known = {file.content: file for file in now.files.values()}
@@ -139,6 +140,7 @@ class RemoteRuns:
 
     def withdraw(self, job_id: str) -> None:
         """Remove a job from the store: first its index, so that it is gone even if interrupted."""
+        copies.note_removal(self.bucket, job_id)
         self.bucket.delete([f"{job_id}/{index.NAME}"])
         self.bucket.delete(list(self.bucket.sizes(job_id)))
         self._pending.remove(job_id)
@@ -180,6 +182,7 @@ class RemoteRuns:
                 if problem is not None:
                     log.warning("%s: %s", job_id, problem)
             fetching.remove_others(rundir, now)
+            seen.note(rundir.path, now)
 
     def refresh_summaries(self, job_ids: Collection[str]) -> None:
         """Update the files of these jobs that lists show, many at a time."""
@@ -189,7 +192,7 @@ class RemoteRuns:
     def _refresh_summary(self, job_id: str) -> None:
         if (self._home.runs / job_id / "result.json").is_file():
             return  # it has ended: a request for each such job would make lists slow
-        with self._reading(job_id) as now:
+        with suppress(seen.WentBack), self._reading(job_id) as now:
             if now is not None:
                 files = {name: file for name, file in now.files.items() if name in _SUMMARY}
                 fetching.fetch_files(self.bucket, self._home.runs / job_id, files)
@@ -220,12 +223,16 @@ class RemoteRuns:
 
     @contextmanager
     def _reading(self, job_id: str) -> Iterator[Index | None]:
-        """Keep workers from using the run directory in the block; yield None if one uses it."""
+        """Keep workers from using the run directory in the block; yield None if one uses it.
+
+        Raises WentBack.
+        """
         with self._pending.fetching(job_id):
             now = None
             if self._pending.is_uploaded(job_id):
                 with suppress(NotFound):
                     now = index.read(self.bucket, job_id)
+                    seen.check(self.bucket, self._home.runs / job_id, now)
             yield now
 
 

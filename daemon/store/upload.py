@@ -19,7 +19,7 @@ from ...jobs.context import MANIFEST, checkpoint_name, step_of
 from ...jobs.errors import CheckpointDamaged
 from ..runs.checkpoints import Checkpoints, read_manifest
 from ..runs.rundir import RunDir
-from . import index, run_files
+from . import index, run_files, seen
 from .bucket import Bucket
 from .content import Transfer
 from .event_segments import EventUpload
@@ -193,6 +193,7 @@ class RunUpload:
         old, self._index = index.commit(
             self._bucket, self._job_id, change, execution=self.execution
         )
+        seen.note(self._rundir.path, self._index)
         self._bucket.delete(index.unused(old, self._index))
 
     def _known(self) -> dict[tuple[str, int], StoredFile]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -48,6 +49,7 @@ class Membership:
         self._workers = workers
         self._connection = store.connection
         self._registry = NodeRegistry(store.connection)
+        self._run = secrets.token_hex(8)
         self._beat_at = float("-inf")
         self._busy_at = time.monotonic()  # when a job was last seen
         self._forget_at = time.monotonic()
@@ -111,7 +113,7 @@ class Membership:
                 worker.close()
         record = self._record(is_ready)
         if now - self._beat_at >= BEAT_S or record != self._reported:
-            if self._registry.beat(self.name, record):
+            if self._registry.beat(self.name, record, run=self._run):
                 self._leave("drained on request")
             self._beat_at, self._reported = now, record
         if now > self._forget_at and self.election.is_leader():
@@ -121,7 +123,7 @@ class Membership:
     def end(self) -> None:
         """Leave the list of nodes. Raises RedisError."""
         self.election.resign()
-        self._registry.remove(self.name)
+        self._registry.leave(self.name, self._run)
 
     def _jobs(self) -> list[str]:
         return sorted(job for worker in self._workers for job in worker.held)

@@ -7,7 +7,12 @@ Imports torch.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import pickle
+import socket
+import stat
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol, TypeVar, cast
@@ -19,8 +24,12 @@ from torch import Tensor
 T = TypeVar("T")
 
 # A rank may wait for rank 0 through an evaluation or a pause. The death of a rank ends the wait: it
-# closes its connections.
+# closes its connections. So does a machine that cannot be reached (_end_with_the_network).
 _NO_TIMEOUT = timedelta(days=10_000)
+
+# For which another machine may be unreachable. Longer than the lease of a worker: a machine that
+# has lost Redis, too, is reported as lost.
+UNREACHABLE_S = 20
 
 
 class Rendezvous(Protocol):
@@ -87,8 +96,11 @@ class ProcessGroup:
         # The default is the interface of the host's name, which others can reach.
         options._devices = [gloo.create_device(hostname=rendezvous.address)]
         options._timeout = _NO_TIMEOUT
+        known = _sockets()
         self._group = self._call(lambda: gloo(rendezvous.store(rank, size), rank, size, options))
         self.gather(None)  # after this, every process is connected to every other
+        if rendezvous.port is not None:
+            _end_with_the_network(_sockets() - known)
 
     def from_first(self, make: Callable[[], T]) -> T:
         content = pickle.dumps(make()) if self.rank == 0 else b""
@@ -139,3 +151,45 @@ class ProcessGroup:
             return call()
         except RuntimeError as error:  # gloo's: connection closed by peer
             self._on_broken(error)
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Whether connections have broken because a machine could not be reached, not by an end there.
+
+    gloo's errors have the system's message only.
+    """
+    messages = (os.strerror(code) for code in (errno.ETIMEDOUT, errno.EHOSTUNREACH))
+    return any(message in str(error) for message in messages)
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """The sockets of this process: descriptor and inode."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                found.add((int(name), about.st_ino))
+    return found
+
+
+def _end_with_the_network(sockets: set[tuple[int, int]]) -> None:
+    """Make connections break when the other machine is unreachable for `UNREACHABLE_S`.
+
+    By default the system waits for about 15 minutes, and forever where nothing is to be sent. It
+    is the other system that answers, so ranks that compute, wait or are suspended are not affected.
+    """
+    for descriptor, _ in sockets:
+        connection = socket.socket(fileno=descriptor)
+        try:
+            if connection.type == socket.SOCK_STREAM and connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in (
+                    (socket.TCP_KEEPIDLE, UNREACHABLE_S // 2),
+                    (socket.TCP_KEEPINTVL, 2),
+                    (socket.TCP_KEEPCNT, UNREACHABLE_S // 4),
+                    (socket.TCP_USER_TIMEOUT, UNREACHABLE_S * 1000),
+                ):
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        finally:
+            connection.detach()  # it is gloo's

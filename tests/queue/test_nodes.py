@@ -53,6 +53,16 @@ def test_a_node_is_listed_with_its_heartbeat_until_it_leaves(place: Workplace):
     assert registry.all() == []
 
 
+def test_a_heartbeat_that_arrives_after_the_node_has_left_is_refused(place: Workplace):
+    registry = NodeRegistry(place.connection)
+    registry.beat("gpu7-a", record(), run="first")
+    registry.leave("gpu7-a", "first")
+    registry.beat("gpu7-a", record(), run="first")
+    assert registry.all() == []
+    registry.beat("gpu7-a", record(), run="second")
+    assert [node.name for node in registry.all()] == ["gpu7-a"]
+
+
 def test_a_node_without_heartbeats_is_silent_and_after_a_day_not_listed(place: Workplace):
     registry = NodeRegistry(place.connection)
     for name in ("gpu7-a", "gpu7-b", "gpu7-c"):

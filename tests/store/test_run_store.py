@@ -521,9 +521,80 @@ def test_only_copies_of_jobs_that_others_removed_are_deleted(machines):
     left = {path.name for path in other.home.runs.iterdir()}
     assert left == {kept, running, foreign}
     one.bucket.delete([copies.ID])
-    one.remote.withdraw(kept)  # as if the bucket had been emptied
+    one.remote.withdraw(kept)  # as if the bucket had been emptied, and its id lost
     os.utime(other.home.runs / kept, (0, 0))
     assert copies.remove_outdated(other.bucket, other.home.runs, other.pending) == []
+
+
+def snapshot(machine: Machine) -> dict[str, bytes]:
+    """The content of the whole store."""
+    found = {}
+    for key in machine.bucket.sizes(""):
+        content = machine.bucket.get(key)
+        assert content is not None
+        found[key] = content.data
+    return found
+
+
+def restore(machine: Machine, content: dict[str, bytes]) -> None:
+    machine.bucket.delete([key for key in machine.bucket.sizes("") if key not in content])
+    for key, data in content.items():
+        machine.bucket.put(key, data)
+
+
+def files_of(machine: Machine, job_id: str) -> dict[str, bytes]:
+    """The files that an execution has written, and what people have noted."""
+    folder = machine.rundir(job_id).path
+    names = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    return {
+        str(name): (folder / name).read_bytes()
+        for name in names
+        if not name.parts[0].startswith(".") and name.name not in ("lock", "execution")
+    }
+
+
+def test_a_store_restored_from_an_older_snapshot_takes_nothing_newer_from_a_machine(machines):
+    one, other = machines
+    one.bucket.put(copies.ID, b"the id of this store")
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.step(job_id, 1, 1, 2)
+    one.checkpoint(job_id, 2)
+    one.upload(job_id).advance(is_last=False)
+    older = snapshot(one)
+    one.step(job_id, 1, 3, 4)
+    one.checkpoint(job_id, 4)
+    revision = one.rundir(job_id).read_spec()["revision"]
+    one.rundir(job_id).write_result({"steps": 4, "metrics": {}}, revision=revision)
+    one.end(job_id)
+    later = ended(one)  # not in the snapshot at all
+    other.remote.refresh(job_id)
+    kept = {machine: files_of(machine, job_id) for machine in machines}
+    of_later = files_of(one, later)
+    restore(one, older)
+    for machine in machines:
+        for request in (
+            lambda: machine.remote.refresh(job_id),  # noqa: B023
+            lambda: machine.remote.fetch_model(job_id),  # noqa: B023
+            lambda: machine.remote.publish(job_id),  # noqa: B023
+        ):
+            with pytest.raises(Conflict, match=f"earlier state of {job_id} than this machine"):
+                request()
+        machine.remote.refresh_summaries([job_id])
+        assert files_of(machine, job_id) == kept[machine]
+        for path in machine.home.runs.iterdir():
+            os.utime(path, (0, 0))
+        assert copies.remove_outdated(machine.bucket, machine.home.runs, machine.pending) == []
+    assert files_of(one, later) == of_later
+    # The next execution continues from what this machine has, and makes the store complete again.
+    resumed = one.begin(job_id, 2)
+    assert resumed is not None
+    assert resumed.name == "checkpoint-4"
+    one.step(job_id, 2, 5)
+    one.end(job_id)
+    other.remote.refresh(job_id)
+    assert other.steps(job_id) == [1, 2, 3, 4, 5]
+    assert list(index.read(one.bucket, job_id).checkpoints()) == [2, 4]
 
 
 def ended(machine: Machine) -> str:

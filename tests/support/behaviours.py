@@ -38,9 +38,12 @@ def length(prompts: list[str], completions: list[str], answers: list[str | None]
     return [len(text) / 10 for text in completions]
 
 
-def slow(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
-    """The same, half a second later."""
-    time.sleep(0.5)
+def slow_at_gate(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """The same, but half a second later while the file `gate` exists."""
+    if Path(answers[0] or "", "gate").exists():
+        time.sleep(0.5)
     return length(prompts, completions, answers)
 
 

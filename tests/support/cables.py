@@ -8,6 +8,7 @@ up        packets pass, SECONDS ± JITTER later, in their order
 cut       packets are lost in both directions, without a notice: connections hang
 deaf      only packets to the machine are lost: its commands are executed and never answered
 reset     packets of the machine are answered by a TCP reset, as a firewall does
+apart     packets to and from other machines are lost, those to and from the hub pass
 
 A cable is a pair of TUN devices whose packets this process passes on, because kernels for
 containers and small virtual machines have no `netem`. Everything ends with this process.
@@ -33,6 +34,7 @@ from pathlib import Path
 
 HUB = "10.77.0.1"  # the address of the hub in all its networks
 
+_HUB = bytes(map(int, HUB.split(".")))
 _NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _TUN, _NO_PACKET_INFORMATION = 0x0001, 0x1000
@@ -118,6 +120,8 @@ class Cables:
             if answer is not None:
                 _write(source, answer)
         if cable.state in ("cut", "reset") or (cable.state == "deaf" and not is_outward):
+            return
+        if cable.state == "apart" and _HUB not in (packet[12:16], packet[16:20]):
             return
         if cable.delay_s == 0 and not self._late:
             _write(target, packet)

@@ -166,7 +166,7 @@ class Cluster:
         """Submit a GRPO job on the tiny model."""
         data = self.folder / "rows.jsonl"
         if not data.exists():
-            rows = [{"prompt": f"{n} and {n}", "answer": ""} for n in range(40)]
+            rows = [{"prompt": f"{n} and {n}", "answer": str(self.folder)} for n in range(40)]
             data.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
         values = {
             "model": "tiny",
@@ -235,7 +235,7 @@ def signal_tree(process: subprocess.Popen[bytes], number: signal.Signals) -> Non
 def other_version(folder: Path, version: str, *, schema: int) -> Path:
     """Copy the sources with another version and format of run directories; return its folder."""
     target = folder / f"warmd-{version}"
-    shutil.copytree(ROOT / "src", target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", target)  # also the compiled files: compiling takes seconds
     for path, line in (
         (target / "warmd" / "__init__.py", f'__version__ = "{version}"'),
         (target / "warmd" / "daemon" / "runs" / "rundir.py", f"SCHEMA = {schema}"),

@@ -43,6 +43,8 @@ def with_clock(offset: str) -> dict[str, str]:
         "DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",  # the times of files are those of the file server
         "FAKETIME_DISABLE_SHM": "1",
+        # By default it ends each timed wait of Python's threads for the GIL at once: they spin.
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",
     }
 
 
@@ -73,7 +75,7 @@ class Machines(Cluster):
         return names[0] if names else name
 
     def cable(self, name: str, state: str, *, delay_s: float = 0.0, jitter_s: float = 0.0) -> None:
-        """Change the cable of a machine: "up", "cut", "deaf" or "reset"."""
+        """Change the cable of a machine: "up", "cut", "deaf", "reset" or "apart"."""
         assert self._cables.stdin is not None
         assert self._cables.stdout is not None
         self._cables.stdin.write(f"{name} {state} {delay_s} {jitter_s}\n".encode())

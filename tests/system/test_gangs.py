@@ -11,11 +11,17 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 import torch
-from clusters import Cluster, cluster, kill_tree
+from clusters import Cluster, cluster, kill_tree, other_version
 from daemons import gone
 from gangs import SETTINGS, are_equal, horses, run_nodes, seats, submit_sft, weights
+from rq import suspension
 from waiting import wait_until
+
+from warmd.daemon.queue import keys
+from warmd.daemon.queue.gang_records import Gang
+from warmd.daemon.queue.gangs import Gangs
 
 pytestmark = pytest.mark.slow
 
@@ -54,16 +60,26 @@ def horses_of(nodes: dict[str, subprocess.Popen[bytes]], *names: str) -> list[ps
     return [one for name in names for one in horses(psutil.Process(nodes[name].pid))]
 
 
-def test_a_job_waits_for_enough_nodes_and_lets_others_pass(machines: Cluster):
+def test_a_job_waits_for_enough_nodes_of_one_version_and_lets_others_pass(machines: Cluster):
     run_nodes(machines, "a")
+    later = other_version(machines.folder, "9.9.9", schema=2)
+    upgraded = machines.node("upgraded", source=later)
     waits = submit_sft(machines)
+    for _ in range(2):
+        assert machines.wait(machines.submit(samples=2))["status"] == "finished"
+    machines.wait_ready("a", "upgraded")
+    # Now there are two, and both are idle.
     for _ in range(2):
         assert machines.wait(machines.submit(samples=2))["status"] == "finished"
     job = machines.client.job(waits)
     assert (job["status"], job["execution"]) == ("queued", 0)
     assert job["awaited_nodes"] == "2 nodes at once, 1 there"
-    run_nodes(machines, "a", "b")
+    machines.node("b")
     assert machines.wait(waits)["status"] == "finished"
+    [started] = machines.events(waits, "started")
+    assert sorted(started["nodes"]) == sorted(map(machines.name_of, ("a", "b")))
+    upgraded.terminate()
+    assert upgraded.wait(timeout=60) == 0
 
 
 def test_two_nodes_train_the_weights_of_two_processes_on_one(machines: Cluster, straight: str):
@@ -109,6 +125,47 @@ def test_a_job_that_finds_too_few_free_nodes_in_time_lets_others_pass(machines: 
     assert machines.client.job(waits)["execution"] == 0
     machines.client.cancel(long)
     assert machines.wait(waits, timeout_s=60)["status"] == "finished"
+
+
+def test_a_gathering_survives_suspended_workers_damaged_records_and_killed_leaders(
+    machines: Cluster,
+):
+    nodes = run_nodes(machines, "a", "b")
+    connection = machines.client.connection
+    long = submit_sft(machines, nodes=1, epochs=2000)
+    wait_until(lambda: machines.events(long, "step"), timeout_s=60)
+    waits = submit_sft(machines)
+
+    def gathers() -> Gang | None:
+        gang = Gangs(connection).gang(waits)
+        return gang if gang is not None and gang.is_gathering and gang.is_leader_alive else None
+
+    first: Gang = wait_until(gathers)
+    for one in psutil.Process(nodes[first.node].pid).children(recursive=True):
+        if any("work.worker" in word for word in one.cmdline()):
+            one.kill()
+    wait_until(lambda: (gang := gathers()) is not None and gang.token != first.token)
+    for field, damage in (("size", "many"), ("seat x", "{")):
+        connection.hset(keys.gang(waits), field, damage)
+        wait_until(lambda: gathers() and not damaged(connection, waits))
+    connection.set(keys.GATHERING, waits)  # without the expiry
+    connection.delete(keys.gang(waits))
+    wait_until(gathers)
+    suspension.suspend(connection)
+    machines.client.cancel(long)
+    assert machines.wait(long)["status"] == "stopped"
+    # Both are free, until they would have been released.
+    wait_until(lambda: gathers() is None, timeout_s=30)
+    job = machines.client.job(waits)
+    assert (job["status"], job["execution"]) == ("queued", 0)
+    suspension.resume(connection)
+    assert machines.wait(waits, timeout_s=60)["status"] == "finished"
+    assert len(machines.events(waits, "started")) == 1
+
+
+def damaged(connection: redis.Redis, job_id: str) -> bool:
+    found = connection.hgetall(keys.gang(job_id))
+    return found.get(b"size") == b"many" or b"seat x" in found
 
 
 def test_a_job_of_two_nodes_is_paused_and_canceled_and_resumes_exactly(machines: Cluster):

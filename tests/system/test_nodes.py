@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import psutil
@@ -99,76 +100,71 @@ def test_a_gateway_without_a_worker_is_served_by_the_nodes_of_its_redis(machines
         assert json.load(reply)["choices"]
 
 
-def test_another_node_resumes_the_jobs_of_a_node_that_lost_power_and_becomes_leader(
+def test_jobs_of_nodes_without_power_or_network_or_time_are_resumed_once_by_another(
     machines: Cluster,
 ):
-    first = machines.node("first", "--queues", "train")
-    machines.wait_ready("first")
-    job_id = machines.submit(epochs=8)
-    wait_until(lambda: len(machines.events(job_id, "checkpoint")) >= 2, timeout_s=60)
-    machines.node("second", "--queues", "train")
-    kill_tree(first)
-    job = machines.wait(job_id)
-    assert (job["status"], job["execution"]) == ("finished", 2)
-    assert is_exact(machines, job_id)
-    second = machines.seen("second")
-    assert second is not None
-    assert second.is_leader
-    silent = machines.seen("first")
-    assert silent is not None
-    assert silent.state == "silent"
+    """Three nodes fail at once, as each failure is seen when a lease ends; a fourth resumes all.
 
-
-def test_a_horse_that_was_suspended_for_longer_than_the_lease_writes_nothing_more(
-    machines: Cluster,
-):
-    first = machines.node("first", "--queues", "train")
-    machines.wait_ready("first")
-    job_id = machines.submit(epochs=8)
-    wait_until(lambda: len(machines.events(job_id, "checkpoint")) >= 2, timeout_s=60)
-    signal_tree(first, signal.SIGSTOP)
-    # As on a file system without locks between machines: on one machine they would end the first,
-    # and the second would wait for a checkpoint that the first is in the middle of writing.
-    (machines.runs / job_id / "lock").rename(machines.runs / job_id / "lock-of-first")
-    for lock in (machines.runs / job_id / "checkpoints").glob(".lock*"):
-        lock.unlink()
-    machines.node("second", "--queues", "train")
-    job = machines.wait(job_id)
-    assert (job["status"], job["execution"]) == ("finished", 2)
-    result = (machines.runs / job_id / "result.json").read_bytes()
-    saved = sorted(path.name for path in (machines.runs / job_id / "checkpoints").iterdir())
-    # Its worker would kill it: the late writer is to meet the fence alone.
-    horse = psutil.Process(machines.events(job_id, "started")[0]["pid"])
-    horse.resume()
-    wait_until(lambda: gone(horse), timeout_s=30)
-    assert "superseded by execution 2" in (machines.runs / job_id / "log.txt").read_text()
-    signal_tree(first, signal.SIGCONT)
-    machines.wait_ready("first")
-    assert (machines.runs / job_id / "result.json").read_bytes() == result
-    left = sorted(path.name for path in (machines.runs / job_id / "checkpoints").iterdir())
-    assert left == saved
-    assert is_exact(machines, job_id)
-    assert machines.client.job(job_id)["status"] == "finished"
-
-
-def test_a_node_that_is_cut_off_ends_its_jobs_before_another_takes_them(machines: Cluster):
+    It becomes the leader. A horse that was suspended for longer than the lease writes nothing more,
+    and a node that is cut off ends its job before another takes it.
+    """
+    gate = machines.folder / "gate"
+    gate.touch()
     with contextlib.closing(HangingProxy(machines.port)) as network:
-        machines.node("first", "--queues", "train", port=network.port)
-        machines.wait_ready("first")
-        job_id = machines.submit(epochs=60)
-        wait_until(lambda: len(machines.events(job_id, "checkpoint")) >= 2, timeout_s=60)
-        horse = psutil.Process(machines.events(job_id, "started")[0]["pid"])
+        powerless = machines.node("first", "--queues", "train")
+        suspended = machines.node("second", "--queues", "train")
+        machines.node("third", "--queues", "train", port=network.port)
+        machines.wait_ready("first", "second", "third")
+        long: dict[str, Any] = {"epochs": 8, "reward": ["behaviours:slow_at_gate"]}
+        jobs = [machines.submit(**long) for _ in range(3)]
+        for one in jobs:
+            wait_until(lambda: len(machines.events(one, "checkpoint")) >= 2, timeout_s=60)  # noqa: B023
+        at = {job: node.name for node in machines.client.nodes() for job in node.jobs}
+        of_suspended, of_cut_off = (
+            next(job for job in jobs if at[job] == machines.name_of(name))
+            for name in ("second", "third")
+        )
+        horse_of = {job: psutil.Process(machines.events(job, "started")[0]["pid"]) for job in jobs}
+        kill_tree(powerless)
+        signal_tree(suspended, signal.SIGSTOP)
+        # As on a file system without locks between machines: on one machine they would end the
+        # fourth, and it would wait for a checkpoint that the second is in the middle of writing.
+        (machines.runs / of_suspended / "lock").rename(
+            machines.runs / of_suspended / "lock-of-second"
+        )
+        for lock in (machines.runs / of_suspended / "checkpoints").glob(".lock*"):
+            lock.unlink()
         network.hang()
-        machines.node("second", "--queues", "train")
-        wait_until(lambda: gone(horse), timeout_s=30)
-        assert machines.client.job(job_id)["execution"] == 1
-        wait_until(lambda: machines.client.job(job_id)["execution"] == 2, timeout_s=60)
+        machines.node("fourth", "--queues", "train")
+        wait_until(lambda: gone(horse_of[of_cut_off]), timeout_s=30)
+        assert machines.client.job(of_cut_off)["execution"] == 1
+        gate.unlink()
+        for job_id in jobs:
+            job = machines.wait(job_id, timeout_s=120)
+            assert (job["status"], job["execution"]) == ("finished", 2)
+            assert is_exact(machines, job_id)
+        fourth, silent = machines.seen("fourth"), machines.seen("first")
+        assert fourth is not None
+        assert fourth.is_leader
+        assert silent is not None
+        assert silent.state == "silent"
         network.resume()
-        done = machines.wait(job_id, timeout_s=120)
-        assert (done["status"], done["execution"]) == ("finished", 2)
+
+        job_id, horse = of_suspended, horse_of[of_suspended]
+        result = (machines.runs / job_id / "result.json").read_bytes()
+        saved = sorted(path.name for path in (machines.runs / job_id / "checkpoints").iterdir())
+        # Its worker would kill it: the late writer is to meet the fence alone.
+        horse.resume()
+        wait_until(lambda: gone(horse), timeout_s=30)
+        assert "superseded by execution 2" in (machines.runs / job_id / "log.txt").read_text()
+        signal_tree(suspended, signal.SIGCONT)
+        machines.wait_ready("second", "third", "fourth")
+        assert (machines.runs / job_id / "result.json").read_bytes() == result
+        left = sorted(path.name for path in (machines.runs / job_id / "checkpoints").iterdir())
+        assert left == saved
         assert is_exact(machines, job_id)
-        machines.wait_ready("first", "second")
-        assert "could not renew its lease" in machines.log("first")
+        assert machines.client.job(job_id)["status"] == "finished"
+        assert "could not renew its lease" in machines.log("third")
 
 
 def test_a_rolling_upgrade_of_three_nodes_under_jobs_loses_nothing(machines: Cluster):

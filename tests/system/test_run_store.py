@@ -40,6 +40,16 @@ def machines(tiny_model: Path, tmp_path: Path, server: S3Server) -> Iterator[Clu
         yield made
 
 
+@pytest.fixture(scope="module")
+def pair(tiny_model: Path, server: S3Server) -> Iterator[Cluster]:
+    """A node of each queue, for all tests that leave them so."""
+    with cluster(tiny_model, server.url("pair")) as made:
+        made.node("deciding", "--queues", "infer")
+        made.node("training", "--queues", "train")
+        made.wait_ready("deciding", "training")
+        yield made
+
+
 def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
     cluster.client.fetch_weights(job_id, final=True)
     return load_file(cluster.client.rundir(job_id).path / "model" / "model.safetensors")
@@ -167,18 +177,15 @@ def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durabl
     wait_until(lambda: machines.log("first").count("can be written again") == 1)
 
 
-def test_the_model_of_a_job_is_fetched_by_the_nodes_that_use_it(machines: Cluster):
-    machines.node("first", "--queues", "train")
-    machines.node("second", "--queues", "infer")
-    machines.wait_ready("first", "second")
-    job_id = machines.submit()
-    assert machines.wait(job_id)["status"] == "finished"
+def test_the_model_of_a_job_is_fetched_by_the_nodes_that_use_it(pair: Cluster):
+    job_id = pair.submit()
+    assert pair.wait(job_id)["status"] == "finished"
     prompt = ("submit", "infer", "--prompt", "1", "--max-tokens", "2", "--model", job_id)
-    answered = at_a_desk(machines, *prompt, "--wait")
+    answered = at_a_desk(pair, *prompt, "--wait")
     assert f"fetching the model of {job_id}: " in answered.stderr
-    again = at_a_desk(machines, *prompt, "--wait")
+    again = at_a_desk(pair, *prompt, "--wait")
     assert "fetching the model of" not in again.stderr
-    assert is_model(machines.home("second").runs / job_id / "model")
+    assert is_model(pair.home("deciding").runs / job_id / "model")
 
 
 def test_a_sweep_is_trained_pruned_and_cleaned_up_with_a_bucket(machines: Cluster):
@@ -207,11 +214,8 @@ def test_a_sweep_is_trained_pruned_and_cleaned_up_with_a_bucket(machines: Cluste
     assert remote.ids() == []
 
 
-def test_groups_continue_by_what_other_machines_have_put_into_the_bucket(machines: Cluster):
-    machines.node("deciding", "--queues", "infer")
-    machines.node("training", "--queues", "train")
-    machines.wait_ready("deciding", "training")
-    data = machines.folder / "sums.jsonl"
+def test_groups_continue_by_what_other_machines_have_put_into_the_bucket(pair: Cluster):
+    data = pair.folder / "sums.jsonl"
     data.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(8)))
     plan = {
         "dataset": str(data),
@@ -220,16 +224,16 @@ def test_groups_continue_by_what_other_machines_have_put_into_the_bucket(machine
         "gate": {"dataset": str(data), "samples": 4, "most_samples": 8, "max_tokens": 2},
         "stages": [{"name": "one", "samples": 4}, {"name": "two", "samples": 4}],
     }
-    (machines.folder / "plan.yaml").write_text(json.dumps(plan))
-    grpo = ("submit", "grpo", "--model", str(machines.model), "--wait")
-    at_a_desk(machines, *grpo, "--config", "plan.yaml", home="deciding")
-    shown = json.loads(at_a_desk(machines, "curriculum", "show", "--json", home="deciding").stdout)
+    (pair.folder / "plan.yaml").write_text(json.dumps(plan))
+    grpo = ("submit", "grpo", "--model", str(pair.model), "--wait")
+    at_a_desk(pair, *grpo, "--config", "plan.yaml", home="deciding")
+    shown = json.loads(at_a_desk(pair, "curriculum", "show", "--json", home="deciding").stdout)
     assert shown["status"] == "finished"
     assert [attempt["decision"] for attempt in shown["attempts"]] == ["continue", "continue"]
     options = ("--dataset", str(data), "--max-completion-length", "4", "--num-generations", "2")
     rates = ("--sweep", "learning_rate=1e-6,1e-5,1e-4", "--halving", "3", "--samples", "6")
-    at_a_desk(machines, *grpo, *options, *rates, home="deciding")
-    swept = json.loads(at_a_desk(machines, "sweep", "show", "--json", home="deciding").stdout)
+    at_a_desk(pair, *grpo, *options, *rates, home="deciding")
+    swept = json.loads(at_a_desk(pair, "sweep", "show", "--json", home="deciding").stdout)
     assert swept["status"] == "finished"
     steps = sorted(point["step"] for point in swept["points"])
     assert steps[0] == steps[1] < steps[2]
@@ -237,8 +241,8 @@ def test_groups_continue_by_what_other_machines_have_put_into_the_bucket(machine
     # A model of the curriculum is used by machines that have not trained it.
     last = shown["attempts"][-1]["job"]
     few = ("--samples", "4", "--max-tokens", "2")
-    at_a_desk(machines, "eval", last, "--dataset", str(data), *few)
-    at_a_desk(machines, "load", last, home="deciding")
+    at_a_desk(pair, "eval", last, "--dataset", str(data), *few)
+    at_a_desk(pair, "load", last, home="deciding")
 
 
 def test_a_curriculum_is_refused_in_a_home_without_a_daemon(machines: Cluster):
