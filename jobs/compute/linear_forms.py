@@ -113,26 +113,30 @@ def packed_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -
 
 
 def compact_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
-    """Return the float32 layer of `packed_float32`, in half of the memory where weights allow it.
-
-    Weights that are exact in bfloat16, as those of most published models, are packed in bfloat16
-    and widened when loaded: the same bits, and half of the weight traffic.
-    """
-    if levels().float32 == "warmd" and all(map(_is_exact_in_bfloat16, weights)):
-        from .native import panels
-
-        k_block = _k_block_of(weights, bias)
-        if k_block is not None:
-            packed = panels.bfloat16_linear(weights, bias, k_block=k_block)
-            return NativeFloat32Linear(packed, weights, bias, levels().max_rows)
-    return packed_float32(weights, bias)
+    """Return `packed_float32`'s layer, in half of the memory where the weights allow it."""
+    return _compact(weights, bias) or packed_float32(weights, bias)
 
 
 def compact_or_unpacked(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
-    """Return `compact_float32`'s layer if it takes half of the memory, else an unpacked one."""
-    if all(map(_is_exact_in_bfloat16, weights)):
-        return compact_float32(weights, bias)
-    return UnpackedLinear(weights, bias)
+    """Return a float32 layer packed in half of the memory, or else an unpacked one."""
+    return _compact(weights, bias) or UnpackedLinear(weights, bias)
+
+
+def _compact(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn | None:
+    """Return a float32 layer that is packed in bfloat16; None where that is not exact.
+
+    Weights that are bfloat16 numbers, as those of most published models, are widened when loaded:
+    the same bits as `packed_float32`'s, and half of the weight traffic.
+    """
+    if levels().float32 != "warmd" or not all(map(_is_exact_in_bfloat16, weights)):
+        return None
+    k_block = _k_block_of(weights, bias)
+    if k_block is None:
+        return None
+    from .native import panels
+
+    packed = panels.bfloat16_linear(weights, bias, k_block=k_block)
+    return NativeFloat32Linear(packed, weights, bias, levels().max_rows)
 
 
 def _is_exact_in_bfloat16(weight: torch.Tensor) -> bool:

@@ -27,7 +27,7 @@ FUSED = {
     "down": ("mlp.down_proj",),
 }
 _JOINED = "joined"  # part of a update that covers a whole fused layer
-_FEW = 8  # tokens up to which joined updates are computed by native code
+_FEW = 16  # tokens up to which joined updates are computed by native code
 _numbers = count(1)
 
 
