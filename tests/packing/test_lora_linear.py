@@ -22,7 +22,8 @@ class Layers(nn.Module):
         self.up, self.down = nn.Linear(64, 192), nn.Linear(192, 64, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.up(x).tanh())
+        y: Tensor = x + self.down(self.up(x).tanh())
+        return y
 
 
 def with_adapter(*, is_int8: bool = False, **settings: Any) -> Any:
