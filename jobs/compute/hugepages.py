@@ -16,6 +16,12 @@ _MAX_FAILURES = 8  # in succession: single failures happen, for example at the h
 _MADV_COLLAPSE = 25
 
 
+def move_all(areas: Iterable[tuple[int, int]]) -> None:
+    """Move areas into huge pages at once: 0.4 to 1.3 s for a gigabyte; see `move`."""
+    for _ in move(areas):
+        pass
+
+
 def move(areas: Iterable[tuple[int, int]]) -> Iterator[None]:
     """Move areas, (address, bytes) each, into huge pages; yield after every few pages.
 

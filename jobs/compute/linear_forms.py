@@ -17,6 +17,7 @@ from .quantized import Bfloat16Linear, CastLinear, Int8Linear, LinearFactory, Li
 
 _TRIED_ROWS = 4
 _TRIED_OUTPUTS = 1024
+_CHECKED_ROWS = 64  # of a weight, compared at once: other weights differ in the first
 
 Linear = LinearFn  # x: (rows, in); y: (rows, out)
 
@@ -109,6 +110,40 @@ def packed_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -
                 packed = panels.float32_linear(weights, bias, k_block=k_block)
                 return NativeFloat32Linear(packed, weights, bias, levels().max_rows)
     return PackedLinear(weights, bias)
+
+
+def compact_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
+    """Return `packed_float32`'s layer, in half of the memory where the weights allow it."""
+    return _compact(weights, bias) or packed_float32(weights, bias)
+
+
+def compact_or_unpacked(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
+    """Return a float32 layer packed in half of the memory, or else an unpacked one."""
+    return _compact(weights, bias) or UnpackedLinear(weights, bias)
+
+
+def _compact(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn | None:
+    """Return a float32 layer that is packed in bfloat16; None where that is not exact.
+
+    Weights that are bfloat16 numbers, as those of most published models, are widened when loaded:
+    the same bits as `packed_float32`'s, and half of the weight traffic.
+    """
+    if levels().float32 != "warmd" or not all(map(_is_exact_in_bfloat16, weights)):
+        return None
+    k_block = _k_block_of(weights, bias)
+    if k_block is None:
+        return None
+    from .native import panels
+
+    packed = panels.bfloat16_linear(weights, bias, k_block=k_block)
+    return NativeFloat32Linear(packed, weights, bias, levels().max_rows)
+
+
+def _is_exact_in_bfloat16(weight: torch.Tensor) -> bool:
+    """Whether every float32 number of a weight (out, in) is a bfloat16 number."""
+    return all(
+        torch.equal(part.bfloat16().float(), part) for part in torch.split(weight, _CHECKED_ROWS)
+    )
 
 
 _k_blocks: dict[tuple[Any, ...], int | None] = {}  # by the shapes of a layer

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from ..compute import onednn
+from ..compute import native, onednn
 from ..compute.batch_invariance import Rows, probe_rows
 
 # The linear layers of a decoder layer that are computed as one.
@@ -27,6 +27,7 @@ FUSED = {
     "down": ("mlp.down_proj",),
 }
 _JOINED = "joined"  # part of a update that covers a whole fused layer
+_FEW = 16  # tokens up to which joined updates are computed by native code
 _numbers = count(1)
 
 
@@ -39,6 +40,7 @@ class LowRank:
     scale: float
     part: str  # of FUSED
     outputs: slice  # of the fused layer
+    native: Any = None  # if joined: native.low_rank.LowRankUpdates with the same weights, or None
 
     @property
     def is_joined(self) -> bool:
@@ -135,7 +137,10 @@ def add_updates(
             continue
         own = x[rows].to(updates[0].a.dtype)
         if isinstance(rows, slice) and updates[0].is_joined and y.dtype == own.dtype:
-            y[:, updates[0].outputs].addmm_(own @ updates[0].a.t(), updates[0].b.t())
+            if updates[0].native is not None and len(own) <= _FEW:
+                updates[0].native.add_to(y, own.contiguous())
+            else:
+                y[:, updates[0].outputs].addmm_(own @ updates[0].a.t(), updates[0].b.t())
             continue
         for update in updates:
             h = _linear(own, update.a, adapter.is_batch_invariant)
@@ -213,7 +218,20 @@ def _joined(updates: Sequence[LowRank]) -> LowRank:
         b[rows, column : column + rank] = update.b * update.scale
         column += rank
     a = torch.cat([update.a for update in updates])
-    return LowRank(a, b, 1.0, _JOINED, slice(begin, end))
+    return LowRank(a, b, 1.0, _JOINED, slice(begin, end), _native(updates))
+
+
+def _native(updates: Sequence[LowRank]) -> Any:
+    """Return the updates of a fused layer in native code; None where that is not supported."""
+    if not native.is_available():
+        return None
+    from ..compute.native.low_rank import LowRankUpdates, Part
+
+    if not LowRankUpdates.supports(updates[0].a):
+        return None
+    return LowRankUpdates(
+        [Part(update.a, update.b * update.scale, update.outputs.start) for update in updates]
+    )
 
 
 def _updates(layer: Any) -> dict[str, list[LowRank]]:

@@ -27,15 +27,18 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from ..compute import hugepages
 from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import levels
 from ..compute.linear_forms import (
     InPlaceLinear,
-    UnpackedLinear,
+    compact_float32,
+    compact_or_unpacked,
     has_onednn,
     int8_linear,
     packed_float32,
 )
+from ..compute.linears import packed_areas
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..context import ONE_PROCESS, Ranks
 from ..engine.decoder import Decoder
@@ -169,17 +172,21 @@ class PackedTrainer(GRPOTrainer):
     def _decoder(self, rows: int) -> Decoder:
         """Return a decoder of the current weights for `rows` sequences.
 
-        Every step has new weights. Those below an adapter are frozen, so their decoder is kept.
+        Every step has new weights. Those below an adapter are frozen, so their decoder is kept, and
+        more time is spent on it: its weights are packed as tightly as possible, in huge pages.
         """
         make = self._linear_factory(rows)
         if not self._adapted:
             return Decoder(self.model, make=make, use_cuda_steps=False)
-        # The packed copy of the vocabulary's layer is the largest of all and saves the least time.
-        make_head = UnpackedLinear if make is packed_float32 else make
+        make_head = make
+        if make is packed_float32:
+            # The packed copy of the vocabulary's layer is the largest and saves the least time.
+            make, make_head = compact_float32, compact_or_unpacked
         if self._has_int8_base:
             make = int8_linear
         if make not in self._frozen_decoders:
             decoder = Decoder(self.model, make=make, make_head=make_head, use_cuda_steps=False)
+            hugepages.move_all(packed_areas(decoder.linears))
             self._frozen_decoders = {make: decoder}
         return self._frozen_decoders[make]
 

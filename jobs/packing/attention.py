@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from ..engine.decoder import Decoder
 from ..models.adapters import unwrapped
+from .lora_linear import fused_lora
 
 ATTENTION = "warmd_packed"  # the name under which transformers finds `_attention`
 
@@ -49,11 +50,15 @@ class Attention(Protocol):
 
 @contextmanager
 def packed_attention(model: Any) -> Iterator[None]:
-    """Make a model use the `Attention` given to `hidden_states` within this block."""
+    """Make a model use the `Attention` given to `hidden_states` within this block.
+
+    Its LoRA layers are fused (`lora_linear`).
+    """
     usual = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:
-        yield
+        with fused_lora(model):
+            yield
     finally:
         model.config._attn_implementation = usual
 

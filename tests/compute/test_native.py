@@ -21,6 +21,13 @@ from needs import needs
 from warmd.jobs import compute
 from warmd.jobs.compute import linear_forms, native
 from warmd.jobs.compute.levels import MANY_ROWS, levels
+from warmd.jobs.compute.linear_forms import (
+    NativeFloat32Linear,
+    UnpackedLinear,
+    compact_float32,
+    compact_or_unpacked,
+)
+from warmd.jobs.compute.linears import packed_areas
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.layer_ops import DecodeRow, TorchLayerOps
@@ -113,6 +120,26 @@ def test_prefill_has_the_bits_of_onednns_gemm(precision, threads):
         other.length = 0
         assert torch.equal(one, without_steps(decoder, [Part(copy, ids, True), neighbor]))
         assert torch.equal(kv.data[..., :length, :], copy.data[..., :length, :])
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_weights_of_bfloat16_values_take_half_of_the_memory_and_give_the_same_bits(threads):
+    from warmd.jobs.compute.native import layout, panels
+
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(rows, 896, generator=generator).bfloat16().float() for rows in (192, 64)]
+    bias, x = torch.randn(256, generator=generator), torch.randn(70, 896, generator=generator)
+    compact = compact_float32(weights, bias)
+    assert isinstance(compact, NativeFloat32Linear)
+    assert compact.panels.num_bytes == 2 * 256 * 896
+    k_block = int(compact.panels.words[layout.K_BLOCK])
+    whole = panels.float32_linear(weights, bias, k_block=k_block)
+    for rows in (1, 2, 5, 70):
+        assert torch.equal(compact(x[:rows]), whole(x[:rows]))
+    weights[1][-1, -1] += 1e-4  # not a bfloat16 number any more
+    assert isinstance(compact_or_unpacked(weights, bias), UnpackedLinear)
+    [(_, num_bytes)] = packed_areas([compact_float32(weights, bias)])
+    assert num_bytes == 4 * 256 * 896
 
 
 def test_rowwise_operations_equal_those_of_pytorch():

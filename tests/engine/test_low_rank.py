@@ -20,7 +20,7 @@ from warmd.jobs.engine import low_rank
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.layers import text_model
-from warmd.jobs.engine.low_rank import Adapter
+from warmd.jobs.engine.low_rank import FUSED, Adapted, Adapter, add_updates
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.engine.request import Request, Sampling
 from warmd.jobs.engine.sequence import keys_of
@@ -112,6 +112,21 @@ def test_joined_products_are_the_same_but_for_rounding(model, name):
         ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-3)
     assert all(len(of_fused) <= 1 for of in adapter.joined().layers for of_fused in of.values())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])  # few: in native code, where it is supported
+@pytest.mark.parametrize("name", ["all", "some", "patterns"])
+def test_joined_updates_of_a_layer_add_the_same_but_for_rounding(model, name, rows):
+    adapter = adapter_of(with_adapter(model, 1, **SETTINGS[name]))
+    layer = text_model(model).layers[0]
+    for fused, parts in FUSED.items():
+        layers = [layer.get_submodule(part) for part in parts]
+        x = torch.randn(rows, layers[0].in_features)
+        y = torch.randn(rows, sum(each.out_features for each in layers))
+        joined = y.clone()
+        add_updates([Adapted(adapter, torch.arange(rows))], 0, fused, x, y)
+        add_updates([Adapted(adapter.joined())], 0, fused, x, joined)
+        torch.testing.assert_close(joined, y, rtol=1e-4, atol=1e-4)
 
 
 def test_sequences_of_many_adapters_get_the_same_bits_in_a_batch_as_alone(model):

@@ -14,7 +14,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.compute.levels import levels
-from warmd.jobs.compute.linear_forms import InPlaceLinear, int8_linear, packed_float32
+from warmd.jobs.compute.linear_forms import (
+    InPlaceLinear,
+    compact_float32,
+    compact_or_unpacked,
+    int8_linear,
+    packed_float32,
+)
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
@@ -276,6 +282,8 @@ def test_scores_and_their_gradients_are_those_of_log_softmax(
     [
         (InPlaceLinear, 1e-6),
         (packed_float32, 1e-6),
+        (compact_float32, 1e-6),
+        (compact_or_unpacked, 1e-6),
         (int8_linear, 2e-2),
         (WeightOnlyInt8Linear, 2e-2),
     ],

@@ -8,6 +8,7 @@ thread reads its share of the weights as one stream, with nothing but arithmetic
 - `rowwise`: RMSNorm, RoPE, SwiGLU and attention of one row; `row_entries`: the same for many rows,
   for prefill, with the same bits
 - `linear`: linear layers; `packing`: packs their weights; `panels`: the interface for tensors
+- `low_rank`: low-rank updates of linear layers, for LoRA adapters
 - `decode_step`: one token of several sequences through all layers; `layout`: the memory layout of
   its arguments; `fused`: builds the arguments and calls it
 - `openmp`: runs kernels on PyTorch's threads; `work_stealing`: distributes tasks among the threads

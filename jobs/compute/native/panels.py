@@ -148,9 +148,14 @@ def float32_linear(weights: Sequence[Tensor], bias: Tensor | None, *, k_block: i
     return PanelLinear(p.FLOAT32, weights, bias, k_block=k_block)
 
 
-def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
-    """Return a layer whose weights are bfloat16 and whose arithmetic is float32."""
-    return PanelLinear(p.WIDENED_BFLOAT16, weights, bias)
+def bfloat16_linear(
+    weights: Sequence[Tensor], bias: Tensor | None, *, k_block: int | None = None
+) -> PanelLinear:
+    """Return a layer whose weights are bfloat16 and whose arithmetic is float32.
+
+    With the same `k_block` it has the bits of `float32_linear` on the same weights.
+    """
+    return PanelLinear(p.WIDENED_BFLOAT16, weights, bias, k_block=k_block)
 
 
 def tiled_words(weight: int, outputs: int, inputs: int, bias: int) -> list[int]:
