@@ -208,7 +208,7 @@ def forms_of(precision: str, weight: torch.Tensor) -> tuple[LinearFactory, ...]:
     if precision == "bf16":
         return (bfloat16_linear,)
     if has_onednn(weight) and weight.dtype == torch.float32:
-        return (UnpackedLinear, packed_float32)
+        return (UnpackedLinear, compact_float32)
     return (PlainLinear,)
 
 

@@ -27,7 +27,7 @@ from warmd.jobs.compute.linear_forms import (
     compact_float32,
     compact_or_unpacked,
 )
-from warmd.jobs.compute.linears import packed_areas
+from warmd.jobs.compute.linears import innermost, packed_areas
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.layer_ops import DecodeRow, TorchLayerOps
@@ -140,6 +140,27 @@ def test_weights_of_bfloat16_values_take_half_of_the_memory_and_give_the_same_bi
     assert isinstance(compact_or_unpacked(weights, bias), UnpackedLinear)
     [(_, num_bytes)] = packed_areas([compact_float32(weights, bias)])
     assert num_bytes == 4 * 256 * 896
+
+
+def test_a_model_of_bfloat16_numbers_gives_the_same_bits_with_half_of_the_packed_bytes():
+    model = small()
+    for weight in model.parameters():
+        weight.copy_(weight.bfloat16())
+    unpacked, decoder = Decoder(model), packed(model)
+    num_weights = 0
+    for linear in decoder.linears:
+        form = innermost(linear)
+        assert isinstance(form, NativeFloat32Linear)
+        num_weights += form.shape[0] * form.shape[1]
+    assert sum(size for _, size in packed_areas(decoder.linears)) == 2 * num_weights
+    for length in (1, 5, 70):
+        kvs = [each.new(100) for each in (unpacked, decoder)]
+        for ids in (prompt(length, length), [7]):
+            one, other = (
+                each.forward([Part(kv, ids, True)])
+                for each, kv in zip((unpacked, decoder), kvs, strict=True)
+            )
+            assert torch.equal(one, other)
 
 
 def test_rowwise_operations_equal_those_of_pytorch():
