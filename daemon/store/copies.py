@@ -2,8 +2,8 @@
 
 Only copies of directories that were in the same store: each copy has a mark with the store's id, so
 that another bucket, or an emptied one, never leads to the removal of a run directory. And only of
-those whose removal is noted in the store: one that was restored from an older snapshot lacks jobs
-that nobody has removed.
+those whose removal is noted in the store: after a restore from an older snapshot, jobs are missing
+without having been removed.
 """
 
 from __future__ import annotations

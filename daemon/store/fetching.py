@@ -2,9 +2,8 @@
 
 Local files are kept if they are the same, or if this machine is ahead of the store: the latest
 execution ran here and was killed before everything was uploaded, or the store was restored from an
-older snapshot. Of the checkpoints only the latest
-complete one is fetched; the others are folders with only a manifest, so that training counts,
-ranks and removes them as if they were local.
+older snapshot. Of the checkpoints only the latest complete one is fetched; the others are folders
+with only a manifest, so that training counts, ranks and removes them as if they were local.
 """
 
 from __future__ import annotations
