@@ -193,8 +193,8 @@ class RunUpload:
         old, self._index = index.commit(
             self._bucket, self._job_id, change, execution=self.execution
         )
-        seen.note(self._rundir.path, self._index)
         self._bucket.delete(index.unused(old, self._index))
+        seen.note(self._rundir.path, self._index)  # last: on a full disk it fails
 
     def _known(self) -> dict[tuple[str, int], StoredFile]:
         return {file.content: file for file in self._index.files.values()}

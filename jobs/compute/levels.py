@@ -277,8 +277,8 @@ def _is_exact(make: Callable[[Sequence[Tensor], None], LinearFn]) -> bool:
 def _ratio(one: LinearFn, other: LinearFn, rows: int) -> float:
     """Return the time of one layer relative to another: CPU time, alternating, the best of each.
 
-    CPU time also grows beside other processes, by up to 20 times on a busy virtual machine: they
-    use the same caches, memory and cores of the host.
+    CPU time also varies with the other processes of the host: on a busy virtual machine the best of
+    seven trials gave a ratio of 20 instead of 0.4.
     """
     x = torch.linspace(-1, 1, rows * _INPUTS).view(rows, _INPUTS)
     for form in (one, other):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import orjson
@@ -176,6 +177,20 @@ def test_a_precision_is_served_if_a_kernel_for_it_was_measured_to_be_faster():
         ("native", None),
     ):
         assert served_precision(requested, weight) == (requested if kernel else "native")
+
+
+def test_a_kernel_is_measured_until_its_best_time_repeats():
+    """At first it seems to be slow, as beside other processes: the best of seven is 3 ms."""
+    slow_ms = iter([1, 12, 10, 8, 6.5, 5, 4, 3])  # the first call is no trial
+
+    def computing(ms: float) -> torch.Tensor:
+        end = time.thread_time() + ms / 1000
+        while time.thread_time() < end:
+            pass
+        return torch.zeros(1)
+
+    ratio = module._ratio(lambda x: computing(next(slow_ms, 1)), lambda x: computing(1), rows=1)
+    assert ratio == pytest.approx(1, abs=0.2)
 
 
 def test_every_int8_kernel_gives_the_same_bits():

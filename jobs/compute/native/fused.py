@@ -65,7 +65,7 @@ class FusedDecodeSteps:
         """
         self._omp = omp
         self._max_rows = min(_MAX_ROWS, levels().max_rows)
-        self.max_sequences = _MAX_SEQUENCES  # of a step; with more, the decoder's own is faster
+        self.max_sequences = _MAX_SEQUENCES  # of one step; see Levels.tiled_rows
         # Keep the objects alive whose addresses the plan has: layers, norms, constants and biases.
         self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
         self.has_logits = not isinstance(head, InPlaceLinear)
