@@ -68,8 +68,11 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
     on_import("torch")
     import torch
 
+    from ...jobs.compute.threads import renew_pool_after_forks
+
     forbid_cuda()
     torch.set_num_threads(1)  # before the first operation: see pause_openmp
+    renew_pool_after_forks()
     on_import("transformers")
     import tqdm
     import transformers

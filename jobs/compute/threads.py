@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,16 @@ def compute_with(threads: int) -> None:
     """
     torch.get_num_threads()
     torch.set_num_threads(threads)
+
+
+def renew_pool_after_forks() -> None:
+    """Make every process forked from here renew torch's thread pool before it starts a thread.
+
+    torch drops the parent's pool at the first use in a child. If two threads are first at once, one
+    finds no pool and fails: `pool INTERNAL ASSERT FAILED … Invalid thread pool!` (ATen,
+    ParallelOpenMP.cpp and caffe2's pthreadpool-cpp.cc).
+    """
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
 @contextmanager

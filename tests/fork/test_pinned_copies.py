@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -52,3 +54,35 @@ def test_tied_weights_stay_tied(tiny_model):
     assert copied.lm_head.weight is not model.lm_head.weight
     for name, weight in model.state_dict().items():
         assert torch.equal(copied.state_dict()[name], weight)
+
+
+# Most forks of 30 fail without `renew_pool_after_forks`.
+FORKS = """
+import os, threading, torch
+from warmd.jobs.compute.threads import renew_pool_after_forks
+renew_pool_after_forks()
+torch.set_num_threads(1)
+source, target = torch.zeros(1 << 16), torch.zeros(1 << 16)
+failed = 0
+for _ in range(30):
+    pid = os.fork()
+    if pid == 0:
+        start, errors = threading.Barrier(6), []
+        def run():
+            start.wait()
+            try:
+                target.copy_(source)
+            except RuntimeError as error:
+                errors.append(error)
+        threads = [threading.Thread(target=run) for _ in range(6)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        os._exit(bool(errors))
+    failed += os.waitpid(pid, 0)[1] != 0
+print(failed)
+"""
+
+
+def test_threads_of_a_forked_process_can_compute_first_at_once():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"0\n"), done.stderr.decode()

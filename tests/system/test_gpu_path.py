@@ -293,7 +293,7 @@ def test_the_free_memory_of_a_gpu_is_what_the_share_of_the_process_leaves(
         "get_per_process_memory_fraction": share,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert free_bytes(torch.device("cuda")) == expected
+    assert free_bytes(torch.device("cuda:0")) == expected
 
 
 @pytest.mark.gpu
