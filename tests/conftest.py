@@ -25,6 +25,7 @@ from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import durations
 import tiny
 from daemons import Daemon
 from desks import Desk
@@ -40,40 +41,27 @@ settings.load_profile("warmd")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The files whose slow tests take longest, the longest first: `make test-slow` begins with them, so
-# that none is left when the other processes have nothing to do.
-LONGEST = (
-    "system/test_networks.py",
-    "system/test_network_storm.py",
-    "system/test_nodes.py",
-    "compute/test_levels.py",
-    "cli/test_bench_works.py",
-    "supervise/test_retention.py",
-    "gateway/test_attack.py",
-    "system/test_exact_moments.py",
-    "supervise/test_daemon.py",
-    "system/test_gangs.py",
-    "system/test_run_store.py",
-    "curriculum/test_daemon.py",
-    "gpu/test_check.py",
-    "compute/test_native.py",
-    "gateway/page/test_views.py",
-    "supervise/test_reload.py",
-    "system/test_random_storm.py",
-    "training/test_processes.py",
-    "system/test_gang_kinds.py",
-    "system/test_disturbed_starts.py",
-    "gateway/test_connections.py",
-    "gateway/test_hostile_requests.py",
-)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option with which `durations.json` is renewed."""
+    parser.addoption("--record-durations", action="store_true", help="update tests/durations.json")
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Record durations in the process that reports, not in those that xdist starts for it."""
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder(), "record durations")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A nightly test is a slow one: no command but `make test-nightly` selects it otherwise."""
+    if item.get_closest_marker("nightly") is not None:
+        item.add_marker("slow")
+
+
+@pytest.hookimpl(trylast=True)  # when the tests that are not to run have been taken out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests by file: the longest files, then the others as they are."""
-    folder = Path(__file__).parent
-    places = {folder / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+    """Begin with the longest files, so that none is left when the other processes are done."""
+    durations.sort_by_file(items)
 
 
 @pytest.hookimpl(tryfirst=True)

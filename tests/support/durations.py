@@ -1,0 +1,46 @@
+"""The durations of slow tests, measured in earlier runs: the order of files follows from them.
+
+`pytest --record-durations` renews the entries of the tests that it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[1] / "durations.json"  # seconds by test, where more than a second
+_SHORTEST_S = 1.0
+
+
+def sort_by_file(items: list[pytest.Item]) -> None:
+    """Order tests by the total duration of their file, the longest first; keep a file's order."""
+    known = _read()
+    totals: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        totals[item.path] += known.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -totals[item.path])
+
+
+class Recorder:
+    """A plugin of pytest that writes the durations of the tests of a run."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add the time of a phase: set-up, call or teardown."""
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Replace the entries of the tests that ran; those of other tests stay."""
+        kept = {name: s for name, s in _read().items() if name not in self._seconds}
+        found = {name: round(s, 1) for name, s in self._seconds.items() if s >= _SHORTEST_S}
+        FILE.write_text(json.dumps(dict(sorted({**kept, **found}.items())), indent=0) + "\n")
+
+
+def _read() -> dict[str, float]:
+    known: dict[str, float] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    return known
