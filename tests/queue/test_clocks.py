@@ -54,6 +54,17 @@ def test_the_clock_of_redis_is_known_to_a_fraction_of_a_second(url: str):
         assert clock.now() == pytest.approx(time.time() + AHEAD_S, abs=0.5)
 
 
+def test_a_slow_round_trip_does_not_disturb_the_clock(url: str):
+    with keys.connect_once(url) as connection, keys.connect_once(url) as other:
+        connection.ping()  # connected
+        other.execute_command("CLIENT", "PAUSE", "400", "ALL")
+        clock = SharedClock(connection)
+        begun = time.monotonic()
+        found = clock.offset_s()
+        assert time.monotonic() - begun > 0.3  # the first round trip waited for the pause
+        assert found == pytest.approx(AHEAD_S, abs=0.05)
+
+
 def test_every_time_of_a_job_uses_the_clock_of_redis(url: str):
     with keys.connect_once(url) as connection:
         store = JobStore(connection)
