@@ -9,6 +9,8 @@ IN_VENV := $(VENV)/bin/python -m
 PYTEST := pytest -n 2 --dist loadfile
 # Three processes: slow tests wait for a third of their time. The longest files come first.
 PYTEST_SLOW := pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Parts of the nightly tests, by default all of them: see .ci/nightly.py.
+PART :=
 LOWEST := .venv-lowest
 # What these tests use together is every dependency, as the queue, the gateway, the engine and the
 # trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
@@ -21,7 +23,7 @@ LOWEST_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py e
 # Without bytecode every process of a test compiles what it imports, a daemon's for a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-slow test-all test-lowest lint bench check clean
+.PHONY: help venv demo test test-slow test-nightly test-all test-lowest lint bench check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,7 +45,10 @@ test: venv ## the default tests
 	@$(IN_VENV) $(PYTEST) -m "not slow and not gpu"
 
 test-slow: venv ## the tests that take longer
-	@$(IN_VENV) $(PYTEST_SLOW) -m "slow and not gpu"
+	@$(IN_VENV) $(PYTEST_SLOW) -m "slow and not nightly and not gpu"
+
+test-nightly: venv ## what takes minutes; PART=storms: one part; .ci/nightly.py --list: all parts
+	@$(VENV)/bin/python .ci/nightly.py $(PART)
 
 test-all: venv ## every test that needs no GPU
 	@$(IN_VENV) $(PYTEST) -m "not gpu"

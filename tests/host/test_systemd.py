@@ -15,7 +15,7 @@ import orjson
 import psutil
 import pytest
 from shell import CLEAN_ENVIRON
-from waiting import wait_until
+from waiting import holds_for, wait_until
 
 from warmd.configs.config import DaemonConfig
 from warmd.daemon.host.home import Home
@@ -124,8 +124,7 @@ def test_a_daemon_is_ready_pings_while_its_main_loop_runs_and_reports_its_end(
         os.kill(state["pid"], signal.SIGSTOP)  # the supervisor hangs
         wait_until(lambda: psutil.Process(state["pid"]).status() == psutil.STATUS_STOPPED)
         received(receiver)  # pings from before
-        time.sleep(2.5)  # longer than two pings are apart
-        assert received(receiver) == []
+        holds_for(2.5, lambda: received(receiver) == [])  # two pings are a second apart
         os.kill(state["pid"], signal.SIGCONT)
         assert receiver.recv(100) == b"WATCHDOG=1"
         daemon.terminate()

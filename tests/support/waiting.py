@@ -1,4 +1,4 @@
-"""Waiting in tests: on a condition, with a deadline, never for a time."""
+"""Waiting in tests: for a condition, with a deadline; for an absence, as long as it must last."""
 
 from __future__ import annotations
 
@@ -17,3 +17,15 @@ def wait_until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
         if time.monotonic() > deadline:
             raise AssertionError(f"not so after {timeout_s:g} s; last seen: {value!r}")
         time.sleep(0.01)
+
+
+def holds_for(seconds: float, condition: Callable[[], Any]) -> None:
+    """Fail as soon as a condition is false; return when it has held for this time.
+
+    For claims that something does not happen: only a time can show them.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        assert value, f"no longer so: {value!r}"
+        time.sleep(0.05)

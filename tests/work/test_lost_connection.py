@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from waiting import wait_until
+from waiting import holds_for, wait_until
 from workplaces import NAME, Workplace, workplace
 
 from warmd.configs.config import WorkerConfig
@@ -92,12 +92,11 @@ def test_a_job_of_several_nodes_does_not_start_without_them_when_redis_is_lost(p
 @pytest.mark.slow
 def test_a_worker_without_a_lease_takes_no_jobs(place: Workplace):
     with place.zygote() as zygote:
-        place.worker(slots=1, is_shared=True, lease_s=3.0)
+        place.worker(slots=1, is_shared=True, lease_s=1.5)
         place.connection.delete(keys.WORKERS)
         place.connection.set(keys.WORKERS, "renewals fail")
-        time.sleep(3.0)  # the lease runs out
+        time.sleep(1.5)  # the lease runs out
         job_id = place.submit()
-        time.sleep(2.0)
-        assert place.status(job_id) == "queued"
+        holds_for(2.0, lambda: place.status(job_id) == "queued")
         place.connection.delete(keys.WORKERS)
         assert zygote.fork().request.execution <= 2  # what it waited for before may have begun

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
-from waiting import wait_until
+from waiting import holds_for, wait_until
 from workplaces import Workplace, seconds_until, workplace
 
 from warmd.daemon.host.messages import RunJob, StopJob
@@ -53,8 +52,7 @@ def test_a_horse_that_stops_in_time_lives_on(place: Workplace):
         wait_until(lambda: horse.next_message() == StopJob(canceled, "cancel"))
         horse.end(canceled, "stopped", reason="cancel")
         wait_until(lambda: place.status(canceled) == "stopped")
-        time.sleep(1.5)  # longer than stuck_s
-        assert horse.is_alive()
+        holds_for(1.5, horse.is_alive)  # longer than stuck_s
         horse.end(other, "finished", result={"text": "b"})
         wait_until(lambda: place.status(other) == "finished")
 

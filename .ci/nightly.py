@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Runs the parts of `make test-nightly`, and remembers for which sources each of them has passed.
+
+    .ci/nightly.py                      every part
+    .ci/nightly.py storms ends          these parts
+    .ci/nightly.py --changed            parts whose sources changed since they passed (CI);
+                                        all of them if CI_FULL is set
+    .ci/nightly.py --list               the parts, what they cover, and whether they are up to date
+
+A part is all tests marked `nightly(part=NAME)`, or a command of its own. When it passes, the digest
+of each file or folder that it covers goes into `.ci/nightly.json`, which is committed with the
+change: CI then need not run the part again. Run it with the Python that has the tests' packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+PASSED = ROOT / ".ci" / "nightly.json"  # by part: date, seconds, processor, digests
+LIMIT_S = 40 * 60  # for one part
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that run together. Their own files are covered in addition to `sources`."""
+
+    says: str
+    sources: tuple[str, ...]
+    command: tuple[str, ...] = ()  # instead of the tests marked with the part's name
+    processes: int = 3
+
+
+PARTS = {
+    "storms": Part(
+        "processes killed at random under load, for minutes",
+        ("daemon", "jobs/files", "jobs/training", "jobs/grpo", "jobs/context.py"),
+        processes=2,
+    ),
+    "networks": Part(
+        "several machines in network namespaces: cut off, slow, with clocks that are off",
+        ("daemon/client", "daemon/host", "daemon/queue", "daemon/supervise", "daemon/work"),
+        processes=2,
+    ),
+    "slurm": Part("a real Slurm", ("deploy/slurm", "daemon/host/home.py", "daemon/supervise")),
+    "levels": Part("kernels at each instruction set of this processor", ("jobs/compute",)),
+    "homes": Part(
+        "homes of earlier versions",
+        ("configs", "daemon", "jobs/files", "jobs/training", "jobs/grpo", "jobs/spec.py"),
+    ),
+    "oracles": Part(
+        "wide comparisons with the stock libraries, benchmarks of every work",
+        ("jobs", "constraints.txt"),
+    ),
+    "clients": Part(
+        "hostile and foreign clients of the gateway",
+        ("daemon/gateway", "jobs/engine", "jobs/infer"),
+    ),
+    "ends": Part(
+        "lowest and newest versions of every dependency",
+        ("pyproject.toml", "constraints.txt", ".ci/constraints-lowest.txt"),
+        ("make", "test-lowest", "test-newest"),
+    ),
+}
+
+
+def main() -> int:
+    """Run the requested parts; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--changed", action="store_true", help="only parts that are not up to date")
+    parser.add_argument("--list", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    for name in args.parts:
+        if name not in PARTS:
+            parser.error(f"PART: must be of {', '.join(PARTS)}, got {name}")
+    passed = _passed()
+    rows = []
+    for name in args.parts or PARTS:
+        changed = [
+            path for path, digest in _digests(name).items() if _known(passed, name, path) != digest
+        ]
+        if args.list or (args.changed and not changed and not os.environ.get("CI_FULL")):
+            rows.append((name, "changed: " + ", ".join(changed) if changed else "up to date", 0.0))
+            continue
+        click.echo(f"== {name}: {PARTS[name].says}")
+        click.echo(f"   because of: {', '.join(changed) or 'asked for'}")
+        rows.append((name, *_run(name)))
+    _print_table(rows, _passed())
+    return 0 if args.list or all(result in ("passed", "up to date") for _, result, _ in rows) else 1
+
+
+def _run(name: str) -> tuple[str, float]:
+    """Run a part; return how it ended and its duration in seconds."""
+    part, before, begun = PARTS[name], _digests(name), time.monotonic()
+    command = part.command or (
+        *(sys.executable, "-m", "pytest", "-n", str(part.processes), "--dist", "loadfile"),
+        *("--no-loadscope-reorder", "-m", f"nightly(part='{name}')", *_test_files(name)),
+    )
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        code = process.wait(LIMIT_S)
+        result = "passed" if code == 0 else f"failed: exit code {code}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        result = f"failed: not done after {LIMIT_S // 60} minutes"
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    seconds = time.monotonic() - begun
+    if result == "passed":
+        entry = {
+            "date": time.strftime("%Y-%m-%d"),
+            "seconds": round(seconds),
+            "processor": _processor(),
+            "digests": before,  # a file that changed while the tests ran is not covered
+        }
+        PASSED.write_text(json.dumps({**_passed(), name: entry}, indent=1, sort_keys=True) + "\n")
+    return result, seconds
+
+
+def _test_files(name: str) -> list[str]:
+    """Return the files with tests of a part, relative to the root."""
+    mark = f'nightly(part="{name}")'
+    return [path for path in _files("tests") if path.endswith(".py") and mark in _text(path)]
+
+
+def _digests(name: str) -> dict[str, str]:
+    """Return the digest of the content of each file or folder that a part covers."""
+    part = PARTS[name]
+    return {path: _digest(path) for path in sorted({*part.sources, *_test_files(name)})}
+
+
+def _digest(path: str) -> str:
+    whole = hashlib.sha256()
+    for file in _files(path):
+        whole.update(f"{file}\0".encode() + hashlib.sha256((ROOT / file).read_bytes()).digest())
+    return whole.hexdigest()[:16]
+
+
+def _files(path: str) -> list[str]:
+    """Return the files below a path that are tracked or could be, sorted."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", path],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return sorted(file for file in listed.stdout.split("\0") if file and (ROOT / file).is_file())
+
+
+def _text(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def _passed() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(PASSED.read_text()) if PASSED.exists() else {}
+    return found
+
+
+def _known(passed: dict[str, Any], name: str, path: str) -> str | None:
+    found: str | None = passed.get(name, {}).get("digests", {}).get(path)
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    model = next((x.partition(": ")[2] for x in lines if x.startswith("model name")), "")
+    return f"{model or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _print_table(rows: list[tuple[str, str, float]], passed: dict[str, Any]) -> None:
+    click.echo(f"\n{'PART':<9} {'SECONDS':>7}  {'LAST PASSED':<11} RESULT")
+    for name, result, seconds in rows:
+        date = passed.get(name, {}).get("date", "-")
+        click.echo(f"{name:<9} {seconds:>7.0f}  {date:<11} {result}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

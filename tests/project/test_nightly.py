@@ -1,0 +1,99 @@
+"""The parts of the nightly tests: which of them CI runs after a change, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / ".ci" / "nightly.py"
+PARTS = runpy.run_path(str(SCRIPT))["PARTS"]
+PASSES = 'import pytest\n\n\n@pytest.mark.nightly(part="slurm")\ndef test_it():\n    assert True\n'
+
+
+class Project:
+    """A repository with the script and one nightly test, of the part `slurm`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for path in ("deploy/slurm/run.sh", "daemon/host/home.py", "daemon/supervise/a.py"):
+            self.write(path, "1\n")
+        self.write("tests/test_it.py", PASSES)
+        self.write("pytest.ini", "[pytest]\nmarkers =\n  nightly(part): slow\n")
+        self.write(".gitignore", "__pycache__\n.pytest_cache\n")
+        (folder / ".ci").mkdir()
+        shutil.copy(SCRIPT, folder / ".ci")
+        subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def run(self, *words: str, **environ: str) -> tuple[int, str]:
+        """Run the script; return its exit code and the last line of its output."""
+        done = subprocess.run(
+            [sys.executable, ".ci/nightly.py", *words],
+            cwd=self.folder,
+            env={**{k: v for k, v in os.environ.items() if k != "CI_FULL"}, **environ},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout.splitlines()[-1] if done.stdout else done.stderr
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_every_nightly_test_belongs_to_a_part_and_every_part_has_tests():
+    found = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if path != Path(__file__):
+            found |= set(re.findall(r"nightly\((.*?)\)", path.read_text()))
+    assert found == {f'part="{name}"' for name, part in PARTS.items() if not part.command}
+
+
+def test_every_part_covers_files_that_exist():
+    for part in PARTS.values():
+        assert [path for path in part.sources if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.slow
+def test_a_part_that_has_passed_runs_again_only_after_a_change(project: Project):
+    code, line = project.run("--changed", "slurm")
+    assert (code, line.split()[-1]) == (0, "passed")
+    code, line = project.run("--changed", "slurm")
+    assert (code, line.split()[-3:]) == (0, ["up", "to", "date"])
+    assert project.run("--changed", "slurm", CI_FULL="1")[1].endswith("passed")
+    project.write("daemon/supervise/new.py", "2\n")
+    assert project.run("--list", "slurm")[1].endswith("changed: daemon/supervise")
+    assert project.run("--changed", "slurm")[1].endswith("passed")
+
+
+@pytest.mark.slow
+def test_a_changed_test_runs_again_and_a_failure_is_not_remembered(project: Project):
+    assert project.run("slurm")[0] == 0
+    before = json.loads((project.folder / ".ci" / "nightly.json").read_text())
+    project.write("tests/test_it.py", PASSES.replace("True", "False"))
+    code, line = project.run("--changed", "slurm")
+    assert code == 1
+    assert line.endswith("failed: exit code 1")
+    assert json.loads((project.folder / ".ci" / "nightly.json").read_text()) == before
+    assert project.run("--list", "slurm")[1].endswith("changed: tests/test_it.py")
+
+
+def test_an_unknown_part_is_refused_by_name(project: Project):
+    code, line = project.run("strom")
+    assert code == 2
+    assert "PART: must be of storms, networks, slurm" in line
+    assert "got strom" in line
