@@ -7,9 +7,10 @@
                                         all of them if CI_FULL is set
     .ci/nightly.py --list               the parts, what they cover, and whether they are up to date
 
-A part is all tests marked `nightly(part=NAME)`, or a command of its own. When it passes, the digest
-of each file or folder that it covers goes into `.ci/nightly.json`, which is committed with the
-change: CI then need not run the part again. Run it with the Python that has the tests' packages.
+A part is all tests marked `nightly(part=NAME, catches=FAULT)`, or a command of its own; FAULT is
+what no test of every change would find. When a part passes, the digest of each file or folder that
+it covers goes into `.ci/nightly.json`, which is committed with the change: CI then need not run the
+part again. Run it with the Python that has the tests' packages.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +34,7 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = ROOT / ".ci" / "nightly.json"  # by part: date, seconds, processor, digests
 LIMIT_S = 40 * 60  # for one part
+_MARK = re.compile(r'nightly\(\s*part="(?P<part>\w+)",\s*catches="(?P<catches>[^"]+)",?\s*\)')
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def main() -> int:
         ]
         if args.list or (args.changed and not changed and not os.environ.get("CI_FULL")):
             rows.append((name, "changed: " + ", ".join(changed) if changed else "up to date", 0.0))
+            if args.list:
+                _print_tests(name)
             continue
         click.echo(f"== {name}: {PARTS[name].says}")
         click.echo(f"   because of: {', '.join(changed) or 'asked for'}")
@@ -135,8 +140,19 @@ def _run(name: str) -> tuple[str, float]:
 
 def _test_files(name: str) -> list[str]:
     """Return the files with tests of a part, relative to the root."""
-    mark = f'nightly(part="{name}")'
-    return [path for path in _files("tests") if path.endswith(".py") and mark in _text(path)]
+    paths = [path for path in _files("tests") if path.endswith(".py")]
+    return [path for path in paths if any(mark[0] == name for mark in _marks(path))]
+
+
+def _marks(path: str) -> list[tuple[str, str, str]]:
+    """Return part, test and what only it catches, for each nightly mark of a file."""
+    marks = []
+    for found in _MARK.finditer((ROOT / path).read_text()):
+        test = re.search(r"^def (test_\w+)", found.string[found.end() :], re.MULTILINE)
+        is_for_file = "@" not in found.string[found.start() - 13 : found.start()]
+        name = path if is_for_file or test is None else f"{path}::{test[1]}"
+        marks.append((found["part"], name, found["catches"]))
+    return marks
 
 
 def _digests(name: str) -> dict[str, str]:
@@ -164,10 +180,6 @@ def _files(path: str) -> list[str]:
     return sorted(file for file in listed.stdout.split("\0") if file and (ROOT / file).is_file())
 
 
-def _text(path: str) -> str:
-    return (ROOT / path).read_text()
-
-
 def _passed() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(PASSED.read_text()) if PASSED.exists() else {}
     return found
@@ -185,6 +197,14 @@ def _processor() -> str:
         return platform.machine()
     model = next((x.partition(": ")[2] for x in lines if x.startswith("model name")), "")
     return f"{model or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _print_tests(name: str) -> None:
+    click.echo(f"{name}: {PARTS[name].says}")
+    for path in _test_files(name):
+        for part, test, catches in _marks(path):
+            if part == name:
+                click.echo(f"    {test}\n        only here: {catches}")
 
 
 def _print_table(rows: list[tuple[str, str, float]], passed: dict[str, Any]) -> None:

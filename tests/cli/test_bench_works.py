@@ -71,13 +71,17 @@ def test_grpo_is_compared_with_trl_in_time_and_memory(tmp_path):
     assert min(row["stock_private_bytes"], row["warmd_private_bytes"]) > 10**8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a benchmark that no longer runs beside the stock library"
+)
 def test_grpo_with_an_adapter_is_compared_with_trl_and_peft(tmp_path):
     [row] = rows(tmp_path, "grpo", "--work", "tiny-lora")
     assert row["work"] == "GRPO tiny-lora: 2 x 8+4, beta 0.1, rank 4, a step"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a benchmark that no longer runs beside the stock library"
+)
 def test_sft_is_compared_with_trl_in_time_and_memory(tmp_path):
     [row] = rows(tmp_path, "sft", "--work", "tiny")
     assert row["work"] == "SFT tiny: 2 x 4..8+2..6, a step"
@@ -86,7 +90,9 @@ def test_sft_is_compared_with_trl_in_time_and_memory(tmp_path):
     assert min(row["stock_private_bytes"], row["warmd_private_bytes"]) > 10**8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a benchmark that no longer runs beside the stock library"
+)
 def test_dpo_is_compared_with_trl_in_time_and_memory(tmp_path):
     [row] = rows(tmp_path, "dpo", "--work", "tiny")
     assert row["work"] == "DPO tiny: 2 x (4..8)+2x(2..6), a step"
@@ -95,7 +101,9 @@ def test_dpo_is_compared_with_trl_in_time_and_memory(tmp_path):
     assert min(row["stock_private_bytes"], row["warmd_private_bytes"]) > 10**8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a benchmark that no longer runs beside the stock library"
+)
 def test_mlm_is_compared_with_stock_kernels_and_many_updates_are_projected(tmp_path):
     step, updates, bert = rows(tmp_path, "mlm", "--work", "tiny-encoder", "--work", "tiny-bert")
     assert step["work"] == "code-graph encoder tiny-encoder: 2 x 40, forward + backward"

@@ -88,7 +88,9 @@ def play(level: str, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="levels", catches="a kernel that is wrong on an older processor than this one"
+)
 @pytest.mark.parametrize("level", LEVELS)
 def test_int8_sums_are_exact_at_every_level(level, tmp_path):
     environment = play(level, tmp_path)
@@ -104,7 +106,9 @@ def test_int8_sums_are_exact_at_every_level(level, tmp_path):
         assert done.stdout.startswith(f"{level} ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="levels", catches="a kernel that is wrong on an older processor than this one"
+)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("level", LEVELS)
 def test_results_are_right_at_every_instruction_set_level(level, tmp_path):

@@ -16,7 +16,10 @@ from safetensors.torch import load_file
 from slurm import NODES, Slurm, slurm
 from waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="slurm",
+    catches="signals and requeues that a real Slurm sends and the scripts do not expect",
+)
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "node.sbatch"
 

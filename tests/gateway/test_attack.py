@@ -102,7 +102,10 @@ def test_hostile_body_is_refused_in_one_line(gateway, attack):
     assert len(message) < 300
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="clients",
+    catches="a gateway whose memory grows, or that answers late, only after hundreds of hostile requests",
+)
 @pytest.mark.parametrize(
     ("attack", "size"),
     [*((attack, 7_000_000) for attack in HOSTILE), ("wrong items", 60_000_000)],

@@ -118,7 +118,9 @@ def test_connection_beyond_the_limit_replaces_the_longest_idle_one(gateway):
             assert first.recv(1) == b""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="clients", catches="limits of connections that hold for one client and not for hundreds"
+)
 def test_hundreds_of_streams_and_half_open_connections_block_nobody(gateway):
     with contextlib.ExitStack() as open_lines, Watch(gateway) as watch:
         for n in range(500):
@@ -135,7 +137,9 @@ def test_hundreds_of_streams_and_half_open_connections_block_nobody(gateway):
     wait_until(lambda: gateway.waiting() == [], timeout_s=60)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="clients", catches="limits of connections that hold for one client and not for hundreds"
+)
 def test_client_that_stops_reading_is_disconnected_and_fills_no_memory(gateway):
     process = psutil.Process(gateway.process.pid)
     with connect(gateway) as line:

@@ -95,7 +95,9 @@ def existing(gateway: Gateway) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="clients", catches="a request that nobody thought of and that makes the gateway fail"
+)
 def test_no_request_makes_the_gateway_fail(gateway: Gateway) -> None:
     schema = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
     names = existing(gateway)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -274,3 +275,12 @@ def test_every_package_has_a_docstring_of_three_lines():
         if path.name == "__init__.py":
             text = ast.get_docstring(ast.parse(path.read_text())) or ""
             assert len([line for line in text.splitlines() if line]) >= 3, module
+
+
+def test_the_map_of_the_test_helpers_names_every_module():
+    folder = ROOT / "tests" / "support"
+    helpers = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"`(\w+)`", helpers.partition("Words that")[0]))
+    missing = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
+    assert missing == set()
+    assert {name for name in named if not (folder / f"{name}.py").exists()} == set()

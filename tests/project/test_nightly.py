@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -14,9 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / ".ci" / "nightly.py"
-PARTS = runpy.run_path(str(SCRIPT))["PARTS"]
-PASSES = 'import pytest\n\n\n@pytest.mark.nightly(part="slurm")\ndef test_it():\n    assert True\n'
+PROGRAM = ROOT / ".ci" / "nightly.py"
+SCRIPT = runpy.run_path(str(PROGRAM))
+MARK = 'nightly(part="slurm", catches="this")'
+PASSES = f"import pytest\n\n\n@pytest.mark.{MARK}\ndef test_it():\n    assert True\n"
 
 
 class Project:
@@ -27,10 +27,10 @@ class Project:
         for path in ("deploy/slurm/run.sh", "daemon/host/home.py", "daemon/supervise/a.py"):
             self.write(path, "1\n")
         self.write("tests/test_it.py", PASSES)
-        self.write("pytest.ini", "[pytest]\nmarkers =\n  nightly(part): slow\n")
+        self.write("pytest.ini", "[pytest]\nmarkers =\n  nightly(part, catches): slow\n")
         self.write(".gitignore", "__pycache__\n.pytest_cache\n")
         (folder / ".ci").mkdir()
-        shutil.copy(SCRIPT, folder / ".ci")
+        shutil.copy(PROGRAM, folder / ".ci")
         subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
 
     def write(self, path: str, text: str) -> None:
@@ -56,15 +56,20 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_every_nightly_test_belongs_to_a_part_and_every_part_has_tests():
-    found = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        if path != Path(__file__):
-            found |= set(re.findall(r"nightly\((.*?)\)", path.read_text()))
-    assert found == {f'part="{name}"' for name, part in PARTS.items() if not part.command}
+    marks = [
+        mark
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path != Path(__file__)
+        for mark in SCRIPT["_marks"](str(path.relative_to(ROOT)))
+    ]
+    uses = sum(path.read_text().count("mark.nightly(") for path in (ROOT / "tests").rglob("*.py"))
+    assert len(marks) == uses - Path(__file__).read_text().count("mark.nightly(")
+    parts = {name for name, part in SCRIPT["PARTS"].items() if not part.command}
+    assert {part for part, _, _ in marks} == parts
 
 
 def test_every_part_covers_files_that_exist():
-    for part in PARTS.values():
+    for part in SCRIPT["PARTS"].values():
         assert [path for path in part.sources if not (ROOT / path).exists()] == []
 
 

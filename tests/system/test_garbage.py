@@ -193,9 +193,9 @@ def caller(path: Path) -> Iterator[socket.socket]:
         yield sock
 
 
-@pytest.mark.parametrize("door", ["zygote_socket", "control_socket"])
-def test_garbage_at_a_socket_does_no_harm(battered: Daemon, door: str):
-    path = getattr(battered.home, door)
+@pytest.mark.parametrize("listening", ["zygote_socket", "control_socket"])
+def test_garbage_at_a_socket_does_no_harm(battered: Daemon, listening: str):
+    path = getattr(battered.home, listening)
     for request in (
         b"\xff\0garbage\n",
         b"[]\n5\n{}\n",

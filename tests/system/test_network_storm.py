@@ -13,7 +13,10 @@ SCRIPT = Path(__file__).parents[1] / "support" / "network_storm.py"
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="networks",
+    catches="a job lost or run twice after several faults of links, power and clocks at once",
+)
 @pytest.mark.timeout(900)  # the script gives up by itself, when nothing ends for minutes
 def test_random_faults_of_three_machines_lose_nothing():
     check_tools()

@@ -19,7 +19,12 @@ from warmd.daemon.queue.lease import LEASE_S, RENEWALS
 from warmd.jobs import spec_class
 from warmd.jobs.training.process_group import UNREACHABLE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.nightly(
+        part="networks", catches="a job lost, repeated or timed wrongly by one fault of a link"
+    ),
+    pytest.mark.timeout(400),
+]
 
 EVERYWHERE = ("first", "second", "third")
 SETTINGS = {"keep_answers": "5m", "gang_address": "auto"}

@@ -19,7 +19,10 @@ from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
 from warmd.daemon.runs import events
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.nightly(part="homes", catches="a format of 0.1.0 that is no longer read"),
+    pytest.mark.timeout(300),
+]
 
 ARCHIVE = Path(__file__).parents[1] / "homes" / "0.1.0.tar.xz"
 ORIGINAL = b"/tmp/warmd-old-original"  # where it was made

@@ -14,7 +14,10 @@ SCRIPT = Path(__file__).parents[1] / "support" / "random_storm.py"
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms",
+    catches="a moment at which a kill loses a job, of any two processes, that nobody thought of",
+)
 @pytest.mark.timeout(500)
 def test_a_minute_of_random_kills_loses_nothing():
     needs(shutil.which("unshare"), "unshare")

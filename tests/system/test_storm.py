@@ -141,7 +141,10 @@ def test_full_disk_refuses_a_job_and_keeps_what_the_running_one_had(battered: Da
         aside.rename(runs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms",
+    catches="descriptors, threads or memory that a job leaves behind, too few to be seen after one",
+)
 def test_two_hundred_jobs_leave_no_descriptor_thread_or_memory_behind(make_daemon: MakeDaemon):
     daemon = make_daemon()
     daemon.start()

@@ -1,0 +1,33 @@
+"""Helpers of the tests, by what a test needs. Tests import them as top-level modules.
+
+A running daemon: `daemons` (a home, real processes, a tiny model), `disturbing` (suspend its
+    processes, hold a job at a step), `behaviours` (rewards that wait or break), `drill`
+Redis and a home without a daemon: `desks`, `ended_jobs` (thousands of jobs), `worked_sweeps`
+One process, the test acting as the others: `workplaces` (a worker), `gateways`,
+    `gateway_requests`, `watch` (a gateway's latency and memory)
+Commands: `shell` (in the process of the test), `terminal` (on a pseudo-terminal)
+Several machines: `clusters` and `gangs` (nodes on loopback), `machines` and `cables` (network
+    namespaces and their links), `hanging_proxy`, `slurm`
+Processes killed, or links cut, at random: `random_storm`, `network_storm`
+Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub)
+A browser: `browser`, `dashboard`
+Tiny models and data: `tiny`, `tiny_vision`, `engines`, `adapters`, `prefill`, `packages` (kinds
+    from other packages)
+Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`,
+    `group_trainers`, `sft_jobs`, `dpo_jobs`, `mlm_jobs`; in several processes: `processes`,
+    `warm_imports`
+A GPU that is not there: `fake_cuda`, `cuda_children`
+Waiting, requirements, durations: `waiting`, `needs`, `durations`
+Makers of files that are committed: `make_demo_model`, `make_old_home`
+
+Words that only the tests use:
+
+desk: a home with a Redis and no daemon; the test runs commands and acts as the worker
+workplace: a real worker with a Redis and no daemon; the test acts as the zygote and as its horses
+sturdy: the fixture of tests that kill or stop the daemon; one daemon for all of them
+battered: the fixture of tests that send garbage; afterwards the daemon is healthy, and none of its
+    processes was replaced
+drill: a job kind whose options determine what it does (wait, fail, die), without training
+storm: processes are killed, or links are cut, at random while jobs run; nothing may be lost
+cable: the link between a machine (a network namespace) and the hub; its states are in `cables`
+"""
