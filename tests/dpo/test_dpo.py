@@ -120,7 +120,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
         without(PAIR, "rejected"),
         ": must be an object with prompt, chosen and rejected, got the keys",
     ),
-    ({**PAIR, "prompt": ""}, ": prompt: must be text, got an empty one"),
+    ({**PAIR, "prompt": 1}, ": prompt: must be text, got a number"),
     ({**PAIR, "chosen": ""}, ": chosen: must be text, got an empty one"),
     ({**PAIR, "rejected": " "}, ": rejected: must be text, got an empty one"),
     ({**PAIR, "rejected": 5}, ": rejected: must be text, got a number"),
@@ -171,6 +171,13 @@ def test_a_bad_pair_is_refused_by_file_line_and_field_or_skipped(tmp_path, bad, 
     rows = Source(dataset=path, skip_bad_rows=True).load()
     assert [row.chosen for row in rows.train] == ["b", "b"]
     assert (rows.reading.num_skipped, rows.reading.first_fault) == (1, str(caught.value))
+
+
+def test_a_prompt_may_be_empty_unless_it_becomes_a_message(tmp_path):
+    (pair,) = Source(dataset=write(tmp_path / "rows.jsonl", [{**PAIR, "prompt": ""}])).load().train
+    assert pair.prompt == ""
+    with pytest.raises(SpecError, match="prompt: must be text, got an empty one"):
+        Source(dataset=str(tmp_path / "rows.jsonl"), chat_template=True).load()
 
 
 def test_chats_are_the_same_pair_in_every_form(tmp_path):

@@ -41,6 +41,18 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         }
         for n in range(14)
     ],
+    # Cut to 5 tokens, completions have one token, and half of the pairs of `equal` are the same.
+    "one token": [
+        {"prompt": f"{n % 5}+1=", "chosen": str(n % 7), "rejected": "no"} for n in range(14)
+    ],
+    "equal": [
+        {"prompt": f"{n % 5}+1=", "chosen": "yes", "rejected": "yell" if n % 2 else "no"}
+        for n in range(14)
+    ],
+    "no prompt": [
+        {"prompt": "", "chosen": str(n) * (1 + n % 3), "rejected": "no" * (n % 2 + 1)}
+        for n in range(14)
+    ],
 }
 
 

@@ -70,6 +70,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "chat": [{"messages": turns(n)} for n in range(14)],
     "chat prompt": [{"prompt": turns(n)[:3], "completion": turns(n)[3:]} for n in range(14)],
+    "no prompt": [{"prompt": "", "completion": str(n * 8) * (1 + n % 3)} for n in range(14)],
     "text": [{"text": f"{n} and {n + 1}" + " more" * (n % 4)} for n in range(14)],
 }
 
