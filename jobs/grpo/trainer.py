@@ -21,6 +21,7 @@ from ..engine.detokenizer import text_of
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
 from ..packing.passes import require_one_process, stored_number
+from ..packing.shared_prompts import FIXED
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import as_trl_calls
 from ..rewards.rewards import Reward
@@ -210,6 +211,16 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         if state.get("reference") is not None:
             for weight, saved in zip(self.ref_model.parameters(), state["reference"], strict=True):
                 weight.data.copy_(saved)
+
+    def changes_since(self, rules: int) -> list[str]:
+        found = super().changes_since(rules)
+        if rules < 1:
+            found += [] if self.most_tokens is None else [FIXED]
+            found.append(
+                "rewards get completions as they continue their prompts, with a leading space and "
+                "without an incomplete last character"
+            )
+        return found
 
     def about(self) -> dict[str, Any]:
         if not self._has_own_rewards:

@@ -18,6 +18,12 @@ from torch import Tensor
 from ..context import ONE_PROCESS, Ranks
 from .attention import causal
 
+# What packs compute otherwise since RULES 1, for a job that is resumed.
+FIXED = (
+    "completions of one token whose prompt is in the pack already are all learned (some were left "
+    "out)"
+)
+
 
 @dataclass(frozen=True)
 class Sample:
