@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig
+from ...jobs.context import RULES
 from ...jobs.errors import SpecError
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.models.model_types import check_type
@@ -46,7 +47,11 @@ def document_of(
     elif model is None:
         name = getattr(located, "model", None)
         model = None if name is None else resolve_model(name, config, report)
-    document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
+    document: dict[str, Any] = {
+        "spec": located.to_json(),
+        "python_path": [str(Path.cwd())],
+        "rules": RULES,
+    }
     settings = None
     if model is not None:
         document["model"] = model.__dict__

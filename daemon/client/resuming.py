@@ -13,12 +13,13 @@ from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
 from ...jobs.user_code.modules import SOURCES, changed
 from ..queue import adoption, runs_owner
 from ..queue.jobs import ENDED, Job, JobStatus
+from ..runs import events
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir
 from .capacity import check_ranks
 from .connection import needs_redis
 from .steering import Steering
-from .views import spec_of
+from .views import RECENT, spec_of, steps_total_of
 
 
 class Resuming(Steering):
@@ -88,10 +89,10 @@ class Resuming(Steering):
         spec = spec_of(document)
         revised = spec.revised(changes)
         changed = revised.changes(spec.to_json())
-        steps, old_steps = (getattr(s, "steps_total", None) for s in (revised, spec))
+        old_steps = steps_total_of(document, events.newest(rundir.events, RECENT))
+        steps = getattr(revised, "steps_total", None) if "steps" in changes else old_steps
         if steps == old_steps and status == JobStatus.FINISHED and rundir.read_result() is not None:
-            if changed:
-                names = ", ".join(changed)
+            if names := ", ".join(name for name in changed if name != "steps"):
                 raise Conflict(
                     f"job: {job_id} is finished: {names} takes effect only with more steps"
                 )

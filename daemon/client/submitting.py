@@ -213,7 +213,7 @@ class Submitting(ClientConnection):
         Its learning-rate schedule is that of all steps; it reports to no tracker.
         """
         document = self.rundir(job_id).read_spec()
-        kept = ("python_path", "model", "init_from")
+        kept = ("python_path", "model", "init_from", "rules")
         copy: dict[str, Any] = {name: document[name] for name in kept if name in document}
         copy["spec"] = {**document["spec"], "report_to": []}
         copy |= {"stop_at": stop_at, "origin": "check"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ FILES_GONE = "its files are gone: `rm` removes its record"
 
 # Events that are read per job: enough for its last steps and its end; for a running training also
 # for the evaluations and checkpoints between the steps.
-_RECENT = 32
+RECENT = 32
 _RECENT_RUNNING = 1000
 
 
@@ -67,7 +67,7 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     job._status = past.status
     job.created_at = datetime.fromtimestamp(past.created_at, UTC)
     job.ended_at = datetime.fromtimestamp(past.ended_at, UTC)
-    recent = events.newest(rundir.events, _RECENT)
+    recent = events.newest(rundir.events, RECENT)
     notes = listing.Notes(
         past.executions,
         is_paused=False,
@@ -120,8 +120,7 @@ def _view(
     except Conflict as damage:
         problem = problem or str(damage)
     status = job.get_status(refresh=False).value
-    totals = [event["steps_total"] for event in recent if "steps_total" in event]
-    steps_total = totals[0] if status == "started" and totals else _steps_total(document)
+    steps_total = steps_total_of(document, recent)
     estimate = Estimate()
     for event in reversed(recent):
         estimate.update(event)
@@ -186,7 +185,7 @@ def _alert(recent: list[dict[str, Any]], execution: int) -> str | None:
 
 def _num_recent(job: Job) -> int:
     is_running = job._status == "started" and job.origin == TRAIN
-    return _RECENT_RUNNING if is_running else _RECENT
+    return _RECENT_RUNNING if is_running else RECENT
 
 
 def spec_of(document: dict[str, Any]) -> Spec:
@@ -194,12 +193,21 @@ def spec_of(document: dict[str, Any]) -> Spec:
     return spec_class(document["kind"]).parse(document["spec"])
 
 
-def _steps_total(document: dict[str, Any]) -> int | None:
-    """The optimizer steps of a training by its current spec; None: unknown."""
+def steps_total_of(document: dict[str, Any], recent: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the optimizer steps of a training; None: unknown.
+
+    `recent`: its latest events, newest first. They have the steps of epochs, which may be fewer
+    than the spec tells, since rows without a token to learn are dropped.
+    """
     try:
-        return getattr(spec_of(document), "steps_total", None) if document else None
+        spec = spec_of(document) if document else None
     except WarmdError:  # an incompatible version
-        return None
+        spec = None
+    if getattr(spec, "steps", None) is None:
+        totals = (event["steps_total"] for event in recent if "steps_total" in event)
+        if (latest := next(totals, None)) is not None:
+            return int(latest)
+    return getattr(spec, "steps_total", None)
 
 
 def _step(recent: list[dict[str, Any]]) -> int:

@@ -154,6 +154,7 @@ def _run(
         code_folders=tuple(document.get("python_path", ())),
         eval_at_stop=bool(document.get("eval_at_stop")),
         queued_s=waited,
+        rules=document.get("rules", 0),
     )
     run = partial(run_function(document["kind"]), spec)
     # None in a resident horse that was forked for another job.

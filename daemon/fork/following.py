@@ -76,6 +76,7 @@ def _follow(
         emit=_emit_nothing,
         stop=Never(),
         code_folders=folders,
+        rules=document.get("rules", 0),
     )
     run = partial(run_function(document["kind"]), spec)
     met = partial(send, GangMet(request.job_id))

@@ -15,12 +15,16 @@ _SHARE = 10  # a metric of the steps is its mean over the last tenth of them
 def score(rundir: RunDir, metric: str, step: int) -> float | None:
     """Return a job's metric as of a step; None if it is not known or not finite.
 
+    A job that has finished earlier has that of its end: rows that were dropped make epochs shorter.
     `eval_NAME` is NAME of the evaluation at that step. Another metric is the mean over the last
     tenth of the steps up to it, or that of the evaluation if steps do not have it.
     """
     found: Iterable[Mapping[str, Any]] = ()
     with suppress(FileNotFoundError):  # it has not begun, or was removed
         found = list(events.read(rundir.events))
+    if any(event["type"] == "finished" for event in found):
+        last = max((event["step"] for event in found if event["type"] == "step"), default=step)
+        step = min(step, last)
     name = metric.removeprefix("eval_")
     evaluated = [
         event[name]

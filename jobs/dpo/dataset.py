@@ -2,9 +2,9 @@
 
 A row is one of three forms:
 
-    {"prompt": …, "chosen": …, "rejected": …}    texts, or lists of chat messages {"chosen": […],
-    "rejected": […]}             whole chats; their common first messages are the prompt {"input":
-    {"messages": […]}, "preferred_output": […], "non_preferred_output": […]}    OpenAI's
+    {"prompt": …, "chosen": …, "rejected": …}    texts, of which the prompt may be empty, or chats
+    {"chosen": […], "rejected": […]}             chats; their common first messages are the prompt
+    {"input": {"messages": […]}, "preferred_output": […], "non_preferred_output": […]}    OpenAI's
 
 Tokens are those of TRL's DPOTrainer. Imports no torch.
 """
@@ -20,7 +20,7 @@ from ..errors import JobFailed
 from ..files import jsonl
 from ..models import chat_templates
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
-from ..training.rows import Messages, RowSource, ended_by_assistant
+from ..training.rows import Messages, RowSource, ended_by_assistant, prompt_text
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Source(RowSource[Pair]):
             messages = jsonl.messages(prompt, place.field("prompt"))
             return self._chat_pair(messages, values, _OURS, place)
         if "prompt" in values:
-            return self._text_pair(jsonl.text(prompt, place.field("prompt")), values, place)
+            text = prompt_text(prompt, place.field("prompt"), is_chat=self.chat_template)
+            return self._text_pair(text, values, place)
         if isinstance(values["chosen"], list):
             return self._whole_chats(values, place)
         raise place.fault("an object with a prompt", jsonl.keys_of(dict(values)))

@@ -43,7 +43,8 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     )
     examples, held_out = row_job.encode(spec, ctx, rows, how, Example, checkpoint)
     data_done = time.perf_counter()
-    trainer = _trainer(spec, ctx, warm, examples, held_out, rows.fingerprint)
+    steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
+    trainer = _trainer(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
     return row_job.train(
         spec,
         ctx,
@@ -58,7 +59,7 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     )
 
 
-def _config(spec: DpoSpec, ctx: Context, warm: WarmModel) -> DPOConfig:
+def _config(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOConfig:
     from trl.trainer.dpo_config import DPOConfig
 
     from ..training.arguments import common_arguments
@@ -66,7 +67,7 @@ def _config(spec: DpoSpec, ctx: Context, warm: WarmModel) -> DPOConfig:
 
     return DPOConfig(
         **common_arguments(spec, ctx),
-        max_steps=spec.steps_total,
+        max_steps=steps,
         per_device_train_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation,
         learning_rate=chosen_learning_rate(
@@ -92,6 +93,7 @@ def _trainer(
     spec: DpoSpec,
     ctx: Context,
     warm: WarmModel,
+    steps: int,
     examples: Examples[Example],
     held_out: Examples[Example],
     data: str,
@@ -110,7 +112,7 @@ def _trainer(
     return PreferenceTrainer(
         job=ctx,
         spec=spec,
-        config=_config(spec, ctx, warm),
+        config=_config(spec, ctx, warm, steps),
         model=model,
         reference=reference,
         tokenizer=warm.tokenizer,

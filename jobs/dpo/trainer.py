@@ -16,6 +16,8 @@ from trl.trainer.dpo_config import DPOConfig
 
 from ..context import Context
 from ..packing.passes import require_one_process, stored_number
+from ..packing.shared_prompts import FIXED
+from ..training.lora import set_dropout
 from ..training.options import TrainingSpec
 from ..training.row_trainer import RowTrainer
 from ..training.tokens import Examples
@@ -67,6 +69,17 @@ class PreferenceTrainer(RowTrainer, PackedDpoTrainer):
             )
         else:
             require_one_process(self.ranks, model)
+
+        self._has_dropout = spec.lora is not None and spec.lora_dropout > 0
+        if self._has_dropout:
+            set_dropout(model, spec.lora_dropout)
+
+    def changes_since(self, rules: int) -> list[str]:
+        found = super().changes_since(rules)
+        if rules < 1:
+            found += [] if self.most_tokens is None else [FIXED]
+            found += ["lora_dropout has an effect (it had none)"] if self._has_dropout else []
+        return found
 
     def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
         return {**super().step_fields(logs), **{name: logs[name] for name in REWARDS}}

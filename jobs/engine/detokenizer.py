@@ -1,13 +1,31 @@
-"""Incremental detokenizer: emits complete UTF-8 characters only, and no part of a stop string."""
+"""The detokenizer of all completions: answers, evaluations, rewards and logs have the same texts.
+
+It is incremental: it emits complete UTF-8 characters only, and no part of a stop string.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-_CONTEXT = 5  # tokens of context, so that a token's leading space is decoded
+_CONTEXT = 5  # least tokens of context, so that a token's leading space is decoded
+_WINDOW = 3 * _CONTEXT  # most tokens that are decoded again for each new one
 _CHARACTER = 4  # bytes of a UTF-8 character at most, and so tokens that it may take
 _INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
+
+
+def text_of(
+    tokenizer: Any, prompt: Sequence[int], completion: Sequence[int], ends: Container[int] = ()
+) -> str:
+    """Return the text of a whole completion of `prompt`: what a TextStream returns piece by piece.
+
+    The text begins with its space, an incomplete character at its end is dropped, and a last token
+    among `ends` has no text.
+    """
+    if completion and completion[-1] in ends:
+        completion = completion[:-1]
+    stream = TextStream(tokenizer, prompt, ())
+    return "".join(map(stream.add, completion)) + stream.finish()
 
 
 class TextStream:
@@ -18,6 +36,7 @@ class TextStream:
         self._ids = list(prompt[-_CONTEXT:])
         self._begin = 0  # first token of the context
         self._read = len(self._ids)  # tokens whose text was returned or held back
+        self._before = self._decode(self._ids)  # the text of those from `_begin` on
         self._stop = stop
         self._held = ""  # held back: may be the start of a stop string
         self.is_stopped = False
@@ -38,15 +57,15 @@ class TextStream:
         return rest
 
     def _take(self, may_wait: bool) -> str:
-        before = self._decode(self._ids[self._begin : self._read])
-        after = self._decode(self._ids[self._begin :])
+        before, after = self._before, self._decode(self._ids[self._begin :])
         if may_wait and after.endswith(_INCOMPLETE):
             return ""
         if len(after) <= len(before):
             return ""
-        self._begin, self._read = self._read, len(self._ids)
-        # Keep enough context for the next token, also when this one decodes to nothing.
-        self._begin = min(self._begin, max(0, self._read - _CONTEXT))
+        self._read, self._before = len(self._ids), after
+        if self._read - self._begin > _WINDOW:
+            self._begin = self._read - _CONTEXT
+            self._before = self._decode(self._ids[self._begin :])
         return after[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:

@@ -23,6 +23,7 @@ class Group:
 
     row: int  # index of the prompt in the data
     completions: list[Completion]
+    texts: list[str]  # of the completions
     scores: Tensor
     replayed: bool = False
 

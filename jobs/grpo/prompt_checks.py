@@ -78,7 +78,7 @@ def _texts(
 ) -> Iterator[tuple[int, str]]:
     """Yield the row and the text of each prompt, while there is time.
 
-    Raises SpecError for a chat that the template rejects.
+    Raises SpecError for a chat that the template rejects, or renders as an empty text.
     """
     for problem, messages in zip(found, chats, strict=True):
         if messages is None:
@@ -101,5 +101,11 @@ def _texts(
             if isinstance(error.__cause__, chat_templates.Refused):
                 raise SpecError("dataset", str(error).removeprefix("dataset: ")) from None
             return  # a package may be missing in this environment
+        if not text:
+            raise SpecError(
+                "dataset",
+                f"the prompt of row {problem.row} must have a token, got an empty text from the "
+                "chat template",
+            )
         done.count += 1
         yield problem.row, text

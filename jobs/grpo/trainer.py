@@ -6,7 +6,8 @@ GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO ki
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +17,11 @@ from datasets.table import InMemoryTable
 from trl.trainer.grpo_config import GRPOConfig
 
 from ..context import Context
+from ..engine.detokenizer import text_of
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
 from ..packing.passes import require_one_process, stored_number
+from ..packing.shared_prompts import FIXED
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import as_trl_calls
 from ..rewards.rewards import Reward
@@ -209,6 +212,16 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
             for weight, saved in zip(self.ref_model.parameters(), state["reference"], strict=True):
                 weight.data.copy_(saved)
 
+    def changes_since(self, rules: int) -> list[str]:
+        found = super().changes_since(rules)
+        if rules < 1:
+            found += [] if self.most_tokens is None else [FIXED]
+            found.append(
+                "rewards get completions as they continue their prompts, with a leading space and "
+                "without an incomplete last character"
+            )
+        return found
+
     def about(self) -> dict[str, Any]:
         if not self._has_own_rewards:
             return super().about()
@@ -269,7 +282,7 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
             "completion_length": metrics["completions/mean_length"],
             "clipped": metrics["completions/clipped_ratio"],
             "tokens": int(batch["prompt_mask"].sum() + batch["completion_mask"].sum()),
-            "samples": self._samples(),
+            "samples": self._samples(groups),
         }
         self._log_rewards(groups)
         return batch
@@ -301,31 +314,45 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         prompts = [self._prompts[row] for row in rows for _ in range(size)]
         self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, size)
         ids = [completion.ids for completion in self.written]
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        texts = [self._text(*pair) for pair in zip(prompts, ids, strict=True)]
         scores = self.scores_of_groups(prompts, texts, ids, size)
+        parts = [slice(start, start + size) for start in range(0, len(ids), size)]
         groups = [
-            Group(row, self.written[start : start + size], scores[start : start + size])
-            for row, start in zip(rows, range(0, len(ids), size), strict=True)
+            Group(row, self.written[part], texts[part], scores[part])
+            for row, part in zip(rows, parts, strict=True)
         ]
         if self._replay is not None:
             for group in groups:
                 self._replay.apply(group)
+                if group.replayed:
+                    group.texts[0] = self._text(self._prompts[group.row], group.completions[0].ids)
         return groups
+
+    def _text(self, prompt: Prompt, ids: Sequence[int]) -> str:
+        """Return the text of a completion, as `eval` and answers have it."""
+        return text_of(self.processing_class, prompt.ids, ids, self.eos_token_ids)
 
     def _input(self, row: int) -> dict[str, Any]:
         """Return a prompt as TRL gets it from the data loader."""
         return {"prompt": self._prompts[row].text, "row": row}
 
-    def _samples(self) -> list[dict[str, Any]]:
-        shown = range(min(self.samples_shown, len(self._logs["prompt"])))
+    def _samples(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        shown = islice(self._scored(groups), self.samples_shown)
         return [
             {
-                "prompt": _truncated(self._logs["prompt"][i]),
-                "completion": _truncated(self._logs["completion"][i]),
-                "rewards": {name: self._logs["rewards"][name][i] for name in self.rewards},
+                "prompt": _truncated(prompt.text),
+                "completion": _truncated(text),
+                "rewards": found,
             }
-            for i in shown
+            for prompt, text, found in shown
         ]
+
+    def _scored(self, groups: Sequence[Group]) -> Iterator[tuple[Prompt, str, dict[str, float]]]:
+        """Yield the completions of a step: prompt, text, and rewards as TRL logs them."""
+        texts = [(group.row, text) for group in groups for text in group.texts]
+        for number, (row, text) in enumerate(texts):
+            found = {name: self._logs["rewards"][name][number] for name in self.rewards}
+            yield self._prompts[row], text, found
 
     # Events.
 
@@ -381,7 +408,7 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         """Return the rewards of one completion per prompt, without completions that have none."""
         with no_deprecations():
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
-        completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        completions = [self._text(*pair) for pair in zip(prompts, ids, strict=True)]
         scores = self.scores(prompts, completions, ids, len(ids))
         # Discard values that the rewards logged: they belong to no step.
         self._pending_extra_logs.clear()
@@ -411,14 +438,9 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         """Append the completions of this step to the reward log; warn if that fails."""
         if self._reward_log is None:
             return
-        rows = [self._prompts[group.row].row for group in groups for _ in group.completions]
         lines = (
-            {
-                "row": row,
-                "completion": self._logs["completion"][number],
-                "rewards": {name: self._logs["rewards"][name][number] for name in self.rewards},
-            }
-            for number, row in enumerate(rows)
+            {"row": prompt.row, "completion": text, "rewards": found}
+            for prompt, text, found in self._scored(groups)
         )
         step = self.state.global_step + 1
         try:

@@ -98,7 +98,9 @@ class _Score(torch.autograd.Function):
         hidden, weight, targets, kept, entropies = ctx.saved_tensors
         scale = gradients[0] / ctx.temperature
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for_weight = None
+        # Also of no scored tokens: the embedding that shares the weight adds to its gradient.
+        needs_weight = ctx.needs_input_grad[1]
+        for_weight = torch.zeros_like(weight) if needs_weight and not len(hidden) else None
         head = weight.to(hidden.dtype)
         for rows in _chunks(len(hidden), len(weight)):
             if kept is None:
@@ -116,7 +118,7 @@ class _Score(torch.autograd.Function):
             p = (p if bonus is None else p.add_(bonus)).to(head.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = p @ head
-            if ctx.needs_input_grad[1]:
+            if needs_weight:
                 part = (p.t() @ hidden[rows]).to(weight.dtype)
                 for_weight = part if for_weight is None else for_weight.add_(part)
         return for_hidden, for_weight, None, None, None, None, None

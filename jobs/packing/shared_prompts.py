@@ -7,7 +7,8 @@ function restricts each completion to the prompt and itself. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,12 @@ from torch import Tensor
 
 from ..context import ONE_PROCESS, Ranks
 from .attention import causal
+
+# What packs compute otherwise since RULES 1, for a job that is resumed.
+FIXED = (
+    "completions of one token whose prompt is in the pack already are all learned (some were left "
+    "out)"
+)
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,16 @@ class Pack:
 
     ids, positions: (1, N) int64. For the K completion tokens, (K,) int64 each: predictors, the
     position in the pack whose logits predict the token; targets, the token; rows, columns, its
-    place in the (B, C) batch of completions.
+    place in the (B, C) batch of completions. Raises ValueError for an empty prompt: nothing would
+    predict the first token of its completions.
     """
 
     def __init__(self, rows: Sequence[Sample], device: torch.device | str = "cpu") -> None:
         groups: dict[tuple[int, ...], list[Sample]] = {}
         for row in rows:
             groups.setdefault(row.prompt, []).append(row)
+        if () in groups:
+            raise ValueError(f"sample {groups[()][0].index} has an empty prompt")
         ids: list[int] = []
         positions: list[int] = []
         scored: list[tuple[int, int, int, int]] = []
@@ -167,17 +177,23 @@ def split(
     return packs
 
 
-def _share(groups: Sequence[tuple[Sample, ...]], ranks: Ranks) -> Iterator[tuple[Sample, ...]]:
-    """Yield a rank's run of the groups: neighbors, which may have the same prompt."""
-    sizes, prompts = [], set[tuple[int, ...]]()
+def _share(groups: Sequence[tuple[Sample, ...]], ranks: Ranks) -> Sequence[tuple[Sample, ...]]:
+    """Return a rank's run of the groups: neighbors, which may have the same prompt.
+
+    The runs are slices between common bounds, so that each group is in exactly one of them,
+    also a group that adds no tokens. The tokens only decide where the bounds are.
+    """
+    prompts = set[tuple[int, ...]]()
+    middles, total = [], 0.0  # in tokens, of each group
     for group in groups:
-        sizes.append(_num_tokens(group, prompts))
+        size = _num_tokens(group, prompts)
+        middles.append(total + size / 2)
         prompts |= {sample.prompt for sample in group}
-    total, begin = sum(sizes), 0
-    for group, size in zip(groups, sizes, strict=True):
-        if int((begin + size / 2) / total * ranks.size) == ranks.rank:  # where its middle is
-            yield group
-        begin += size
+        total += size
+    places = [middle / total * ranks.size if total else 0.0 for middle in middles]
+    inner = [bisect_left(places, rank) for rank in range(1, ranks.size)]
+    bounds = [0, *inner, len(groups)]
+    return groups[bounds[ranks.rank] : bounds[ranks.rank + 1]]
 
 
 def _order(group: tuple[Sample, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:

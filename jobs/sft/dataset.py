@@ -2,7 +2,7 @@
 
 A row is one of four forms:
 
-    {"prompt": …, "completion": …}     texts, or lists of chat messages
+    {"prompt": …, "completion": …}     texts, of which the prompt may be empty, or chat messages
     {"messages": […]}                  a chat that ends with an assistant
     {"question": …, "answer": …}       the question is put into a template
     {"text": …}                        learned as a whole
@@ -25,7 +25,7 @@ from ..files import jsonl
 from ..models import chat_templates
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
 from ..training.options import DEFAULT_TEMPLATE
-from ..training.rows import Messages, RowSource, ended_by_assistant
+from ..training.rows import Messages, RowSource, ended_by_assistant, prompt_text
 
 IGNORED = -100  # label of a token that is not learned
 
@@ -86,7 +86,7 @@ class Source(RowSource[Row]):
         if isinstance(prompt, list):
             opening = self.opened(jsonl.messages(prompt, of_prompt))
             return Row(place, opening, ended_by_assistant(completion, of_completion))
-        text = jsonl.text(prompt, of_prompt)
+        text = prompt_text(prompt, of_prompt, is_chat=self.chat_template)
         return self._plain(text, jsonl.text(completion, of_completion), place, is_joined=True)
 
     def _plain(

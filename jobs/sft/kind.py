@@ -42,7 +42,8 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     how = _tokenization(spec, warm, rows.has_chats)
     examples, held_out = row_job.encode(spec, ctx, rows, how, Example, checkpoint)
     data_done = time.perf_counter()
-    trainer = _trainer(spec, ctx, warm, examples, held_out, rows.fingerprint)
+    steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
+    trainer = _trainer(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
     return row_job.train(
         spec,
         ctx,
@@ -85,7 +86,7 @@ def _training_template(tokenizer: Any) -> str | None:
     return found
 
 
-def _config(spec: SftSpec, ctx: Context, warm: WarmModel, *, packs: bool) -> SFTConfig:
+def _config(spec: SftSpec, ctx: Context, warm: WarmModel, steps: int, *, packs: bool) -> SFTConfig:
     from trl.trainer.sft_config import SFTConfig
 
     from ..training.arguments import common_arguments
@@ -93,7 +94,7 @@ def _config(spec: SftSpec, ctx: Context, warm: WarmModel, *, packs: bool) -> SFT
 
     return SFTConfig(
         **common_arguments(spec, ctx),
-        max_steps=spec.steps_total,
+        max_steps=steps,
         # Packs hold all rows of a step, whatever its micro-steps are: the loss is the same.
         per_device_train_batch_size=spec.rows_per_step if packs else spec.batch_size,
         gradient_accumulation_steps=1 if packs else spec.gradient_accumulation,
@@ -118,6 +119,7 @@ def _trainer(
     spec: SftSpec,
     ctx: Context,
     warm: WarmModel,
+    steps: int,
     examples: Examples[Example],
     held_out: Examples[Example],
     data: str,
@@ -133,7 +135,7 @@ def _trainer(
     return SupervisedTrainer(
         job=ctx,
         spec=spec,
-        config=_config(spec, ctx, warm, packs=packs),
+        config=_config(spec, ctx, warm, steps, packs=packs),
         model=model,
         tokenizer=warm.tokenizer,
         examples=examples,

@@ -17,7 +17,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from ..context import Context, Save, step_of
+from ..context import RULES, Context, Save, step_of
 from ..errors import JobFailed
 from ..files.atomic import whole_folder
 from ..spec import shown
@@ -80,6 +80,10 @@ class CheckpointingTrainer(Trainer):
         """Return entries of the manifest in addition to metrics, options and environment."""
         return {}
 
+    def changes_since(self, rules: int) -> list[str]:
+        """Return what this version computes otherwise than one whose RULES were these."""
+        return []
+
     # Saving.
 
     def checkpoint_is_due(self) -> bool:
@@ -130,6 +134,7 @@ class CheckpointingTrainer(Trainer):
         about = {
             "metrics": metrics,
             "options": self.spec.to_json(),
+            "rules": RULES,
             **self.about(),
             **self._environment(),
         }
@@ -254,6 +259,14 @@ class CheckpointingTrainer(Trainer):
                 "warning",
                 message=f"the resume from {checkpoint.name} is exact in state, but not bitwise "
                 f"({'; '.join(changed)}): sums round differently from here on",
+            )
+
+        fixes = self.changes_since(about.get("rules", 0))
+        if fixes:
+            self.job.emit(
+                "warning",
+                message=f"from step {step_of(checkpoint) + 1} on, this version of warmd computes "
+                f"otherwise than the earlier one that wrote {checkpoint.name}: {'; '.join(fixes)}",
             )
 
     def _environment(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import orjson
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from ..compute.frozen_int8 import quantize_linears
@@ -63,6 +64,17 @@ def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
     wrapped.base_weights_digest = cast(Any, warm.weights_digest)  # torch types attributes
     wrapped.base_precision = cast(Any, spec.base_precision)
     return wrapped
+
+
+def set_dropout(model: Any, probability: float) -> None:
+    """Set the dropout of a new adapter's layers again, after TRL's DPOTrainer has turned all off.
+
+    The base model's stays off, so that policy and reference differ by the adapter alone.
+    """
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            for dropout in layer.lora_dropout.values():
+                cast(torch.nn.Dropout, dropout).p = probability
 
 
 def _quantize(model: Any) -> None:

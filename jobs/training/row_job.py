@@ -55,6 +55,26 @@ def encode(
     return Examples(corpus, corpus.train, kind), Examples(corpus, corpus.validation, kind)
 
 
+def planned_steps(
+    spec: RowTrainingSpec, ctx: Context, examples: Examples[Any], checkpoint: Path | None
+) -> int:
+    """Return the optimizer steps of the job; report if they are fewer since rows were dropped.
+
+    They are planned on the examples that are left, as TRL does.
+    """
+    kept, given = len(examples), spec.samples or 0
+    steps = spec.steps_for(kept)
+    if steps == spec.steps_total or ctx.rules < 1:  # earlier versions planned on all rows
+        return spec.steps_total
+    if checkpoint is None:
+        ctx.emit(
+            "warning",
+            message=f"max_length: leaves no token to learn in {given - kept} of {given} records, "
+            f"which are left out: {steps} steps instead of {spec.steps_total}",
+        )
+    return steps
+
+
 def train(
     spec: RowTrainingSpec,
     ctx: Context,
@@ -104,7 +124,7 @@ def _announce(
 
     ctx.emit(
         "begin",
-        steps_total=spec.steps_total,
+        steps_total=trainer.args.max_steps,
         resumed_from=None if checkpoint is None else step_of(checkpoint),
         model=spec.model,
         parameters=trainer.model.num_parameters(),

@@ -85,7 +85,7 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
 
     @property
     def steps_total(self) -> int:
-        """The optimizer steps of the whole job; the last step of an epoch may have fewer rows.
+        """The most optimizer steps of the whole job: `epochs` take fewer if rows are dropped.
 
         `samples` must be known: `located` counts the rows of the file.
         """
@@ -93,7 +93,11 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
             return self.steps
         if self.samples is None:
             raise SpecError("samples", "must be given, or else steps, got neither")
-        return self.epochs * -(-self.samples // self.rows_per_step)
+        return self.steps_for(self.samples)
+
+    def steps_for(self, rows: int) -> int:
+        """Return the optimizer steps on this many rows; an epoch's last may have fewer of them."""
+        return self.epochs * -(-rows // self.rows_per_step) if self.steps is None else self.steps
 
     @property
     def most_processes(self) -> int:
@@ -145,7 +149,7 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
     def extended(self, steps: int) -> Self:
         """Return the spec with another total number of steps. Raises SpecError."""
         steps = self.options()["steps"].convert(steps)
-        return self if steps == self.steps_total else replace(self, steps=steps)
+        return replace(self, steps=steps)
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
         """Check everything that needs files: rows, trackers, lengths. Raises SpecError.

@@ -179,6 +179,14 @@ class RowSource(ABC, Generic[R]):
         return [{"role": "system", "content": self.system}, *messages]
 
 
+def prompt_text(value: Any, place: jsonl.Place, *, is_chat: bool) -> str:
+    """Return a prompt that is text; it may be blank, unless it becomes a message. Raises SpecError.
+
+    After an empty prompt, a completion is learned from its second token on.
+    """
+    return value if isinstance(value, str) and not is_chat else jsonl.text(value, place)
+
+
 def ended_by_assistant(value: Any, place: jsonl.Place) -> Messages:
     """Return chat messages of which the last is an assistant's. Raises SpecError."""
     messages = jsonl.messages(_unweighted(value, place), place)

@@ -17,6 +17,7 @@ import sft_jobs
 import tiny
 import torch
 from dpo_jobs import spec
+from old_checkpoints import written_by_an_earlier_version
 from sft_jobs import message, write
 from transformers import AutoModelForCausalLM
 
@@ -120,7 +121,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
         without(PAIR, "rejected"),
         ": must be an object with prompt, chosen and rejected, got the keys",
     ),
-    ({**PAIR, "prompt": ""}, ": prompt: must be text, got an empty one"),
+    ({**PAIR, "prompt": 1}, ": prompt: must be text, got a number"),
     ({**PAIR, "chosen": ""}, ": chosen: must be text, got an empty one"),
     ({**PAIR, "rejected": " "}, ": rejected: must be text, got an empty one"),
     ({**PAIR, "rejected": 5}, ": rejected: must be text, got a number"),
@@ -171,6 +172,13 @@ def test_a_bad_pair_is_refused_by_file_line_and_field_or_skipped(tmp_path, bad, 
     rows = Source(dataset=path, skip_bad_rows=True).load()
     assert [row.chosen for row in rows.train] == ["b", "b"]
     assert (rows.reading.num_skipped, rows.reading.first_fault) == (1, str(caught.value))
+
+
+def test_a_prompt_may_be_empty_unless_it_becomes_a_message(tmp_path):
+    (pair,) = Source(dataset=write(tmp_path / "rows.jsonl", [{**PAIR, "prompt": ""}])).load().train
+    assert pair.prompt == ""
+    with pytest.raises(SpecError, match="prompt: must be text, got an empty one"):
+        Source(dataset=str(tmp_path / "rows.jsonl"), chat_template=True).load()
 
 
 def test_chats_are_the_same_pair_in_every_form(tmp_path):
@@ -230,6 +238,37 @@ def test_pairs_whose_prompt_fills_the_length_are_dropped_and_counted(tmp_path):
     short = tiny.surroundings(tmp_path / "short")
     with pytest.raises(JobFailed, match=r"^max_length: must leave a token to learn"):
         run(spec(tmp_path, dataset=write(tmp_path / "a", rows[1:2]), max_length=10), short.ctx)
+
+
+def test_dropout_of_the_adapter_is_used_in_training_alone(tmp_path):
+    found = {}
+    for dropout in (0.0, 0.5):
+        job = tiny.surroundings(tmp_path / str(dropout))
+        options = {"lora": 4, "lora_dropout": dropout, "eval_samples": 4, "steps": 3}
+        run(spec(tmp_path, **options), job.ctx)
+        found[dropout] = job.of_type("step"), job.of_type("eval")
+    without, with_dropout = found.values()
+    # The adapter begins with zeros, so the first loss is the same, and its gradient is not.
+    assert with_dropout[0][0]["loss"] == pytest.approx(without[0][0]["loss"])
+    assert with_dropout[0][0]["grad_norm"] != pytest.approx(without[0][0]["grad_norm"], rel=1e-3)
+    assert with_dropout[1][0]["loss"] == without[1][0]["loss"]
+
+
+def test_a_resume_from_an_earlier_versions_checkpoint_says_what_changes_from_which_step(tmp_path):
+    def said(stop_at: int) -> list[str]:
+        job = tiny.surroundings(tmp_path)
+        job.stop_at_step = stop_at
+        with pytest.raises(Stopped):
+            run(spec(tmp_path, lora=2, lora_dropout=0.1, learning_rate=1e-3), job.ctx)
+        return [event["message"] for event in job.of_type("warning")]
+
+    assert not said(2)
+    assert not said(3)
+    written_by_an_earlier_version(tmp_path / "checkpoints" / "checkpoint-3")
+    (message,) = said(5)
+    assert message.startswith("from step 4 on, this version of warmd computes otherwise than the")
+    assert "that wrote checkpoint-3: completions of one token" in message
+    assert "lora_dropout has an effect" in message
 
 
 def test_nan_in_the_weights_fails_the_job_before_a_step(tmp_path):

@@ -36,6 +36,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "AdamW": ("chats", {"optim": "adamw_torch_fused", "learning_rate": 1e-3}),
     "beta": ("texts", {"beta": 2.0}),
 }
+SHORT: dict[str, dict[str, Any]] = {
+    "one token": {"max_length": 5},
+    "equal": {"max_length": 5},
+    "no prompt": {},
+}
 MISSING = {"logits/chosen", "logits/rejected"}  # would need all logits
 
 
@@ -120,6 +125,13 @@ def test_every_loss_equals_trls_in_one_pack_or_several(sides, loss_type, most_to
 def test_every_form_of_pair_trains_as_with_trl(tmp_path, case):
     form, options = CASES[case]
     assert_same(tmp_path, sft_jobs.small("qwen2", tie_word_embeddings=True), form, **options)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("form", SHORT)
+def test_short_equal_and_promptless_completions_train_as_with_trl(tmp_path, form, architecture):
+    options = {"per_device_train_batch_size": 7, **SHORT[form]}
+    assert_same(tmp_path, sft_jobs.small(architecture), form, **options)
 
 
 def test_rewards_are_exactly_0_before_the_first_update(tmp_path):

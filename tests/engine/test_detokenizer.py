@@ -8,27 +8,19 @@ import pytest
 import tiny
 import torch
 from hypothesis import given, strategies as st
+from odd_tokenizers import LETTERS, bytewise, spaced
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from warmd.jobs.engine.detokenizer import TextStream
+from warmd.jobs.engine.detokenizer import TextStream, text_of
 from warmd.jobs.engine.request import Sampling
 from warmd.jobs.engine.sampling import SequenceSampler
 
 TOKENIZER = tiny.tokenizer()
 
 
-def bytewise() -> Any:
-    """One token per byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    fast: Any = PreTrainedTokenizerFast
-    return fast(tokenizer_object=core)
-
-
 BYTEWISE = bytewise()
+SPACED = spaced()
 
 
 def stream(text: str, stop: tuple[str, ...] = (), tokenizer: Any = TOKENIZER) -> list[str]:
@@ -47,6 +39,33 @@ def test_only_complete_characters_are_emitted(text):
     said = stream(text, tokenizer=BYTEWISE)
     assert "".join(said) == text.rstrip("\ufffd")  # U+FFFD may be text or an incomplete character
     assert all(part in text for part in said)
+
+
+@given(
+    st.sampled_from([BYTEWISE, SPACED]),
+    st.text(LETTERS, min_size=1, max_size=9),
+    st.text(LETTERS + "äß漢😀", max_size=60),
+)
+def test_a_completion_continues_the_text_of_its_prompt(tokenizer, prompt, text):
+    first, *rest = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in ("a", text))
+    ids = [*first, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    assert text_of(tokenizer, ids, rest[0]) == text
+    whole = tokenizer.decode([*ids, *rest[0]], clean_up_tokenization_spaces=False)
+    assert whole == "a" + prompt + text
+
+
+@given(st.sampled_from([BYTEWISE, SPACED]), st.lists(st.integers(0, 255), max_size=40))
+def test_a_whole_completion_has_the_text_of_its_stream_whatever_its_tokens(tokenizer, ids):
+    growing = TextStream(tokenizer, [1], ())
+    said = [growing.add(token) for token in ids]
+    assert text_of(tokenizer, [1], ids) == "".join([*said, growing.finish()])
+
+
+def test_a_last_end_token_has_no_text_though_it_is_not_special():
+    a, b = TOKENIZER("ab")["input_ids"]
+    assert text_of(TOKENIZER, [a], [b, b, a], {a}) == "bb"
+    assert text_of(TOKENIZER, [a], [a, b], {a}) == "ab"
+    assert text_of(TOKENIZER, [a], [a], {a}) == text_of(TOKENIZER, [a], []) == ""
 
 
 def test_half_a_character_at_the_end_is_dropped():

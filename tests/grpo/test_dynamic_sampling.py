@@ -106,7 +106,8 @@ def group(*rewards: float, tokens: int = 5) -> Group:
     completions = [
         Completion([tokens + number], [0.5], [-1.0 - number]) for number in range(len(rewards))
     ]
-    return Group(3, completions, torch.tensor(rewards)[:, None])
+    texts = [""] * len(rewards)
+    return Group(3, completions, texts, torch.tensor(rewards)[:, None])
 
 
 def first_token(one: Group) -> int:

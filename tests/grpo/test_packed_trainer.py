@@ -162,6 +162,31 @@ def test_groups_without_an_advantage_change_nothing_as_with_trl(tmp_path, case):
     assert_same(tmp_path, tiny.model(), reward=digits_or_all_alike, **CASES[case])
 
 
+def every_other(completions: list[str], **_: Any) -> list[float]:
+    """Tell equal completions apart."""
+    return [float(number % 2) for number in range(len(completions))]
+
+
+def every_other_pair(completions: list[str], **_: Any) -> list[float]:
+    return [float(number % 4 > 1) + digits([text])[0] for number, text in enumerate(completions)]
+
+
+SHORT: dict[str, dict[str, Any]] = {
+    "one token": {"max_completion_length": 1, "reward": every_other},
+    # With two tokens to choose from, many of the eight completions are equal.
+    "one token, equal": {"max_completion_length": 1, "top_k": 2, "reward": every_other_pair},
+    "two tokens, equal": {"max_completion_length": 2, "top_k": 2, "reward": every_other_pair},
+}
+
+
+@pytest.mark.usefixtures("shared_sampler")
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("case", SHORT)
+def test_short_and_equal_completions_train_as_with_trl(tmp_path, case, architecture):
+    eight = {"num_generations": 8, "per_device_train_batch_size": 8, "num_iterations": 2}
+    assert_same(tmp_path, small(architecture), **{**eight, "beta": 0.1, **SHORT[case]})
+
+
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("most_tokens", [1, 25])
 def test_a_step_in_several_packs_gives_the_same_results(tmp_path, monkeypatch, most_tokens):

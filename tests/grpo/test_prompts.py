@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,21 @@ def test_all_prompts_are_those_not_held_out():
     message = "grader: must go with the reward grader, got one without the other"
     with pytest.raises(SpecError, match=message):
         spec(reward=["grader"])
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": ""}, r"line 2: prompt: must be text, got an empty one$"),
+        ({"prompt": [{"role": "user", "content": "x"}]}, r"prompt of row 2 must have a token"),
+    ],
+)
+def test_an_empty_prompt_is_refused_by_name_at_submit(tmp_path, tiny_model, row, words):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['content'] if m['content'] != 'x' }}{% endfor %}"
+    )
+    data = rows(tmp_path / "data.jsonl", {"prompt": "1+1"}, row)
+    with pytest.raises(SpecError, match=words):
+        spec(samples=2, dataset=data).check_model_files(folder)

@@ -31,6 +31,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "chat prompts": ("chat prompt", {}, {}),
     "texts": ("text", {}, {}),
     "cut": ("text", {"max_length": 9}, {}),
+    "no prompt": ("no prompt", {}, {}),
+    "no prompt, cut": ("no prompt", {"max_length": 2}, {}),
     "micro-steps": (
         "prompt and completion",
         {},
@@ -85,6 +87,11 @@ def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, arc
 @pytest.mark.parametrize("case", list(CASES)[1:])
 def test_every_form_of_row_trains_as_with_trl(tmp_path, case):
     assert_same(tmp_path, sft_jobs.small("qwen2", tie_word_embeddings=True), case)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+def test_completions_without_a_prompt_train_as_with_trl(tmp_path, architecture):
+    assert_same(tmp_path, sft_jobs.small(architecture), "no prompt")
 
 
 @pytest.mark.parametrize("most_tokens", [1, 25])

@@ -183,6 +183,14 @@ def test_a_bad_row_is_refused_by_file_line_and_field_or_skipped(tmp_path, bad, m
     assert (rows.reading.num_skipped, rows.reading.first_fault) == (1, str(caught.value))
 
 
+def test_a_prompt_may_be_empty_unless_it_becomes_a_message(tmp_path):
+    rows = [{"prompt": "", "completion": "a"}]
+    (row,) = Source(dataset=write(tmp_path / "rows.jsonl", rows)).load().train
+    assert (row.prompt, row.learned) == ("", "a")
+    with pytest.raises(SpecError, match="prompt: must be text, got an empty one"):
+        Source(dataset=str(tmp_path / "rows.jsonl"), chat_template=True).load()
+
+
 def test_a_file_of_nothing_but_bad_rows_is_refused(tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"text": ""}, {"text": ""}])
     with pytest.raises(

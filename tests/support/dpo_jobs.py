@@ -41,6 +41,22 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         }
         for n in range(14)
     ],
+    # Cut to 5 tokens, completions have one token, and half of the pairs of `equal` are the same.
+    "one token": [
+        {"prompt": f"{n % 5}+1=", "chosen": str(n % 7), "rejected": "no"} for n in range(14)
+    ],
+    "equal": [
+        {"prompt": f"{n % 5}+1=", "chosen": "yes", "rejected": "yell" if n % 2 else "no"}
+        for n in range(14)
+    ],
+    "long prompts": [
+        {"prompt": row["prompt"], "chosen": "yes", "rejected": "no"}
+        for row in sft_jobs.ROWS["long prompts"]
+    ],
+    "no prompt": [
+        {"prompt": "", "chosen": str(n) * (1 + n % 3), "rejected": "no" * (n % 2 + 1)}
+        for n in range(14)
+    ],
 }
 
 
@@ -86,7 +102,12 @@ def trainer(
     """
     lora = options.pop("lora", None)
     # Plain descent: AdamW makes of a weight that learns nothing but rounding one that moves.
-    usual: dict[str, Any] = {"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}
+    usual: dict[str, Any] = {
+        "max_steps": 5,
+        "per_device_train_batch_size": 4,
+        "optim": "sgd",
+        "learning_rate": 0.1,
+    }
     rows: list[dict[str, Any]] = ROWS[form]
     if side == "warmd":
         source = Source(dataset=write(folder / "rows.jsonl", rows))
@@ -101,7 +122,6 @@ def trainer(
         ]
     config = DPOConfig(
         output_dir=str(folder),
-        max_steps=5,
         max_length=None if side == "warmd" else max_length,
         bf16=False,
         activation_checkpointing=False,

@@ -70,6 +70,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "chat": [{"messages": turns(n)} for n in range(14)],
     "chat prompt": [{"prompt": turns(n)[:3], "completion": turns(n)[3:]} for n in range(14)],
+    "no prompt": [{"prompt": "", "completion": str(n * 8) * (1 + n % 3)} for n in range(14)],
+    # Half of the prompts fill 10 tokens.
+    "long prompts": [
+        {"prompt": f"{n}+1=".ljust(4 + n % 2 * 8, "?"), "completion": "yes"} for n in range(14)
+    ],
     "text": [{"text": f"{n} and {n + 1}" + " more" * (n % 4)} for n in range(14)],
 }
 
@@ -140,6 +145,7 @@ def trainer(
     lora = options.pop("lora", None)
     # Plain descent: AdamW makes of a weight that learns nothing but rounding one that moves.
     usual: dict[str, Any] = {
+        "max_steps": 5,
         "per_device_train_batch_size": 4,
         "optim": "sgd",
         "learning_rate": 0.1,
@@ -160,7 +166,6 @@ def trainer(
         how = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
     config = SFTConfig(
         output_dir=str(folder),
-        max_steps=5,
         bf16=False,
         activation_checkpointing=False,
         report_to=[],

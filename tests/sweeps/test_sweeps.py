@@ -6,6 +6,9 @@ import pytest
 from worked_sweeps import advance, play_to, queued
 
 import warmd
+from warmd.daemon.sweeps.folder import SweepFolder
+from warmd.daemon.sweeps.members import document_of
+from warmd.jobs.context import RULES
 
 AXIS = ("--sweep", "learning_rate=1e-6,1e-5,1e-4")
 
@@ -112,6 +115,31 @@ def test_combinations_with_different_numbers_of_steps_are_scored_at_their_ends(d
     found = desk.client.sweep(sweep_id)
     assert [point["step"] for point in found["points"]] == [4, 8]
     assert [point["mean"] for point in found["points"]] == [0.6, 0.4]
+    assert found["best"] == 0
+
+
+def test_jobs_of_an_earlier_versions_sweep_are_planned_as_that_version_did(desk):
+    sweep_id = submit(desk, *AXIS)
+    folder = SweepFolder.open(desk.client.home, sweep_id)
+    sweep, (member, *_) = folder.read(), folder.state().members
+    assert document_of(sweep, member)["rules"] == RULES
+    del sweep.document["rules"]  # it had none
+    assert "rules" not in document_of(sweep, member)
+
+
+def test_a_job_that_has_finished_before_a_rung_is_scored_at_its_end(desk):
+    sweep_id = submit(desk, *AXIS, "--halving", "3")
+    for steps, reward in ((2, 0.5), (3, 0.4), (3, 0.3)):
+        if steps == 3:
+            play_to(desk, 3, reward)
+            continue
+        run = desk.begin()
+        for number in range(1, steps + 1):
+            run.log.emit("step", step=number, steps_total=steps, loss=0.5, reward=reward)
+        run.finish({})
+    advance(desk, sweep_id)
+    [found] = desk.rows("sweep", "show", sweep_id)
+    assert [point["mean"] for point in found["points"]] == [0.5, 0.4, 0.3]
     assert found["best"] == 0
 
 

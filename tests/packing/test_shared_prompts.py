@@ -1,0 +1,277 @@
+"""Packs with shared prompts: each sample is learned exactly once, whatever the lengths are."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dpo_jobs
+import group_trainers
+import pytest
+import sft_jobs
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from warmd.jobs.context import OneProcess
+from warmd.jobs.grpo.packed_trainer import PackedTrainer
+from warmd.jobs.packing.shared_prompts import Pack, Sample, split
+from warmd.jobs.sft.dataset import IGNORED
+from warmd.jobs.training.deprecations import no_deprecations
+from warmd.jobs.training.reference import copy_shared_weights
+
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+
+# Few tokens, so that prompts and completions are often equal; 2 is the end token.
+TOKENS = st.sampled_from([2, 5, 79])
+PROMPTS = st.lists(TOKENS, min_size=1, max_size=2)
+COMPLETIONS = st.lists(TOKENS, max_size=2)
+PROCESSES = st.integers(1, 3)
+ROOM = st.sampled_from([1, 4, 1000])  # of a pack
+
+
+class Shared:
+    """What the ranks of a test exchange."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.given: list[Any] = [None] * size
+
+
+class ThreadRank(OneProcess):
+    """A rank that is a thread of the test."""
+
+    def __init__(self, rank: int, size: int, shared: Shared) -> None:
+        self.rank, self.size, self._shared = rank, size, shared
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        self._shared.given[self.rank] = tensor.clone()
+        self._shared.barrier.wait()
+        total = torch.stack(self._shared.given).sum(0)
+        self._shared.barrier.wait()
+        tensor.copy_(total)
+
+
+def in_ranks(trainers: Sequence[Any], learn: Callable[[Any], torch.Tensor]) -> tuple[float, Any]:
+    """Run a step on all ranks at once; return rank 0's loss and the sums of the gradients."""
+    shared = Shared(len(trainers))
+
+    def of_rank(rank: int) -> torch.Tensor:
+        made = trainers[rank]
+        made.ranks = ThreadRank(rank, len(trainers), shared)
+        made.model.train()
+        made.model.zero_grad()
+        try:
+            loss = learn(made)
+            loss.backward()
+        except BaseException:
+            shared.barrier.abort()
+            raise
+        return loss.detach()
+
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        losses = list(pool.map(of_rank, range(len(trainers))))
+    return float(losses[0]), [
+        sum(torch.zeros_like(w) if w.grad is None else w.grad for w in weights)
+        for weights in zip(*(made.model.parameters() for made in trainers), strict=True)
+    ]
+
+
+def assert_close(ours: tuple[float, Any], theirs: tuple[float, Any]) -> None:
+    assert ours[0] == pytest.approx(theirs[0], rel=2e-5, abs=2e-6)
+    largest = max(1e-3, *(float(gradient.abs().max()) for gradient in theirs[1]))
+    for our, their in zip(ours[1], theirs[1], strict=True):
+        torch.testing.assert_close(our, their, rtol=2e-5, atol=2e-5 * largest)
+
+
+@given(
+    st.lists(st.lists(st.tuples(PROMPTS, COMPLETIONS), min_size=1, max_size=2), max_size=9),
+    PROCESSES,
+    ROOM,
+)
+def test_every_sample_is_in_exactly_one_pack_of_one_rank(drawn, processes, room):
+    numbers = iter(range(100))
+    groups = [
+        tuple(Sample(next(numbers), tuple(prompt), tuple(ids)) for prompt, ids in group)
+        for group in drawn
+    ]
+    found = [
+        sample.index
+        for rank in range(processes)
+        for pack in split(groups, room, ThreadRank(rank, processes, Shared(1)))
+        for sample in pack
+    ]
+    assert sorted(found) == list(range(sum(map(len, groups))))
+
+
+def test_the_ranks_have_about_as_many_tokens_each():
+    groups = [(Sample(number, (number,) * 9, (5,) * 8),) for number in range(12)]
+    sizes = [len(split(groups, 1000, ThreadRank(rank, 3, Shared(1)))[0]) for rank in range(3)]
+    assert sizes == [4, 4, 4]
+
+
+def test_a_pack_of_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="sample 7 has an empty prompt"):
+        Pack([Sample(7, (), (5, 2))])
+
+
+# Through the trainers.
+
+
+def padded(rows: Sequence[Sequence[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of rows with padding on a side, and their mask."""
+    longest = max(map(len, rows))
+    gaps = [longest - len(row) for row in rows]
+    masks = [[1] * len(row) for row in rows]
+    if side == "left":
+        pairs = [
+            ([0] * gap + [*row], [0] * gap + mask)
+            for row, mask, gap in zip(rows, masks, gaps, strict=True)
+        ]
+    else:
+        pairs = [
+            ([*row] + [0] * gap, mask + [0] * gap)
+            for row, mask, gap in zip(rows, masks, gaps, strict=True)
+        ]
+    ids, kept = zip(*pairs, strict=True)
+    return torch.tensor(ids), torch.tensor(kept)
+
+
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """TRL's trainer, and those of three ranks, with the same weights and a KL term."""
+    folder = tmp_path_factory.mktemp("grpo")
+    kinds = (GRPOTrainer, *[PackedTrainer] * 3)
+    model = group_trainers.small("llama")
+    made = [group_trainers.trainer(kind, folder, model, beta=0.1) for kind in kinds]
+    for one in made:
+        one.current_gradient_accumulation_steps = 1
+        if isinstance(one, PackedTrainer):
+            copy_shared_weights(one.model, one.ref_model)
+    return made
+
+
+def learn_group(batch: dict[str, Any], room: int) -> Callable[[Any], torch.Tensor]:
+    def learn(made: Any) -> torch.Tensor:
+        inputs = dict(batch)
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        if isinstance(made, PackedTrainer):
+            made.most_tokens = room
+        with torch.no_grad():
+            inputs["ref_per_token_logps"] = made._get_per_token_logps_and_entropies(
+                made.ref_model, ids, mask, batch["completion_ids"].shape[1]
+            )[0]
+        made._buffered_inputs, made._step = [inputs], 0
+        return made.compute_loss(made.model, inputs)  # type: ignore[no-any-return]
+
+    return learn
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(PROMPTS, COMPLETIONS), min_size=2, max_size=6).filter(
+        lambda rows: any(completion for _, completion in rows)
+    ),
+    PROCESSES,
+    ROOM,
+)
+def test_grpo_learns_each_completion_once_in_any_division(grpo, rows, processes, room):
+    batch: dict[str, Any] = {}
+    batch["prompt_ids"], batch["prompt_mask"] = padded([prompt for prompt, _ in rows], "left")
+    batch["completion_ids"], batch["completion_mask"] = padded([ids for _, ids in rows], "right")
+    batch["advantages"] = torch.linspace(-1, 1.5, len(rows))
+    batch["num_items_in_batch"] = batch["completion_mask"].sum()
+    theirs = in_ranks(grpo[:1], learn_group(batch, room))
+    assert_close(in_ranks(grpo[1 : 1 + processes], learn_group(batch, room)), theirs)
+
+
+@pytest.fixture(scope="module")
+def dpo(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """TRL's trainer, and those of three ranks: policies alike, away from the reference."""
+    folder = tmp_path_factory.mktemp("dpo")
+    model = sft_jobs.small("llama", tie_word_embeddings=True)
+    made = [dpo_jobs.trainer(side, folder, model) for side in ("trl", *["warmd"] * 3)]
+    for one in made:
+        one.current_gradient_accumulation_steps = 1
+        if one is not made[0]:
+            copy_shared_weights(one.model, one.ref_model)
+        torch.manual_seed(0)
+        for weight in one.model.parameters():
+            weight.data += 0.05 * torch.randn_like(weight)
+    return made
+
+
+def learn_pairs(rows: Sequence[dict[str, Any]], room: int) -> Callable[[Any], torch.Tensor]:
+    def learn(made: Any) -> torch.Tensor:
+        if hasattr(made, "most_tokens"):
+            made.most_tokens = room
+        with no_deprecations():
+            inputs = made._prepare_inputs(made.data_collator(copy.deepcopy(list(rows))))
+            return made.compute_loss(made.model, inputs)  # type: ignore[no-any-return]
+
+    return learn
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(TOKENS, max_size=2),  # DPO may have no prompt
+            st.lists(TOKENS, min_size=1, max_size=2),
+            st.lists(TOKENS, min_size=1, max_size=2),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    PROCESSES,
+    ROOM,
+)
+def test_dpo_learns_each_pair_once_in_any_division(dpo, pairs, processes, room):
+    names = ("prompt_ids", "chosen_ids", "rejected_ids")
+    rows = [dict(zip(names, pair, strict=True)) for pair in pairs]
+    theirs = in_ranks(dpo[:1], learn_pairs(rows, room))
+    assert_close(in_ranks(dpo[1 : 1 + processes], learn_pairs(rows, room)), theirs)
+
+
+@pytest.fixture(scope="module")
+def sft(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """TRL's trainer, and those of three ranks, with the same weights."""
+    folder = tmp_path_factory.mktemp("sft")
+    model = sft_jobs.small("llama", tie_word_embeddings=True)
+    sides = ("trl", *["warmd"] * 3)
+    return [sft_jobs.trainer(side, folder, model, "text", how={}) for side in sides]
+
+
+def learn_rows(rows: Sequence[dict[str, Any]], room: int) -> Callable[[Any], torch.Tensor]:
+    def learn(made: Any) -> torch.Tensor:
+        if hasattr(made, "most_tokens"):
+            made.most_tokens = room
+        inputs = made._prepare_inputs(made.data_collator(copy.deepcopy(list(rows))))
+        learned = (inputs["labels"][:, 1:] != IGNORED).sum()
+        return made.compute_loss(made.model, inputs, num_items_in_batch=learned)  # type: ignore[no-any-return]
+
+    return learn
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.lists(st.tuples(TOKENS, st.booleans()), min_size=1, max_size=3), min_size=1, max_size=5
+    ).filter(lambda rows: any(is_learned for row in rows for _, is_learned in row[1:])),
+    PROCESSES,
+    ROOM,
+)
+def test_sft_learns_each_row_once_in_any_division(sft, drawn, processes, room):
+    rows = [
+        {
+            "input_ids": [token for token, _ in row],
+            "labels": [token if is_learned else IGNORED for token, is_learned in row],
+        }
+        for row in drawn
+    ]
+    theirs = in_ranks(sft[:1], learn_rows(rows, room))
+    assert_close(in_ranks(sft[1 : 1 + processes], learn_rows(rows, room)), theirs)
