@@ -45,6 +45,8 @@ class WarmModel:
     # others share. Only kinds with Spec.takes_adapters get one.
     adapter: Any = None
     weights_digest: str | None = None  # of the weight files alone; None: not known
+    new_head: tuple[str, ...] = ()  # tensors of a head that the files lack: random values
+    left_out: tuple[str, ...] = ()  # tensors of the files that the model does not use
 
 
 class Models(Protocol):

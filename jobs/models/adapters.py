@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ...configs.entries import HUB_ID
+from .weight_headers import listed
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -170,7 +171,8 @@ def attached(model: Any, folder: Path) -> Any:
             (found.missing_keys, f"{WEIGHTS} has no {{}}, which {CONFIG} names"),
         ):
             if names:
-                raise ValueError(problem.format(names[0].replace(".default", "")))
+                shown = listed(name.replace(".default", "") for name in names)
+                raise ValueError(problem.format(shown))
     return wrapped
 
 
