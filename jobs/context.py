@@ -47,6 +47,7 @@ class WarmModel:
     weights_digest: str | None = None  # of the weight files alone; None: not known
     new_head: tuple[str, ...] = ()  # tensors of a head that the files lack: random values
     left_out: tuple[str, ...] = ()  # tensors of the files that the model does not use
+    unembedded: tuple[str, ...] = ()  # tokens of the tokenizer that have no embedding
 
 
 class Models(Protocol):

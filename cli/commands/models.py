@@ -43,12 +43,13 @@ def load(app: App, models: tuple[str, ...], once: bool) -> None:
 
 
 def _note_differences(model: dict[str, Any]) -> None:
-    """Print how the tensors of a loaded model differ from those of its files."""
+    """Print how a loaded model differs from its files, and its tokenizer from the model."""
     from ...jobs.models.weight_headers import listed
 
     for names, what in (
         (model["left_out"], "tensors of its files are not used"),
         (model["new_head"], "tensors of its head are new, with random values"),
+        (model["unembedded"], "tokens of its tokenizer have no embedding: texts with them fail"),
     ):
         if names:
             note(f"{model['name']}: {len(names)} {what}: {listed(names)}")

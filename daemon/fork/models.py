@@ -68,6 +68,7 @@ class Loaded:
             "merged": self.why_merged,
             "left_out": list(self.warm.left_out),
             "new_head": list(self.warm.new_head),
+            "unembedded": list(self.warm.unembedded),
         }
 
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ...configs.config import ModelConfig
 from ...jobs.context import WarmModel
 from ...jobs.errors import JobFailed
 from ...jobs.models.adapters import merged, model_folder
 from ...jobs.models.pretrained import load
+from ...jobs.models.vocabulary import Vocabulary
 from ...jobs.models.weight_headers import tensors
 from .adapters import NotServedUnmerged
 
@@ -61,7 +63,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
     loaded = load(task, base, config=settings, dtype=dtype)
     model = loaded.model if base == folder else merged(loaded.model, folder)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
         folder if has_tokenizer else base, trust_remote_code=False
     )
     return WarmModel(
@@ -73,6 +75,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
         may_pack=may_pack,
         new_head=loaded.new_head,
         left_out=loaded.left_out,
+        unembedded=tuple(Vocabulary.of(config.name, model, tokenizer).beyond(tokenizer)),
     )
 
 

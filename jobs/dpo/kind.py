@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, WarmModel
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
+from ..models.vocabulary import Vocabulary
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
 from ..training.tokens import Examples
@@ -41,7 +42,8 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
         tokenizer=warm.tokenizer,
         max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
     )
-    examples, held_out = row_job.encode(spec, ctx, rows, how, Example, checkpoint)
+    vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
+    examples, held_out = row_job.encode(spec, ctx, rows, how, vocabulary, Example, checkpoint)
     data_done = time.perf_counter()
     trainer = _trainer(spec, ctx, warm, examples, held_out, rows.fingerprint)
     return row_job.train(
