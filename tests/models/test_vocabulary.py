@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import tiny
+from architectures import make
 from shell import warmd
 
 from warmd.configs.config import ModelConfig
@@ -129,6 +131,38 @@ def test_tokens_that_a_larger_model_made_are_not_used_for_a_smaller_one(tmp_path
     run(data, job)
     with pytest.raises(JobFailed, match=PROBLEM):
         run(data, surroundings(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
+def test_a_padding_token_that_the_model_lacks_is_refused_where_it_is_used(tmp_path, kind):
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    data = write(tmp_path, [{**row, "chosen": "2" * n} for n, row in enumerate(PLAIN, 1)])
+    packed = tiny.surroundings(tmp_path / "packed")
+    packed.ctx.models.tokenizer = tokenizer  # type: ignore[attr-defined]
+    run, _ = JOBS[kind]
+    run(data, packed)
+    padded = tiny.surroundings(tmp_path / "padded", make("GPT2"))
+    padded.ctx.models.tokenizer = tokenizer  # type: ignore[attr-defined]
+    with pytest.raises(
+        JobFailed, match=r"^model: its padding token: token 81 \('\[PAD\]'\) is not"
+    ):
+        run(data, padded)
+
+
+def test_padding_that_the_model_lacks_changes_no_embedding(tmp_path):
+    texts = [{"text": "a" * n} for n in range(1, 9)]
+    found = []
+    for name in ("usual", "lacking"):
+        job = tiny.surroundings(tmp_path / name)
+        tokenizer = job.ctx.models.tokenizer  # type: ignore[attr-defined]
+        if name == "lacking":
+            tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+        path = tmp_path / f"{name}.npz"
+        spec = {"model": "demo", "input": write(tmp_path, texts), "output": str(path)}
+        run_encode(EncodeSpec.parse(spec), job.ctx)
+        found.append(np.load(path)["embeddings"])
+    assert np.array_equal(*found)
 
 
 @pytest.fixture
