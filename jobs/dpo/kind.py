@@ -13,9 +13,9 @@ from ..context import Context, WarmModel
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.vocabulary import Vocabulary
+from ..packing.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
-from ..training.padding import check_padding
 from ..training.tokens import Examples
 from .dataset import Example, Tokenization
 from .options import REWARDS, DpoSpec
@@ -44,7 +44,7 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
         max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
     )
     vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
-    check_padding(vocabulary, warm.tokenizer, warm.model)
+    check_padding(vocabulary, warm)
     examples, held_out = row_job.encode(spec, ctx, rows, how, vocabulary, Example, checkpoint)
     data_done = time.perf_counter()
     trainer = _trainer(spec, ctx, warm, examples, held_out, rows.fingerprint)

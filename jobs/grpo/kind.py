@@ -16,10 +16,10 @@ from ..data.reader import report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.vocabulary import Vocabulary
+from ..packing.padding import check_padding
 from ..rewards import problems, rewards
 from ..rewards.prompts import Prompt, completion_room, encode
 from ..rewards.user_rewards import KeywordReward
-from ..training.padding import check_padding
 from ..training.same_inputs import require_same
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
@@ -49,7 +49,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         report_skipped(ctx.emit, of_training)
     report_skipped(ctx.emit, of_both)
     vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
-    check_padding(vocabulary, warm.tokenizer, warm.model)
+    check_padding(vocabulary, warm)
     prompts = _encode(spec, warm, training, vocabulary)
     eval_prompts = _encode(spec, warm, held_out, vocabulary)
     num_cut = sum(prompt.is_cut for prompt in prompts + eval_prompts)

@@ -15,9 +15,9 @@ from ..models import chat_templates
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import ChatTemplate
 from ..models.vocabulary import Vocabulary
+from ..packing.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
-from ..training.padding import check_padding
 from ..training.tokens import Examples
 from .dataset import Example, Tokenization
 from .options import SftSpec
@@ -43,7 +43,7 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     rows = row_job.load_rows(spec, ctx)
     how = _tokenization(spec, warm, rows.has_chats)
     vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
-    check_padding(vocabulary, warm.tokenizer, warm.model)
+    check_padding(vocabulary, warm)
     examples, held_out = row_job.encode(spec, ctx, rows, how, vocabulary, Example, checkpoint)
     data_done = time.perf_counter()
     trainer = _trainer(spec, ctx, warm, examples, held_out, rows.fingerprint)
