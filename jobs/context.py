@@ -50,6 +50,9 @@ class WarmModel:
     # others share. Only kinds with Spec.takes_adapters get one.
     adapter: Any = None
     weights_digest: str | None = None  # of the weight files alone; None: not known
+    new_head: tuple[str, ...] = ()  # tensors of a head that the files lack: random values
+    left_out: tuple[str, ...] = ()  # tensors of the files that the model does not use
+    unembedded: tuple[str, ...] = ()  # tokens of the tokenizer that have no embedding
 
 
 class Models(Protocol):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..shared.app import App, common_options
+from ..shared.app import App, common_options, note
 from ..view import render
 
 
@@ -38,6 +38,21 @@ def load(app: App, models: tuple[str, ...], once: bool) -> None:
             render.json_line(model)
     else:
         print_models(loaded)
+        for model in loaded:
+            _note_differences(model)
+
+
+def _note_differences(model: dict[str, Any]) -> None:
+    """Print how a loaded model differs from its files, and its tokenizer from the model."""
+    from ...jobs.models.weight_headers import listed
+
+    for names, what in (
+        (model["left_out"], "tensors of its files are not used"),
+        (model["new_head"], "tensors of its head are new, with random values"),
+        (model["unembedded"], "tokens of its tokenizer have no embedding: texts with them fail"),
+    ):
+        if names:
+            note(f"{model['name']}: {len(names)} {what}: {listed(names)}")
 
 
 @click.command()

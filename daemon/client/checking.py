@@ -14,6 +14,7 @@ from ...jobs.context import RULES
 from ...jobs.errors import SpecError
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.models.model_types import check_type
+from ...jobs.models.weight_headers import check_names
 from ...jobs.spec import Spec, path_of
 from ..host import fetch
 from ..host.home import Home
@@ -134,6 +135,12 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
     if not isinstance(settings, dict):
         raise SpecError("model", f"must be a model folder, got {path} that is not a JSON object")
     check_type("model", settings)
+    try:
+        check_names(path.parent)
+    except ValueError as error:
+        raise SpecError(
+            "model", f"must be a model with its weights, got {path.parent}: {error}"
+        ) from error
     if model.task != "auto":  # loaded by its task, not by the class that it names
         settings.pop("architectures", None)
     return settings | {"has_chat_template": _has_chat_template(folder)}

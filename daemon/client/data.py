@@ -11,7 +11,7 @@ from ...jobs import KINDS, spec_class
 from ...jobs.data import sources, survey
 from ...jobs.data.columns import Columns
 from ...jobs.data.options import Content, RecordsSpec
-from ...jobs.errors import SpecError
+from ...jobs.errors import JobFailed, SpecError
 from ...jobs.models import chat_templates
 from ...jobs.models.tokenizer_folder import TokenizerFolder
 from ..host import fetch
@@ -37,7 +37,7 @@ def survey_of(
     unit, positions = "characters", None
     if model is not None:
         folder = _tokenizer_folder(model, config)
-        count, unit, positions = _token_counter(folder), "tokens", folder.positions()
+        count, unit, positions = _token_counter(folder, model), "tokens", folder.positions()
     return survey.survey(
         source,
         names,
@@ -65,16 +65,21 @@ def _plain(content: Content) -> str:
     return "\n".join(message["content"] for message in content)
 
 
-def _token_counter(folder: TokenizerFolder) -> Callable[[Content], int]:
-    count = folder.counter()
-    if count is None:
+def _token_counter(folder: TokenizerFolder, model: str) -> Callable[[Content], int]:
+    encode = folder.encoder()
+    if encode is None:
         raise SpecError("model", "must have a tokenizer.json, got a model without one")
-    template = folder.chat_template()
+    template, vocabulary = folder.chat_template(), folder.vocabulary(model)
 
     def count_tokens(content: Content) -> int:
         if isinstance(content, str) or template is None:
-            return count(_plain(content))
-        return count(chat_templates.render(template, list(content)))
+            text = _plain(content)
+        else:
+            text = chat_templates.render(template, list(content))
+        ids = encode(text)
+        if vocabulary is not None and (problem := vocabulary.problem(ids)) is not None:
+            raise JobFailed(problem)
+        return len(ids)
 
     return count_tokens
 

@@ -162,7 +162,9 @@ def _run(
     weights = models.weights(getattr(spec, "precision", None))
     check_device(request, rundir, events, models.placement)
     warn_of_changed_weights(request, rundir, events, weights)
-    nodes_of_it: dict[str, Any] = {} if request.gang is None else {"nodes": request.gang.nodes}
+    some: dict[str, Any] = {} if request.gang is None else {"nodes": request.gang.nodes}
+    if left_out := models.left_out():
+        some["left_out"] = left_out
     events.emit(
         "started",
         pid=os.getpid(),
@@ -171,7 +173,7 @@ def _run(
         queued_s=waited,
         fork_s=fork_s,
         weights=weights,
-        **nodes_of_it,
+        **some,
     )
     if request.gang is not None:
         rendezvous = TcpRendezvous(request.gang, processes)

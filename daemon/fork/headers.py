@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 
 from ...jobs.models.model_types import check_type
-from ...jobs.models.weight_headers import tensors
+from ...jobs.models.weight_headers import check_names, tensors
 
 # Sizes in a config.json that some tensor of the model has as an extent, by the names that
 # transformers uses for most of its architectures.
@@ -19,7 +19,8 @@ def check_loadable(folder: Path) -> None:
     """Raise ValueError for a model that cannot be loaded, by its config.json and its headers.
 
     Quantized weights and a model's own code are not supported. A config.json that describes a much
-    larger model than the weights would take minutes, or all memory, before the error shows.
+    larger model than the weights would take minutes, or all memory, before the error shows, and so
+    would weights none of which fits.
     """
     config = orjson.loads((folder / "config.json").read_bytes())
     if isinstance(config, dict):
@@ -27,6 +28,7 @@ def check_loadable(folder: Path) -> None:
     if isinstance(config, dict) and config.get("quantization_config") is not None:
         # Its loader would initialize CUDA in the zygote, or need a package that is not there.
         raise ValueError("its weights are quantized: must be float32, bfloat16 or float16")
+    check_names(folder)
     shapes = [entry["shape"] for _, entry in tensors(folder)]
     if not shapes or not isinstance(config, dict):
         return  # in another format; or wrong, and transformers says how

@@ -64,6 +64,10 @@ class HorseModels:
             }
         return None
 
+    def left_out(self) -> list[str]:
+        """The tensors in the files of the job's warm model that it does not use."""
+        return [t for name in self._names.values() for t in self._warm.loaded[name].warm.left_out]
+
     def num_parameters(self) -> int | None:
         """The number of parameters of the job's warm model; None if it creates its own model."""
         found = [self._warm.loaded[name] for name in self._names.values()]

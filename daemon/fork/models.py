@@ -66,6 +66,9 @@ class Loaded:
             "base": self.base,
             "rank": self.rank,
             "merged": self.why_merged,
+            "left_out": list(self.warm.left_out),
+            "new_head": list(self.warm.new_head),
+            "unembedded": list(self.warm.unembedded),
         }
 
 

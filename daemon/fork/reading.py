@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ...configs.config import ModelConfig
 from ...jobs.context import WarmModel
 from ...jobs.errors import JobFailed
 from ...jobs.models.adapters import merged, model_folder
+from ...jobs.models.pretrained import load
+from ...jobs.models.vocabulary import Vocabulary
 from ...jobs.models.weight_headers import tensors
 from .adapters import NotServedUnmerged
 
@@ -43,7 +46,10 @@ def blaming(config: ModelConfig, folder: Path) -> Iterator[None]:
 
 
 def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
-    """Return the model in a folder; that of an adapter is merged. Raises what libraries raise."""
+    """Return the model in a folder; that of an adapter is merged.
+
+    Raises ValueError if the weights do not fit the model, and what libraries raise.
+    """
     import torch
     import transformers
 
@@ -52,14 +58,12 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
     base = model_folder(folder)
     settings = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
     has_masked_lm = isinstance(settings, CodeGraphConfig)
-    name = _auto_class(config.task, settings.architectures or [], has_masked_lm=has_masked_lm)
-    auto = getattr(transformers, name)
+    task = _task(config.task, settings.architectures or [], has_masked_lm=has_masked_lm)
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = auto.from_pretrained(base, config=settings, dtype=dtype, trust_remote_code=False)
-    if base != folder:
-        model = merged(model, folder)
+    loaded = load(task, base, config=settings, dtype=dtype)
+    model = loaded.model if base == folder else merged(loaded.model, folder)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
         folder if has_tokenizer else base, trust_remote_code=False
     )
     return WarmModel(
@@ -69,23 +73,20 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
         tokenizer=tokenizer,
         precision=config.precision,
         may_pack=may_pack,
+        new_head=loaded.new_head,
+        left_out=loaded.left_out,
+        unembedded=tuple(Vocabulary.of(config.name, model, tokenizer).beyond(tokenizer)),
     )
 
 
-def _auto_class(task: str, architectures: list[str], *, has_masked_lm: bool) -> str:
-    by_task = {
-        "causal-lm": "AutoModelForCausalLM",
-        "masked-lm": "AutoModelForMaskedLM",
-        "image-text-to-text": "AutoModelForImageTextToText",
-        "embedding": "AutoModel",
-    }
+def _task(task: str, architectures: list[str], *, has_masked_lm: bool) -> str:
     if task != "auto":
-        return by_task[task]
+        return task
     name = architectures[0] if architectures else ""
     if has_masked_lm or name.endswith("ForMaskedLM"):
-        return by_task["masked-lm"]
+        return "masked-lm"
     if name.endswith("ForConditionalGeneration"):
-        return by_task["image-text-to-text"]
+        return "image-text-to-text"
     if name.endswith("Model") and not name.endswith("LMHeadModel"):
-        return by_task["embedding"]  # saved without a head
-    return by_task["causal-lm"]
+        return "embedding"  # saved without a head
+    return "causal-lm"

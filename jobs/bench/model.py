@@ -33,13 +33,15 @@ def read(folder: Path) -> Any:
     On a CPU its weights are mapped.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.utils import logging
 
+    from ..models.pretrained import load
     from .machine import device
 
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(folder)
+    model = load("causal-lm", folder, config=config, dtype=torch.float32).model
     return model.to(device()).requires_grad_(False).eval()
 
 

@@ -52,8 +52,10 @@ class Usage:
         seen = _Read(values)
         try:
             length = count(self.spec.content_of(seen, place))
-        except (SpecError, JobFailed) as error:
+        except SpecError as error:
             self.add_bad(error)
+        except JobFailed as error:  # of its chat or tokens; it does not name the row
+            self.add_bad(JobFailed(f"{place.option}: {place.text}: {error}"))
         else:
             self.lengths.add(length)
             self.fields |= seen.fields

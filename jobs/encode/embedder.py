@@ -26,6 +26,7 @@ from ..compute.quantized import SwappedLinears
 from ..context import WarmModel
 from ..errors import JobFailed
 from ..models.context_length import positions
+from ..models.vocabulary import Vocabulary
 from .journal import Floats
 from .passages import Passage
 
@@ -71,6 +72,7 @@ class Embedder:
         self._tokenizer = warm.tokenizer
         self._is_code = isinstance(warm.model, CodeGraphEncoder)
         self._model = warm.model
+        self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
         self._device = device
         self._pooling = pooling
         self._normalize = normalize
@@ -93,12 +95,16 @@ class Embedder:
         return self._tokenizer.backend_tokenizer, self.max_length
 
     def rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
-        """Tokenize passages, each cut to `max_length`. Raises JobFailed naming an empty one."""
+        """Tokenize passages, each cut to `max_length`.
+
+        Raises JobFailed naming one without tokens, or with tokens beyond the model's vocabulary.
+        """
         with self._shared.lock:
             rows = self._code_rows(passages) if self._is_code else self._text_rows(passages)
         for passage, row in zip(passages, rows, strict=True):
             if not len(row.ids):
                 raise JobFailed(f"input: {passage.id} has no tokens")
+            self._vocabulary.check(f"input: {passage.id}", row.ids.tolist())
         return rows
 
     def encode(self, rows: Sequence[TokenizedPassage]) -> Floats:
@@ -204,6 +210,7 @@ class Embedder:
         hidden: Tensor
         if not self._is_code:
             pad = self._tokenizer.pad_token_id or 0
+            pad = pad if pad < self._vocabulary.size else 0  # which one does not matter: masked
             ids = self._pad([row.ids for row in rows], pad)
             hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
             return hidden

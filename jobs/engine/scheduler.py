@@ -21,6 +21,7 @@ from ..compute.levels import NATIVE
 from ..compute.threads import compute_with
 from ..context import WarmModel
 from ..errors import JobFailed
+from ..models.vocabulary import Vocabulary
 from .compute_thread import COMPUTE_THREAD
 from .decoder import Decoder
 from .fallback import FallbackRunner
@@ -65,10 +66,10 @@ class Engine:
         self._samples_batches = self._is_on_gpu  # one by one, each token would wait for the device
         self._chooses_budget = budget_bytes is None
         self._budget_bytes = budget_bytes or int(free_bytes(warm.model.device) * _KV_SHARE)
-        self._vocabulary: int = warm.model.get_input_embeddings().num_embeddings
+        self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
         self.threads = torch.get_num_threads()
         self._eos_tokens = _eos_tokens(warm)
-        self._grammars = Grammars(warm, self._vocabulary, self._eos_tokens)
+        self._grammars = Grammars(warm, self._vocabulary.size, self._eos_tokens)
         self._runner: Any = None
         self._idle_work_done = False
         self._vision: VisionEncoder | None = None  # None: a text model
@@ -85,11 +86,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; results arrive in `request.pieces`, up to an End. Raises JobFailed."""
-        highest = max(request.ids)
-        if highest >= self._vocabulary:  # the embedding lookup would fail for the whole batch
-            raise JobFailed(
-                f"prompt: token {highest} is not among the {self._vocabulary} of {self._warm.name}"
-            )
+        self._vocabulary.check("prompt", request.ids)  # the lookup would fail for the whole batch
         if request.images:
             check_takes_images(self._warm)
         with COMPUTE_THREAD.changed:

@@ -9,6 +9,7 @@ from typing import Any
 from ..context import WarmModel
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
+from ..models.vocabulary import Vocabulary
 from ..rewards.prompts import Prompt, encode
 from ..rewards.scoring import Score
 from ..statistics import majority, pass_at_k
@@ -28,6 +29,7 @@ class Generation:
         """score: by the rewards of the spec."""
         self._spec = spec
         self._warm = warm
+        self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
         self._score_rewards = score
         self._weights = {one.name: one.weight for one in spec.reward_specs}
         self._score = self._rewards if spec.variant is None else self._gsm8k
@@ -43,6 +45,7 @@ class Generation:
         (prompt,) = encode(
             [question.problem],
             self._warm.tokenizer,
+            self._vocabulary,
             chat_template=spec.chat_template,
             system=spec.system,
         )

@@ -16,6 +16,7 @@ from typing import Any
 from ..context import WarmModel
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
+from ..models.vocabulary import Vocabulary
 from .answers import Answer
 from .questions import Question
 
@@ -28,6 +29,7 @@ class MultipleChoice:
 
     def __init__(self, warm: WarmModel) -> None:
         self._warm = warm
+        self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
 
     def requests(
         self, number: int, question: Question, is_canceled: Callable[[], bool]
@@ -43,6 +45,7 @@ class MultipleChoice:
         self, context: str, continuation: str, row: int, is_canceled: Callable[[], bool]
     ) -> Request:
         ids, first = split(self._warm, context, continuation)
+        self._vocabulary.check(f"dataset: row {row}", ids)
         limit = _positions(self._warm)
         if limit is not None and len(ids) > limit:
             raise JobFailed(
@@ -76,6 +79,7 @@ class Perplexity:
 
     def __init__(self, warm: WarmModel) -> None:
         self._warm = warm
+        self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
         bos, eos = warm.tokenizer.bos_token_id, warm.tokenizer.eos_token_id
         prefix = bos if bos is not None else eos
         if prefix is None:
@@ -92,6 +96,7 @@ class Perplexity:
         ids = self._warm.tokenizer(text, add_special_tokens=False)["input_ids"]
         if not ids:
             raise JobFailed(f"dataset: row {question.problem.row} has no tokens")
+        self._vocabulary.check(f"dataset: row {question.problem.row}", ids)
         size = (_positions(self._warm) or _WINDOW) - 1
         return question, [
             _scoring(window, first, is_canceled)

@@ -15,6 +15,8 @@ from ..context import Context, WarmModel, step_of
 from ..data.reader import report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
+from ..models.vocabulary import Vocabulary
+from ..packing.padding import check_padding
 from ..rewards import problems, rewards
 from ..rewards.prompts import Prompt, completion_room, encode
 from ..rewards.user_rewards import KeywordReward
@@ -46,8 +48,10 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     if not held_out or spec.eval_dataset is not None:
         report_skipped(ctx.emit, of_training)
     report_skipped(ctx.emit, of_both)
-    prompts = _encode(spec, warm, training)
-    eval_prompts = _encode(spec, warm, held_out)
+    vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
+    check_padding(vocabulary, warm)
+    prompts = _encode(spec, warm, training, vocabulary)
+    eval_prompts = _encode(spec, warm, held_out, vocabulary)
     num_cut = sum(prompt.is_cut for prompt in prompts + eval_prompts)
     if num_cut:
         ctx.emit("truncated", prompts=num_cut, max_prompt_length=spec.max_prompt_length)
@@ -106,10 +110,16 @@ def _reward_log(spec: GrpoSpec, ctx: Context, checkpoint: Path | None) -> Reward
     return RewardLog(Path(spec.reward_log), ctx.job_id, step=step)
 
 
-def _encode(spec: GrpoSpec, warm: WarmModel, found: Sequence[problems.Problem]) -> list[Prompt]:
+def _encode(
+    spec: GrpoSpec,
+    warm: WarmModel,
+    found: Sequence[problems.Problem],
+    vocabulary: Vocabulary,
+) -> list[Prompt]:
     return encode(
         found,
         warm.tokenizer,
+        vocabulary,
         chat_template=spec.chat_template,
         system=spec.system,
         max_length=spec.max_prompt_length,

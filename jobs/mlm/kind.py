@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, WarmModel, step_of
 from ..data.reader import progress
 from ..errors import JobFailed, Stopped
+from ..models.weight_headers import listed
 from ..training.same_inputs import require_same
 from .options import GRAPH, LEARNING_RATE, MlmSpec
 
@@ -43,6 +44,8 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     digests = {"content": corpus.name, "tokenizer": tokenizer_digest(tokenizer)}
     require_same(ctx.ranks, "data", digests)
     data_done = time.perf_counter()
+    if warm is not None and warm.new_head:
+        _announce_head(spec, ctx, warm)
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     trainer = _trainer(spec, ctx, warm, model, tokenizer, corpus)
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
@@ -62,6 +65,20 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
         "model": "model",
         "metrics": trainer.last_metrics,
     }
+
+
+def _announce_head(spec: MlmSpec, ctx: Context, warm: WarmModel) -> None:
+    tensors = f"{len(warm.new_head)} tensors: {listed(warm.new_head)}"
+    if spec.lora is not None:
+        raise JobFailed(
+            f"lora: must be unset for a model without a head for masked tokens ({tensors}): "
+            "an adapter does not train a new head"
+        )
+    ctx.emit(
+        "warning",
+        message=f"model: {warm.name} has no head for masked tokens, so a new one is trained from "
+        f"random values ({tensors})",
+    )
 
 
 # Data.

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ...configs.entries import HUB_ID
+from .weight_headers import listed
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -60,8 +61,9 @@ def is_model(folder: Path) -> bool:
 def base_of(folder: Path) -> str:
     """Return the adapter's base: the absolute path of a folder, or an id on the hub.
 
-    An id is followed by @ and the revision where the adapter names one. A relative path counts from
-    the adapter's folder. Raises ValueError if it names neither.
+    An id is followed by @ and the revision where the adapter names one. PEFT saves a relative path
+    as it was given to the training, so it may count from the adapter's folder or from any folder
+    above: the nearest that has such a model. Raises ValueError if it names neither.
     """
     if (folder / "config.json").is_file():
         raise ValueError(
@@ -71,11 +73,16 @@ def base_of(folder: Path) -> str:
     named = settings.get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         raise ValueError(f"{_BASE}, got {named!r}")
-    base = folder / os.path.expanduser(named)  # unchanged for a user that does not exist
-    if (base / "config.json").is_file():
-        return str(base.resolve())
+    path = os.path.expanduser(named)  # unchanged for a user that does not exist
+    absolute = Path(os.path.abspath(folder))
+    for above in (absolute, *absolute.parents):  # an absolute path is the same from each
+        if (above / path / "config.json").is_file():
+            return str((above / path).resolve())
     if not HUB_ID.fullmatch(named):
-        raise ValueError(f"{_BASE}, got {named!r}: no model folder there")
+        places = (
+            "" if os.path.isabs(path) else ", seen from the adapter's folder and those above it"
+        )
+        raise ValueError(f"{_BASE}, got {named!r}: no model folder there{places}")
     revision = settings.get("revision") or ""
     if not isinstance(revision, str) or not revision.isprintable():
         raise ValueError(
@@ -170,7 +177,8 @@ def attached(model: Any, folder: Path) -> Any:
             (found.missing_keys, f"{WEIGHTS} has no {{}}, which {CONFIG} names"),
         ):
             if names:
-                raise ValueError(problem.format(names[0].replace(".default", "")))
+                shown = listed(name.replace(".default", "") for name in names)
+                raise ValueError(problem.format(shown))
     return wrapped
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from .chat_templates import ChatTemplate
+from .vocabulary import Vocabulary
 
 _MOST_CHARACTERS = 100_000  # of a text, at most, that are tokenized
 
@@ -22,9 +23,7 @@ class TokenizerFolder:
 
     def positions(self) -> int | None:
         """Return the context length in tokens; None when the config does not name it."""
-        config = self._read("config.json")
-        limit = config.get("text_config", config).get("max_position_embeddings")
-        return limit if isinstance(limit, int) else None
+        return self._setting("max_position_embeddings")
 
     def lacks_chat_template(self) -> bool:
         """Whether there is a tokenizer config but no chat template."""
@@ -40,10 +39,27 @@ class TokenizerFolder:
 
     def counter(self) -> Callable[[str], int] | None:
         """Return a function that counts a text's non-special tokens; None: no tokenizer.json."""
+        encode = self.encoder()
+        return None if encode is None else lambda text: len(encode(text))
+
+    def encoder(self) -> Callable[[str], list[int]] | None:
+        """Return a function that returns a text's non-special tokens; None: no tokenizer.json."""
         tokenizer = self._tokenizer()
         if tokenizer is None:
             return None
-        return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def vocabulary(self, name: str) -> Vocabulary | None:
+        """Return the tokens that the model has embeddings for; None: its files do not say.
+
+        `name`: of the model, for messages.
+        """
+        tokenizer, size = self._tokenizer(), self._setting("vocab_size")
+        return (
+            None
+            if tokenizer is None or size is None
+            else Vocabulary(size, name, tokenizer.id_to_token)
+        )
 
     def longer_than(
         self, room: int, texts: Iterable[tuple[int, str]], *, until: float
@@ -109,6 +125,11 @@ class TokenizerFolder:
             named = [item for item in found if isinstance(item, dict)]
             found = next((i.get("template") for i in named if i.get("name") == "default"), None)
         return found if isinstance(found, str) else None
+
+    def _setting(self, name: str) -> int | None:
+        config = self._read("config.json")
+        value = config.get("text_config", config).get(name)
+        return value if isinstance(value, int) else None
 
     def _read(self, name: str) -> dict[str, Any]:
         try:

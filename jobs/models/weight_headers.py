@@ -7,11 +7,72 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+WHOLE = "model.safetensors"  # preferred to the shards of an index
+INDEX = "model.safetensors.index.json"
+
+# Wrappers of a model that begin the names of its tensors, and how to save it without them.
+_WRAPPERS = {
+    "_orig_mod.": "torch.compile: save the model that was compiled, model._orig_mod",
+    "module.": "DistributedDataParallel: save the wrapped model, model.module",
+    "base_model.model.": "PEFT: save the result of merge_and_unload, or the adapter alone",
+}
+_NAMES_SHOWN = 3
+
+# Exceptions for damaged files and files of another format.
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(struct.error, MemoryError, OverflowError),
+)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first few names, in order, and the number of others."""
+    every = sorted(names)
+    others = len(every) - _NAMES_SHOWN
+    return ", ".join(every[:_NAMES_SHOWN]) + (f" and {others} more" if others > 0 else "")
+
+
+def unwrapping(names: Iterable[str]) -> str | None:
+    """Return what to do about names of tensors that a wrapper of the model changed, or None."""
+    first = min(names, default="")
+    for prefix, advice in _WRAPPERS.items():
+        if first.startswith(prefix) or f".{prefix}" in first:
+            return f"the names have the prefix {prefix} of {advice}"
+    return None
+
+
+def check_names(folder: Path) -> None:
+    """Raise ValueError if weights cannot fit any model, by the names in their headers.
+
+    These are weights that were saved in a wrapper, and an index that names tensors which its files
+    lack. Headers that cannot be read are left to the loading of the model.
+    """
+    try:
+        held = {name for name, _ in tensors(folder)}
+        index = folder / INDEX
+        is_read = index.is_file() and not (folder / WHOLE).is_file()
+        wanted = orjson.loads(index.read_bytes())["weight_map"] if is_read else {}
+        absent = sorted(set(wanted) - held)
+    except _UNREADABLE:
+        return
+    if absent:
+        raise ValueError(
+            f"{INDEX} names {len(absent)} of {len(wanted)} tensors that no file has: "
+            f"{listed(absent)}: copy or save the model again"
+        )
+    advice = unwrapping(held) if all(map(_is_wrapped, held)) else None
+    if advice is not None:
+        raise ValueError(f"all {len(held)} tensors have other names ({listed(held)}): {advice}")
+
+
+def _is_wrapped(name: str) -> bool:
+    return name.startswith(tuple(_WRAPPERS))
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -21,13 +82,6 @@ def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             (length,) = struct.unpack("<Q", file.read(8))
             header = orjson.loads(file.read(length))
         yield from ((name, entry) for name, entry in header.items() if name != "__metadata__")
-
-
-# Exceptions for damaged files and files of another format.
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError),
-    *(struct.error, MemoryError, OverflowError),
-)
 
 
 def count_parameters(folder: Path) -> int | None:

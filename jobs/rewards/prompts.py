@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import JobFailed
 from ..models import chat_templates
+from ..models.vocabulary import Vocabulary
 from .problems import Problem
 
 
@@ -27,6 +28,7 @@ class Prompt:
 def encode(
     problems: Sequence[Problem],
     tokenizer: Any,
+    vocabulary: Vocabulary,
     *,
     chat_template: bool = False,
     system: str | None = None,
@@ -36,7 +38,8 @@ def encode(
 
     Chat messages always go through the tokenizer's chat template, plain text does if
     `chat_template`; `system` opens a chat that has no system message. Raises JobFailed naming
-    the row that gives no tokens or that the chat template refuses, or when there is no template.
+    the row that gives no tokens, or tokens beyond the model's vocabulary, or that the chat template
+    refuses, or when there is no template.
     """
     prompts = []
     for problem in problems:
@@ -48,6 +51,7 @@ def encode(
             raise JobFailed(f"{field_of(problem)} has no tokens")
         is_cut = max_length is not None and len(ids) > max_length
         kept = ids[-max_length:] if is_cut and max_length is not None else ids
+        vocabulary.check(field_of(problem), kept)
         prompts.append(
             Prompt(
                 text=text,

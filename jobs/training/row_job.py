@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, step_of
 from ..data.reader import progress, report_skipped
 from ..errors import Stopped
+from ..models.vocabulary import Vocabulary
 from .row_options import RowTrainingSpec
 from .rows import Rows
 from .same_inputs import require_same
@@ -33,12 +34,13 @@ def encode(
     ctx: Context,
     rows: Rows[Any],
     how: Encoder[E],
+    vocabulary: Vocabulary,
     kind: type[E],
     checkpoint: Path | None,
 ) -> tuple[Examples[E], Examples[E]]:
     """Return the examples to train on and those held out; report their lengths.
 
-    Raises Stopped, and JobFailed if none is left.
+    Raises Stopped, and JobFailed if none is left or if one has tokens beyond the vocabulary.
     """
 
     def check_stop() -> None:
@@ -46,7 +48,9 @@ def encode(
             raise Stopped(0 if checkpoint is None else step_of(checkpoint))
 
     corpus = ctx.ranks.after_first(
-        lambda: tokenized(ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit))
+        lambda: tokenized(
+            ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit), vocabulary
+        )
     )
     require_same(ctx.ranks, "dataset", {"content": corpus.name})
     for part, lengths in corpus.facts.items():

@@ -28,6 +28,10 @@ class Row(Protocol):
     """One row of a data set, as a kind uses it."""
 
     @property
+    def place(self) -> jsonl.Place:
+        """Where it is in its file."""
+
+    @property
     def is_chat(self) -> bool:
         """Whether it goes through the chat template."""
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from ..data.corpus import FOLDER, Array, Corpus, Writer, open_or_build, tokenizer_digest
 from ..data.lengths import Lengths
 from ..errors import JobFailed
+from ..models.vocabulary import Vocabulary
 from .rows import Row, Rows, RowsDigest
 
 Report = Callable[[str, int, int | None, str], None]
@@ -82,19 +83,27 @@ def tokenized(
     how: Encoder[Any],
     check_stop: Callable[[], None],
     report: Report,
+    vocabulary: Vocabulary,
 ) -> Corpus:
     """Return the examples of rows from the cache of a home, or tokenize them into it.
 
     `facts` of the corpus has the lengths of both parts. Raises JobFailed if no row of a part
-    has a token to learn, or if the rows have changed meanwhile.
+    has a token to learn, if a token is beyond the model's vocabulary, or if the rows have changed
+    meanwhile.
     """
+    is_exceeded = bool(vocabulary.beyond(how.tokenizer))
 
     def build(writer: Writer) -> None:
         digest = RowsDigest()
         for part, is_held_out in ((rows.train, False), (rows.held_out, True)):
             lengths = Lengths(how.max_length)
-            counted = _counted(_observed(part, digest), len(part), check_stop, report)
+            latest: list[Row] = []
+            observed = _observed(part, digest, latest)
+            counted = _counted(observed, len(part), check_stop, report)
             for example in how.encode(counted, lengths):
+                if is_exceeded:
+                    place = latest[0].place
+                    vocabulary.check(f"{place.option}: {place.text}", example.columns()["ids"])
                 writer.add(example.columns(), held_out=is_held_out)
             if not is_held_out:
                 digest.end_part()
@@ -115,12 +124,16 @@ def tokenized(
         "max_length": how.max_length,
         **how.identity,
     }
+    if is_exceeded:  # models of a larger vocabulary may share the tokenizer
+        key["vocabulary"] = vocabulary.size
     return open_or_build(cache / FOLDER, key, how.dtypes, build, check_stop)
 
 
-def _observed(rows: Iterable[Row], digest: RowsDigest) -> Iterator[Row]:
+def _observed(rows: Iterable[Row], digest: RowsDigest, latest: list[Row]) -> Iterator[Row]:
+    """Yield rows; add each to the digest, and leave it in `latest`."""
     for row in rows:
         digest.add([row])
+        latest[:] = [row]
         yield row
 
 

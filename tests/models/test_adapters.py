@@ -224,15 +224,27 @@ def test_folder_of_a_model_and_an_adapter_is_refused(tiny_model, tmp_path):
         load(folder)
 
 
-def test_a_relative_base_path_starts_from_the_adapters_folder(tiny_model, tmp_path):
-    shutil.copytree(tiny_model, tmp_path / "models" / "base")
-    (tmp_path / "adapters").mkdir()
-    named = {"base_model_name_or_path": "../models/base"}
-    folder = write_plain(tmp_path / "adapters" / "one", tiny_model, **named)
-    with pytest.raises(NotFound, match="no model folder there"):
+@pytest.mark.parametrize("named", ["base", "./base", "models/base", "../base", "../models/base"])
+def test_a_relative_base_is_looked_up_from_the_adapters_folder_upwards(tiny_model, tmp_path, named):
+    """PEFT saves the path that the training was given, which counts from its working directory."""
+    folder = tmp_path / "work" / "out" / "checkpoint-8"
+    write_plain(folder, tiny_model, base_model_name_or_path=named)
+    base = tmp_path / named.removeprefix("../").removeprefix("./")
+    if not named.startswith("../"):
+        base = tmp_path / "work" / named
+    shutil.copytree(tiny_model, base)
+    assert model_folder(folder) == base
+    assert load(folder).rank == 2
+    nearer = shutil.copytree(tiny_model, folder.parent / named)
+    assert model_folder(folder) == nearer.resolve()
+
+
+def test_a_relative_base_that_is_nowhere_is_refused_with_where_it_was_looked_for(
+    tiny_model, tmp_path
+):
+    folder = write_plain(tmp_path / "one", tiny_model, base_model_name_or_path="./none")
+    with pytest.raises(NotFound, match="no model folder there, seen from the adapter's folder and"):
         load(folder)
-    (tmp_path / "adapters" / "models").symlink_to(tmp_path / "models")
-    assert model_folder(folder) == tmp_path / "models" / "base"
 
 
 @pytest.fixture

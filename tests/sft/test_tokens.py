@@ -17,9 +17,12 @@ from warmd.jobs.data.corpus import remove_oldest, size_bytes
 from warmd.jobs.data.lengths import Lengths
 from warmd.jobs.data.reader import Reading
 from warmd.jobs.errors import JobFailed
+from warmd.jobs.models.vocabulary import Vocabulary
 from warmd.jobs.sft.dataset import Example, Source, Tokenization
 from warmd.jobs.sft.kind import run
 from warmd.jobs.training.tokens import Examples, tokenized
+
+VOCABULARY = Vocabulary(int(sft_jobs.SIZES["vocab_size"]), "tiny", lambda token: None)
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -35,7 +38,7 @@ def make(folder: Path, source: Source, **how: Any) -> Any:
     given = {"tokenizer": sft_jobs.tokenizer(), "max_length": 128} | how
     return tokenized(
         *(folder / "cache", "sft", source.load(), Tokenization(**given)),
-        *(lambda: None, lambda *_: None),
+        *(lambda: None, lambda *_: None, VOCABULARY),
     )
 
 
@@ -88,7 +91,7 @@ def test_rows_that_change_while_they_are_read_are_refused_and_not_kept(tmp_path)
     write(path, sft_jobs.ROWS["text"][::-1])
     how = Tokenization(tokenizer=sft_jobs.tokenizer(), max_length=128)
     with pytest.raises(JobFailed, match=r"^dataset: must not change while it is read"):
-        tokenized(tmp_path / "cache", "sft", rows, how, lambda: None, lambda *_: None)
+        tokenized(tmp_path / "cache", "sft", rows, how, lambda: None, lambda *_: None, VOCABULARY)
     assert not [p for p in (tmp_path / "cache/corpora").iterdir() if p.name[0] != "."]
 
 
