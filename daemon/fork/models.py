@@ -102,7 +102,7 @@ class WarmModels:
             files = model_files.fingerprint(folder)
         found = self.loaded.get(config.name)
         if found is not None:
-            if found.config == config and found.files == files:
+            if found.config == config and self._is_same(found, folder, files):
                 self._touch(found)
                 return found
             if found.config != config and config.name in in_use:
@@ -123,6 +123,22 @@ class WarmModels:
         gc.collect()
         gc.freeze()
         return loaded
+
+    def _is_same(self, found: Loaded, folder: Path, files: str) -> bool:
+        """Whether a folder, with this fingerprint, still has the content that was loaded.
+
+        A hard link to a file (`--init-from`), a copy of it in its place or a change of its mode
+        changes the fingerprint and not the model.
+        """
+        if found.files == files:
+            return True
+        try:
+            if model_files.digest(folder, self._digests) != found.weights:
+                return False
+        except (OSError, ValueError):
+            return False  # loading it again says what is wrong
+        found.files = files
+        return True
 
     def _load(self, config: ModelConfig, folder: Path, in_use: Collection[str]) -> Loaded:
         why_merged = None

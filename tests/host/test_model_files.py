@@ -99,6 +99,24 @@ def test_a_model_whose_files_have_changed_is_loaded_again(folder: Path):
     assert not models.loaded  # removed weights are not used any more
 
 
+@pytest.mark.slow
+def test_a_model_whose_files_have_the_same_content_is_not_loaded_again(folder: Path, tmp_path):
+    models = WarmModels(10**9)
+    config = ModelConfig(name="m", path=str(folder))
+    first = models.ensure(config, folder, in_use=())
+    weights = folder / "model.safetensors"
+    for change in (
+        lambda: (tmp_path / "link").hardlink_to(weights),  # as --init-from does
+        lambda: weights.chmod(0o600),
+        lambda: shutil.copy(weights, tmp_path / "copy").replace(weights),
+    ):
+        before = model_files.fingerprint(folder)
+        change()
+        assert model_files.fingerprint(folder) != before
+        assert models.ensure(config, folder, in_use=()) is first
+    assert not first.is_reloaded
+
+
 # Prints the sum of mapped weights before and after their file is overwritten.
 MAPPED = """
 import signal, sys
