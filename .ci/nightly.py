@@ -59,7 +59,10 @@ PARTS = {
         processes=2,
     ),
     "slurm": Part("a real Slurm", ("deploy/slurm", "daemon/host/home.py", "daemon/supervise")),
-    "levels": Part("kernels at each instruction set of this processor", ("jobs/compute",)),
+    "levels": Part(
+        "kernels at each instruction set of this processor, and the GPU checks without a GPU",
+        ("jobs/compute", "tests/gpu/check.py", "tests/gpu/checks"),
+    ),
     "homes": Part(
         "homes of earlier versions",
         ("configs", "daemon", "jobs/files", "jobs/training", "jobs/grpo", "jobs/spec.py"),

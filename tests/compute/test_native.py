@@ -242,7 +242,10 @@ def test_sizes_that_are_not_multiples_of_the_block_fall_back_to_pytorch(sizes):
     assert logits.isfinite().all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="levels",
+    catches="code compiled wrongly for another processor, or from a broken cache",
+)
 @pytest.mark.parametrize("variables", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}])
 def test_tokens_are_right_when_numba_compiles_for_fewer_instruction_sets(variables):
     """NUMBA_ENABLE_AVX is 0 of itself for what LLVM takes for a "nocona", as in some machines."""
@@ -331,7 +334,10 @@ for precision in ("native", "bf16", "int8"):
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="levels",
+    catches="code compiled wrongly for another processor, or from a broken cache",
+)
 @pytest.mark.parametrize("trouble", ["damaged", "nowhere to write", "several at once", "no JIT"])
 def test_machine_code_is_compiled_whatever_the_state_of_the_cache(tmp_path, trouble):
     sources = tmp_path / "compute"

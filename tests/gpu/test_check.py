@@ -24,7 +24,9 @@ def check(folder: Path, *arguments: str) -> tuple[int, str, list[dict[str, objec
     return done.returncode, done.stdout + done.stderr, json.loads(facts.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="levels", catches="a check for GPUs that no longer runs, until somebody has a GPU"
+)
 def test_every_check_runs_without_a_gpu_and_passes(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

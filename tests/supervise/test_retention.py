@@ -220,7 +220,9 @@ def test_jobs_with_an_input_file_stay_and_do_not_count_towards_the_size(queue, t
     assert traces(queue, other)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms", catches="files or keys that one answer in hundreds leaves behind"
+)
 @pytest.mark.timeout(900)  # 5,000 requests, which took 300 s next to three other daemons
 def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., Daemon]):
     daemon = make_daemon(

@@ -20,7 +20,10 @@ from waiting import wait_until
 
 from warmd.daemon.client.client import Client
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="networks",
+    catches="a kind, sweep or curriculum whose steps differ on two nodes",
+)
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,9 @@ def test_a_gateway_without_a_worker_is_served_by_the_nodes_of_its_redis(machines
         assert json.load(reply)["choices"]
 
 
+@pytest.mark.nightly(
+    part="networks", catches="a job lost when whole nodes fail, or are upgraded one by one"
+)
 def test_jobs_of_nodes_without_power_or_network_or_time_are_resumed_once_by_another(
     machines: Cluster,
 ):
@@ -167,6 +170,9 @@ def test_jobs_of_nodes_without_power_or_network_or_time_are_resumed_once_by_anot
         assert "could not renew its lease" in machines.log("third")
 
 
+@pytest.mark.nightly(
+    part="networks", catches="a job lost when whole nodes fail, or are upgraded one by one"
+)
 def test_a_rolling_upgrade_of_three_nodes_under_jobs_loses_nothing(machines: Cluster):
     later = other_version(machines.folder, "9.9.9", schema=2)
     names = ("first", "second", "third")

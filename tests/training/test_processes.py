@@ -128,7 +128,10 @@ def test_the_steps_of_two_processes_are_those_of_one(case, tmp_path):
     assert begin["processes"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles",
+    catches="a combination of kind and option whose stop or step differs with two processes",
+)
 @pytest.mark.parametrize("case", CASES)
 def test_a_stopped_job_of_two_processes_ends_like_an_uninterrupted_one(case, tmp_path):
     make, options = CASES[case]
