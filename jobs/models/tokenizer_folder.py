@@ -40,10 +40,20 @@ class TokenizerFolder:
 
     def counter(self) -> Callable[[str], int] | None:
         """Return a function that counts a text's non-special tokens; None: no tokenizer.json."""
+        encode = self.encoder()
+        return None if encode is None else lambda text: len(encode(text))
+
+    def encoder(self) -> Callable[[str], list[int]] | None:
+        """Return a function that returns a text's non-special tokens; None: no tokenizer.json."""
         tokenizer = self._tokenizer()
         if tokenizer is None:
             return None
-        return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decoder(self) -> Callable[[list[int]], str] | None:
+        """Return a function that returns the text of tokens; None: no tokenizer.json."""
+        tokenizer = self._tokenizer()
+        return None if tokenizer is None else lambda ids: str(tokenizer.decode(ids))
 
     def longer_than(
         self, room: int, texts: Iterable[tuple[int, str]], *, until: float

@@ -12,6 +12,8 @@ from ..data.lengths import Lengths
 from ..errors import JobFailed
 from .rows import Row, Rows, RowsDigest
 
+FACTS = 2  # counted up when the facts of a corpus have more fields
+
 Report = Callable[[str, int, int | None, str], None]
 
 
@@ -113,6 +115,7 @@ def tokenized(
         "tokenizer": tokenizer_digest(how.tokenizer),
         "special": how.tokenizer.special_tokens_map,
         "max_length": how.max_length,
+        "facts": FACTS,
         **how.identity,
     }
     return open_or_build(cache / FOLDER, key, how.dtypes, build, check_stop)
