@@ -61,6 +61,8 @@ def show(app: App, dataset: str, model: str | None, columns: tuple[str, ...]) ->
     for kind, use in found["kinds"].items():
         if use["first_fault"] is not None:
             click.echo(f"{kind}: first bad row: {render.one_line(use['first_fault'])}")
+        if use["warning"] is not None:
+            click.echo(f"{kind}: {render.one_line(use['warning'])}")
     for kind, use in found["kinds"].items():
         if use["histogram"]:
             click.echo(f"\nrows by {unit} ({kind})")

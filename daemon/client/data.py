@@ -10,6 +10,7 @@ from ...configs.config import DaemonConfig
 from ...jobs import KINDS, spec_class
 from ...jobs.data import sources, survey
 from ...jobs.data.columns import Columns
+from ...jobs.data.lengths import num_shared
 from ...jobs.data.options import Content, RecordsSpec
 from ...jobs.errors import JobFailed, SpecError
 from ...jobs.models import chat_templates
@@ -34,10 +35,11 @@ def survey_of(
         if issubclass(spec_class(kind), RecordsSpec)
     }
     count: Callable[[Content], int] = _characters
-    unit, positions = "characters", None
+    unit, positions, divergence = "characters", None, None
     if model is not None:
         folder = _tokenizer_folder(model, config)
         count, unit, positions = _token_counter(folder, model), "tokens", folder.positions()
+        divergence = _divergence(folder)
     return survey.survey(
         source,
         names,
@@ -45,6 +47,7 @@ def survey_of(
         count=count,
         unit=unit,
         positions=positions,
+        divergence=divergence,
     )
 
 
@@ -82,6 +85,24 @@ def _token_counter(folder: TokenizerFolder, model: str) -> Callable[[Content], i
         return len(ids)
 
     return count_tokens
+
+
+def _divergence(folder: TokenizerFolder) -> survey.Divergence:
+    encode, decode, template = folder.encoder(), folder.decoder(), folder.chat_template()
+    assert encode is not None  # it counts tokens
+    assert decode is not None
+
+    def text_of(content: Content, *, is_prompt: bool) -> str:
+        if isinstance(content, str) or template is None:
+            return _plain(content)
+        return chat_templates.render(template, list(content), add_generation_prompt=is_prompt)
+
+    def divergence(prompt: Content, wholes: Sequence[Content]) -> str | None:
+        ids = encode(text_of(prompt, is_prompt=True))
+        begin = min(num_shared(ids, encode(text_of(whole, is_prompt=False))) for whole in wholes)
+        return None if begin == len(ids) else decode(ids[begin:])
+
+    return divergence
 
 
 def clear_tokens(config: DaemonConfig) -> int:

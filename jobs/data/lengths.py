@@ -1,11 +1,13 @@
-"""Statistics of the lengths of tokenized rows: counts, percentiles, truncation."""
+"""Statistics of tokenized rows: lengths, truncation, prompts that are tokenized differently."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 LIMITS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens, inclusive
+_SHOWN = 40  # characters of a prompt's end
 
 
 @dataclass
@@ -19,6 +21,8 @@ class Lengths:
     longest: int = 0
     truncated: int = 0
     dropped: int = 0  # rows without a token to learn after truncation
+    diverging: int = 0  # rows whose prompt alone has other tokens than at their beginning
+    first_divergence: str | None = None  # the place of the first one, and the end of its prompt
     _counts: dict[int, int] = field(default_factory=lambda: dict.fromkeys((*LIMITS, 0), 0))
 
     def add(self, length: int, learned: int | None = None) -> None:
@@ -31,6 +35,11 @@ class Lengths:
         if learned is not None:
             self.learned_tokens += learned
             self.dropped += learned == 0
+
+    def add_divergence(self, place: str, end: str) -> None:
+        """Count a row whose prompt is tokenized otherwise alone; `end`: from there on."""
+        self.diverging += 1
+        self.first_divergence = self.first_divergence or f"{place}: from {end[:_SHOWN]!r} on"
 
     @property
     def histogram(self) -> dict[str, int]:
@@ -49,5 +58,32 @@ class Lengths:
             "longest": self.longest,
             "truncated": self.truncated,
             "dropped": self.dropped,
+            "diverging": self.diverging,
+            "first_divergence": self.first_divergence,
             "histogram": self.histogram,
         }
+
+
+def num_shared(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return the number of leading tokens that two sequences share."""
+    pairs = zip(ids, others, strict=False)
+    return next(
+        (place for place, (one, other) in enumerate(pairs) if one != other),
+        min(len(ids), len(others)),
+    )
+
+
+def divergence_warning(facts: Mapping[str, Any]) -> str | None:
+    """Return TRL's warning of prompts that are tokenized differently alone; None without any.
+
+    `facts`: of a Lengths.
+    """
+    if not facts["diverging"]:
+        return None
+    return (
+        "dataset: the prompt alone has other tokens than at the beginning of prompt and completion "
+        f"in {facts['diverging']} of {facts['rows']} records (the first: "
+        f"{facts['first_divergence']}): this end of the prompt is learned with the completion, "
+        "after another context than the model is asked in; end prompts on a token boundary "
+        "(without a trailing space), or use a chat template that renders a prompt the same in both"
+    )

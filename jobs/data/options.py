@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,15 @@ class RecordsSpec(Spec, ABC):
 
         Raises SpecError for a record that the kind cannot use.
         """
+
+    def prompt_of(
+        self, values: Mapping[str, Any], place: Place
+    ) -> tuple[Content, Sequence[Content]] | None:
+        """Return the prompt of a record, and each completion with it before it; None without one.
+
+        Raises SpecError for a record that the kind cannot use.
+        """
+        return None
 
     @abstractmethod
     def cut_at(self, positions: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -11,11 +11,15 @@ from ..errors import JobFailed, SpecError
 from ..files import jsonl
 from .columns import Columns
 from .formats import Record
-from .lengths import Lengths
+from .lengths import Lengths, divergence_warning
 from .options import Content, RecordsSpec
 from .sources import TAKES, files_of, records
 
 NUM_EXAMPLES = 5
+
+# Of a prompt and each completion with it before it: the end of the prompt that is tokenized
+# otherwise alone; None if there is none.
+Divergence = Callable[[Content, Sequence[Content]], str | None]
 
 
 class _Read(dict[str, Any]):
@@ -46,7 +50,11 @@ class Usage:
     first_fault: str | None = None
 
     def add(
-        self, values: Mapping[str, Any], place: jsonl.Place, count: Callable[[Content], int]
+        self,
+        values: Mapping[str, Any],
+        place: jsonl.Place,
+        count: Callable[[Content], int],
+        divergence: Divergence | None,
     ) -> None:
         """Count a record."""
         seen = _Read(values)
@@ -59,6 +67,10 @@ class Usage:
         else:
             self.lengths.add(length)
             self.fields |= seen.fields
+            if divergence is not None and (parts := self.spec.prompt_of(seen, place)) is not None:
+                end = divergence(*parts)
+                if end is not None:
+                    self.lengths.add_divergence(place.text, end)
 
     def add_bad(self, error: Exception) -> None:
         """Count a record that cannot be used."""
@@ -75,6 +87,7 @@ class Usage:
             "first_fault": self.first_fault,
             "fields": list(self.fields),
             **{name: lengths[name] for name in names},
+            "warning": divergence_warning(lengths),
         }
 
 
@@ -86,11 +99,13 @@ def survey(
     count: Callable[[Content], int],
     unit: str,
     positions: int | None,
+    divergence: Divergence | None = None,
 ) -> dict[str, Any]:
     """Return the rows, columns, lengths and first examples of a data set as plain values.
 
     `specs`: the kinds by name, with their options. `count` returns the length of a text or chat in
-    `unit`, tokens or characters; only tokens are cut. Raises SpecError.
+    `unit`, tokens or characters; only tokens are cut, and only with them is there a `divergence`.
+    Raises SpecError.
     """
     files = files_of("dataset", source, TAKES)
     usages = {
@@ -102,7 +117,7 @@ def survey(
     found = records("dataset", source)
     for record in found:
         num_rows += 1
-        _add(record, columns, usages, seen, count)
+        _add(record, columns, usages, seen, count, divergence)
     return {
         "dataset": source,
         "files": len(files),
@@ -121,6 +136,7 @@ def _add(
     usages: Mapping[str, Usage],
     seen: dict[str, dict[str, int]],
     count: Callable[[Content], int],
+    divergence: Divergence | None,
 ) -> None:
     try:
         values = record.parse()
@@ -134,7 +150,7 @@ def _add(
             usage.add_bad(error)
         return
     for usage in usages.values():
-        usage.add(renamed, place, count)
+        usage.add(renamed, place, count, divergence)
 
 
 def _examples(source: str) -> list[dict[str, Any]]:

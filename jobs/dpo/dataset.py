@@ -11,11 +11,11 @@ Tokens are those of TRL's DPOTrainer. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ..data.lengths import Lengths
+from ..data.lengths import Lengths, num_shared
 from ..errors import JobFailed
 from ..files import jsonl
 from ..models import chat_templates
@@ -207,18 +207,20 @@ class Tokenization:
         template refuses.
         """
         for row in rows:
-            whole = self._example(row)
+            whole = self._example(row, lengths)
             example = whole.cut(self.max_length)
             lengths.add(whole.longest, example.num_learned)
             if example.num_learned:
                 yield example
 
-    def _example(self, row: Pair) -> Example:
+    def _example(self, row: Pair, lengths: Lengths) -> Example:
         prompt = self._tokens(row.prompt, row, add_generation_prompt=True)
         sides = [self._joined(row.prompt, side) for side in (row.chosen, row.rejected)]
         chosen, rejected = (self._tokens(side, row) for side in sides)
         # The completions begin where the tokens differ: some may span the end of the prompt.
-        begin = min(_num_shared(prompt, chosen), _num_shared(prompt, rejected))
+        begin = min(num_shared(prompt, chosen), num_shared(prompt, rejected))
+        if begin < len(prompt):
+            lengths.add_divergence(row.place.text, self.tokenizer.decode(prompt[begin:]))
         return Example(prompt[:begin], chosen[begin:], rejected[begin:])
 
     def _joined(self, prompt: str | Messages, side: str | Messages) -> str | Messages:
@@ -243,12 +245,3 @@ class Tokenization:
         )
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
-
-
-def _num_shared(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return the number of leading tokens that two sequences share."""
-    pairs = zip(ids, others, strict=False)
-    return next(
-        (place for place, (one, other) in enumerate(pairs) if one != other),
-        min(len(ids), len(others)),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -108,13 +108,14 @@ class DpoSpec(RowTrainingSpec):
         return self.batch_size  # a loss is a mean over the pairs of a micro-batch
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
-        pair = self.source.row(values, place)
         # Only the longer side is counted.
-        side = max(pair.chosen, pair.rejected, key=lambda side: len(str(side)))
-        if isinstance(pair.prompt, str):
-            return f"{pair.prompt}{side}"
-        assert not isinstance(side, str)
-        return pair.prompt + side
+        return max(self.prompt_of(values, place)[1], key=lambda side: len(str(side)))
+
+    def prompt_of(
+        self, values: Mapping[str, Any], place: Place
+    ) -> tuple[Content, Sequence[Content]]:
+        pair = self.source.row(values, place)
+        return pair.prompt, [_joined(pair.prompt, side) for side in (pair.chosen, pair.rejected)]
 
     def check(self) -> None:
         super().check()
@@ -126,3 +127,10 @@ class DpoSpec(RowTrainingSpec):
             )
         if self.label_smoothing == 0 and self.loss_type == "exo_pair":
             raise SpecError("label_smoothing", "must be above 0 for loss_type exo_pair, got 0")
+
+
+def _joined(prompt: Content, side: Content) -> Content:
+    if isinstance(prompt, str):
+        return f"{prompt}{side}"
+    assert not isinstance(side, str)
+    return prompt + side

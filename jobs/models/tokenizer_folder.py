@@ -61,6 +61,11 @@ class TokenizerFolder:
             else Vocabulary(size, name, tokenizer.id_to_token)
         )
 
+    def decoder(self) -> Callable[[list[int]], str] | None:
+        """Return a function that returns the text of tokens; None: no tokenizer.json."""
+        tokenizer = self._tokenizer()
+        return None if tokenizer is None else lambda ids: str(tokenizer.decode(ids))
+
     def longer_than(
         self, room: int, texts: Iterable[tuple[int, str]], *, until: float
     ) -> tuple[int, str] | None:

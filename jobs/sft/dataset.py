@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import orjson
 
-from ..data.lengths import Lengths
+from ..data.lengths import Lengths, num_shared
 from ..errors import JobFailed
 from ..files import jsonl
 from ..models import chat_templates
@@ -165,52 +165,60 @@ class Tokenization:
         refuses, and if it marks no assistant.
         """
         for row in rows:
-            example = self._example(row)
+            example = self._example(row, lengths)
             cut = Example(example.ids[: self.max_length], example.labels[: self.max_length])
             lengths.add(len(example.ids), cut.num_learned)
             if cut.num_learned:
                 yield cut
 
-    def _example(self, row: Row) -> Example:
+    def _example(self, row: Row, lengths: Lengths) -> Example:
         if isinstance(row.learned, str):
-            return self._text_example(row.prompt, row.learned)
-        if not self.tokenizer.chat_template:
+            ids, prompt_ids = self._text_ids(row.prompt, row.learned)
+        elif self.tokenizer.chat_template:
+            ids, prompt_ids = self._chat_and_prompt_ids(row.prompt, row.learned, row.place.text)
+        else:
             raise JobFailed(": ".join(NO_TEMPLATE))
-        return self._chat_example(row.prompt, row.learned, row.place.text)
+        # The completion begins where the tokens differ: some may span the end of the prompt.
+        begin = num_shared(prompt_ids, ids)
+        if begin < len(prompt_ids):
+            lengths.add_divergence(row.place.text, self.tokenizer.decode(prompt_ids[begin:]))
+        labels = [IGNORED] * begin + ids[begin:] if self.completion_only_loss else list(ids)
+        return Example(ids, self._of_assistant(labels, row) if self.assistant_only_loss else labels)
 
-    def _text_example(self, prompt: Any, learned: str) -> Example:
+    def _text_ids(self, prompt: Any, learned: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a row, and those of its prompt alone."""
         end = self.tokenizer.eos_token
         learned = learned if learned.endswith(end) else learned + end
         if prompt is None:
-            ids = self.tokenizer(text=learned)["input_ids"]
-            return Example(ids, list(ids))
+            return self.tokenizer(text=learned)["input_ids"], []
         prompt_ids = self.tokenizer(text=prompt)["input_ids"]
-        ids = self.tokenizer(text=prompt + learned)["input_ids"]
-        return Example(ids, self._labels(ids, prompt_ids))
+        return self.tokenizer(text=prompt + learned)["input_ids"], prompt_ids
 
-    def _chat_example(self, prompt: Any, learned: Messages, field: str) -> Example:
-        chat = (prompt or []) + learned
-        ids = self._chat_ids(chat, field)
-        labels = list(ids)
-        if prompt is not None:
-            prompt_ids = self._chat_ids(prompt, field, add_generation_prompt=True)
-            labels = self._labels(ids, prompt_ids)
-        if self.assistant_only_loss:
-            # The template has just rendered this chat within its limits.
-            mask = self.tokenizer.apply_chat_template(
-                chat,
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                chat_template=self.training_template,
-            ).get("assistant_masks", [])
-            if 1 not in mask:
-                raise JobFailed(
-                    "assistant_only_loss: must be false for this model: its chat template does not "
-                    "mark what the assistant says ({% generation %})"
-                )
-            labels = [label if bit else IGNORED for label, bit in zip(labels, mask, strict=True)]
-        return Example(ids, labels)
+    def _chat_and_prompt_ids(
+        self, prompt: Any, learned: Messages, field: str
+    ) -> tuple[list[int], list[int]]:
+        """Return the tokens of a chat, and those of its prompt alone."""
+        ids = self._chat_ids((prompt or []) + learned, field)
+        if prompt is None:
+            return ids, []
+        return ids, self._chat_ids(prompt, field, add_generation_prompt=True)
+
+    def _of_assistant(self, labels: list[int], row: Row) -> list[int]:
+        """Return labels without those of tokens that the assistant does not say."""
+        # The template has just rendered this chat within its limits.
+        mask = self.tokenizer.apply_chat_template(
+            [*(row.prompt or ()), *row.learned],
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            chat_template=self.training_template,
+        ).get("assistant_masks", [])
+        if 1 not in mask:
+            raise JobFailed(
+                "assistant_only_loss: must be false for this model: its chat template does not "
+                "mark what the assistant says ({% generation %})"
+            )
+        return [label if bit else IGNORED for label, bit in zip(labels, mask, strict=True)]
 
     def _chat_ids(
         self, chat: Messages, field: str, *, add_generation_prompt: bool = False
@@ -223,14 +231,3 @@ class Tokenization:
         )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
-
-    def _labels(self, ids: list[int], prompt: Iterable[int]) -> list[int]:
-        if not self.completion_only_loss:
-            return list(ids)
-        # The completion begins where the tokens differ: some may span the end of the prompt.
-        begin = 0
-        for one, other in zip(prompt, ids, strict=False):
-            if one != other:
-                break
-            begin += 1
-        return [IGNORED] * begin + ids[begin:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -85,6 +85,12 @@ class SftSpec(RowTrainingSpec):
             return (row.prompt or "") + row.learned
         assert not isinstance(row.prompt, str)
         return (row.prompt or []) + row.learned
+
+    def prompt_of(
+        self, values: Mapping[str, Any], place: Place
+    ) -> tuple[Content, Sequence[Content]] | None:
+        prompt = self.source.row(values, place).prompt
+        return None if prompt is None else (prompt, [self.content_of(values, place)])
 
     def check(self) -> None:
         super().check()

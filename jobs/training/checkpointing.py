@@ -260,7 +260,6 @@ class CheckpointingTrainer(Trainer):
                 message=f"the resume from {checkpoint.name} is exact in state, but not bitwise "
                 f"({'; '.join(changed)}): sums round differently from here on",
             )
-
         fixes = self.changes_since(about.get("rules", 0))
         if fixes:
             self.job.emit(

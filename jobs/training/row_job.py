@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, step_of
+from ..data.lengths import divergence_warning
 from ..data.reader import progress, report_skipped
 from ..errors import Stopped
 from ..models.vocabulary import Vocabulary
@@ -56,6 +57,8 @@ def encode(
     for part, lengths in corpus.facts.items():
         if lengths["rows"]:
             ctx.emit("lengths", part=part, cached=not corpus.is_new, **lengths)
+            if checkpoint is None and (warning := divergence_warning(lengths)) is not None:
+                ctx.emit("warning", message=warning)
     return Examples(corpus, corpus.train, kind), Examples(corpus, corpus.validation, kind)
 
 

@@ -13,6 +13,8 @@ from ..errors import JobFailed
 from ..models.vocabulary import Vocabulary
 from .rows import Row, Rows, RowsDigest
 
+FACTS = 2  # counted up when the facts of a corpus have more fields
+
 Report = Callable[[str, int, int | None, str], None]
 
 
@@ -122,6 +124,7 @@ def tokenized(
         "tokenizer": tokenizer_digest(how.tokenizer),
         "special": how.tokenizer.special_tokens_map,
         "max_length": how.max_length,
+        "facts": FACTS,
         **how.identity,
     }
     if is_exceeded:  # models of a larger vocabulary may share the tokenizer

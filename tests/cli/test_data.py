@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 import tiny
+from odd_tokenizers import merging
 from shell import Done, warmd
 
 from warmd.jobs.data.corpus import FOLDER
@@ -70,6 +71,21 @@ def test_lengths_are_tokens_of_the_model_and_rows_over_the_limit_are_counted(des
     in_characters = desk.shown("rows.jsonl")
     assert in_characters["unit"] == "characters"
     assert in_characters["kinds"]["sft"]["max_length"] is None
+
+
+def test_prompts_that_do_not_end_on_a_token_boundary_are_counted(desk):
+    merging().save_pretrained(desk.folder / "model")
+    (desk.folder / "model/config.json").write_text('{"max_position_embeddings": 20}')
+    sides = [{"completion": "ca"}, {"chosen": "ba", "rejected": "ca"}, {"completion": "ba"}]
+    desk.write("rows.jsonl", [{"prompt": "ab ", **side} for side in sides])
+    kinds = desk.shown("rows.jsonl", "--model", "model")["kinds"]
+    assert kinds["grpo"]["warning"] is None
+    for kind, counted in (("sft", "in 1 of 2 records"), ("dpo", "in 1 of 1 records")):
+        assert counted in kinds[kind]["warning"]
+        assert "from ' ' on" in kinds[kind]["warning"]
+    said = desk.warmd("show", "rows.jsonl", "--model", "model").out
+    assert "sft: dataset: the prompt alone has other tokens" in said
+    assert desk.shown("rows.jsonl")["kinds"]["sft"]["warning"] is None  # in characters
 
 
 def test_columns_make_a_data_set_usable(desk):

@@ -40,3 +40,14 @@ def spaced() -> Any:
     )
     fast: Any = PreTrainedTokenizerFast
     return fast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def merging() -> Any:
+    """One token per letter, and one of a space with the "c" after it, as of many words in GPT-2."""
+    words = ["<pad>", "<bos>", "<eos>", *LETTERS.replace(" ", "Ġ"), "Ġc"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    core = Tokenizer(models.BPE(vocabulary, [("Ġ", "c")]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
