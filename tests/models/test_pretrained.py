@@ -18,6 +18,7 @@ from adapters import lora, write_adapter
 from architectures import DECODED, OTHERS, bert, make
 from safetensors.torch import load_file, save_file
 from shell import warmd
+from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
@@ -27,10 +28,12 @@ from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.host.warm_set import known_models
 from warmd.jobs import spec_class
 from warmd.jobs.context import WarmModel
-from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.mlm.options import MlmSpec
 from warmd.jobs.models.pretrained import CLASSES
+from warmd.jobs.sft.kind import run as run_sft
+from warmd.jobs.sft.options import SftSpec
 
 ROOT = Path(__file__).parents[2]
 FILE = "model.safetensors"
@@ -244,6 +247,21 @@ def test_a_masked_training_says_that_its_head_is_new(tmp_path, lora):
     (warning,) = job.of_type("warning")
     assert "m has no head for masked tokens, so a new one is trained" in warning["message"]
     assert "6 tensors: cls.predictions.bias" in warning["message"]
+
+
+@pytest.mark.usefixtures("like_a_work_horse")
+def test_a_job_is_not_resumed_on_a_model_with_other_tensors_than_its_checkpoint(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1+1=", "completion": "2"}\n' * 4)
+    spec = SftSpec.parse({"model": "demo", "dataset": str(data), "steps": 3, "save_every": 1})
+    job = tiny.surroundings(tmp_path / "job")
+    job.stop_at_step = 2
+    with pytest.raises(Stopped):
+        run_sft(spec, job.ctx)
+    larger = {**tiny.model().config.to_dict(), "num_hidden_layers": 3}
+    job = tiny.surroundings(tmp_path / "job", LlamaForCausalLM(LlamaConfig(**larger)))
+    with pytest.raises(JobFailed, match=r"9 of 30 tensors are missing in it \(model.layers.2."):
+        run_sft(spec, job.ctx)
 
 
 @pytest.mark.parametrize("merges", [False, True], ids=["served unmerged", "merged"])
