@@ -123,6 +123,8 @@ def stage_line(progress: Mapping[str, Any]) -> str:
     stage = {"server": "redis"}.get(progress["stage"], progress["stage"])
     stage = " ".join(filter(None, (stage, progress.get("name"))))
     seconds, num_bytes = progress.get("seconds"), progress.get("memory_bytes")
+    if problem := progress.get("problem"):
+        return f"{stage:<24}  not loaded: {problem}"
     line = f"{stage:<24}"
     if seconds is not None:
         line += f"  {render.duration(seconds):>8}"

@@ -332,16 +332,20 @@ def check_runs(config: DaemonConfig) -> Check:
 
 
 def check_models(config: DaemonConfig) -> Check:
-    """Whether the folders of the configured local models exist."""
+    """Whether the configured local models have folders, and weights whose names can be right."""
     from ...daemon.host.fetch import hub_id, local_folder
+    from ...jobs.models.adapters import model_folder
+    from ...jobs.models.weight_headers import check_names
 
     problems = []
     for model in config.models:
         try:
             if hub_id(model) is None:  # or it may not be on this disk yet
-                local_folder(model)
+                check_names(model_folder(local_folder(model)))
         except NotFound as error:
             problems.append(str(error))
+        except ValueError as error:
+            problems.append(f"model: {model.name}: {error}")
     if problems:
         return Check("models", "fail", "; ".join(problems), "fix the path, or remove the model")
     return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")

@@ -107,6 +107,7 @@ class Zygote:
                 if wanted.is_required:
                     raise
                 log.error("zygote: %s", error)  # deleted or damaged since it was last loaded
+                _report(BootProgress("model", True, name=name, problem=str(error)))
                 continue
             _report(
                 BootProgress(

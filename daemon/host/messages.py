@@ -544,6 +544,7 @@ class BootProgress(Message, op="progress"):
     name: str | None = None  # of the model or library; of the server: embedded or external
     seconds: float | None = None
     memory_bytes: int | None = None
+    problem: str | None = None  # why a model that an earlier run had loaded is not loaded
 
 
 @dataclass(frozen=True)

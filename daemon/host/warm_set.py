@@ -66,11 +66,13 @@ class WarmSet:
                 self._kept[model.name] = model
             self.write()
 
-    def discard(self, name: str) -> None:
+    def discard(self, name: str) -> bool:
+        """Remove a model from the set; return whether it was there."""
         with self._lock:
-            self._models.pop(name, None)
+            found = self._models.pop(name, None)
             self._kept.pop(name, None)
             self.write()
+            return found is not None
 
     def note_loaded(self, loaded: Iterable[ModelConfig]) -> None:
         """Record the models of the zygote, including those that jobs loaded on demand."""

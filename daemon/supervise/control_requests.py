@@ -13,7 +13,7 @@ import redis
 from ... import __version__
 from ...configs.config import redacted_url
 from ...configs.queues import QUEUES
-from ...jobs.errors import Conflict, Unavailable
+from ...jobs.errors import Conflict, NotFound, Unavailable, WarmdError
 from ..host import downloads, memory
 from ..host.channel import Channel
 from ..host.messages import (
@@ -34,6 +34,7 @@ from ..host.messages import (
     Status,
     Stop,
     Stopping,
+    Unloaded,
     UnloadModel,
     ZygoteStatus,
 )
@@ -71,9 +72,7 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
             supervisor.warm_set.add(request.model, is_kept=request.is_kept)
             return loaded
         case UnloadModel():
-            reply = _request_zygote(supervisor, request)
-            supervisor.warm_set.discard(request.name)
-            return reply
+            return _unload(supervisor, request)
         case ListModels():
             return Models(_zygote_status(supervisor, timeout_s=_LOAD_TIMEOUT_S).models)
         case GetStatus():
@@ -114,6 +113,19 @@ def _request_zygote(
         raise Unavailable("the zygote died before it replied: see `warmd logs`")
     if isinstance(reply, Failure):
         raise reply.to_exception()
+    return reply
+
+
+def _unload(supervisor: Supervisor, request: UnloadModel) -> Message:
+    """Unload a model, or forget one that is to be kept warm and could not be loaded."""
+    try:
+        reply = _request_zygote(supervisor, request)
+    except WarmdError as error:
+        is_warm = error.exit_code != NotFound.exit_code
+        if is_warm or not supervisor.warm_set.discard(request.name):
+            raise
+        return Unloaded(request.name, [])
+    supervisor.warm_set.discard(request.name)
     return reply
 
 

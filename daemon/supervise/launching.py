@@ -13,6 +13,7 @@ from ...jobs.errors import WarmdError
 from ..host import downloads
 from ..host.home import Home
 from ..host.messages import (
+    BootProgress,
     HorsePlan,
     LocalModel,
     Message,
@@ -82,13 +83,17 @@ class Launcher:
 
 
 def download_models(
-    warm_set: WarmSet, *, must_have: bool, is_canceled: Callable[[], bool]
+    warm_set: WarmSet,
+    *,
+    must_have: bool,
+    is_canceled: Callable[[], bool],
+    report: Callable[[BootProgress], None],
 ) -> list[WantedModel]:
     """Return the warm models with their folders, downloaded where that is needed.
 
-    A model that cannot be downloaded is left out and logged; with `must_have`, the WarmdError of a
-    model in the settings is raised. `is_canceled` is polled during downloads, which may take hours;
-    the list is incomplete if it has become true.
+    A model that cannot be downloaded is left out, logged and reported; with `must_have`, the
+    WarmdError of a model in the settings is raised. `is_canceled` is polled during downloads, which
+    may take hours; the list is incomplete if it has become true.
     """
     models = []
     for model in warm_set.models():
@@ -102,6 +107,7 @@ def download_models(
             if is_required and must_have:
                 raise
             log.error("zygote: %s", error)
+            report(BootProgress("model", True, name=model.name, problem=str(error)))
     return models
 
 

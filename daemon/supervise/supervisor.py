@@ -244,7 +244,10 @@ class Supervisor:
                 self.reloading.handle(message)
 
         models = download_models(
-            self.warm_set, must_have=not self._flags.was_warm, is_canceled=self._is_stopping
+            self.warm_set,
+            must_have=not self._flags.was_warm,
+            is_canceled=self._is_stopping,
+            report=handle,
         )
         if self.stopping is None:
             self._launcher.start_zygote(child, models, handle, is_next=is_next)

@@ -68,7 +68,8 @@ def check_names(folder: Path) -> None:
         )
     advice = unwrapping(held) if all(map(_is_wrapped, held)) else None
     if advice is not None:
-        raise ValueError(f"all {len(held)} tensors have other names ({listed(held)}): {advice}")
+        problem = f"all tensors are missing, as its {len(held)} have other names: {listed(held)}"
+        raise ValueError(f"{problem}: {advice}")
 
 
 def _is_wrapped(name: str) -> bool:

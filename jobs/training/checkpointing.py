@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from ..context import RULES, Context, Save, step_of
 from ..errors import JobFailed
 from ..files.atomic import whole_folder
+from ..models.weight_headers import listed
 from ..spec import shown
 from .live_tensors import LiveTensors
 from .options import TrainingSpec
@@ -228,6 +229,20 @@ class CheckpointingTrainer(Trainer):
         self._report_extension(Path(checkpoint))
         self.load_job_state(read_job_state(Path(checkpoint)))
         self._warn_of_differences(Path(checkpoint))
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Raise JobFailed if a checkpoint has other tensors than the model; the Trainer logs it."""
+        model = cast(nn.Module, self.model)
+        tensors = model.state_dict(keep_vars=True)
+        missing, unexpected = set(load_result.missing_keys), load_result.unexpected_keys
+        loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+        missing = {name for name in missing if id(tensors[name]) not in loaded}  # those not tied
+        if missing or unexpected:
+            raise JobFailed(
+                f"model: must be the one that the checkpoint is of: {len(missing)} of "
+                f"{len(tensors)} tensors are missing in it ({listed(missing) or 'none'}), "
+                f"{len(unexpected)} unexpected ({listed(unexpected) or 'none'})"
+            )
 
     def _compare_options(self, checkpoint: Path) -> None:
         """Report options changed since a checkpoint. Raises SpecError for a forbidden change."""

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 import orjson
 import pytest
+from safetensors.numpy import save_file
 
 from warmd.cli.commands.doctor import Check, check_models, check_requirements
 from warmd.cli.main import COMMANDS, warmd
@@ -206,6 +208,10 @@ def test_doctor_distinguishes_models_adapters_and_other_folders(tmp_path):
     for folder in (gone, tmp_path / ("long" * 100)):  # no file system has room for such a name
         missing = check(base, folder)
         assert (missing.result, str(folder) in missing.found) == ("fail", True)
+    save_file({"_orig_mod.lm_head.weight": np.ones(2)}, base / "model.safetensors")
+    wrapped = check(adapter)
+    assert wrapped.result == "fail"
+    assert "model: adapter: all tensors are missing" in wrapped.found
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -27,7 +27,7 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.daemon.fork.reading import stored_bytes
-from warmd.daemon.host.warm_set import on_demand_models
+from warmd.daemon.host.warm_set import known_models, on_demand_models
 from warmd.jobs.errors import SpecError, WarmdError
 
 MakeDaemon = Callable[..., Daemon]
@@ -252,7 +252,12 @@ def test_loaded_models_are_loaded_again_after_a_restart_except_broken_ones(
     shutil.rmtree(tmp_path / "gone")
     (tmp_path / "spoilt" / "config.json").write_text("{")
     daemon.stop()
-    daemon.start()
+    problems = {p["name"]: p["problem"] for p in daemon.start() if "problem" in p}
+    assert "no such folder" in problems.pop("gone")
+    assert problems.pop("spoilt").startswith("model: spoilt cannot be loaded from ")
+    assert not problems
+    assert control.unload_model(daemon.config, "spoilt")["unloaded"] == "spoilt"
+    assert "spoilt" not in known_models(daemon.home)
     assert {model["name"] for model in control.models(daemon.config)} == {"tiny", "kept"}
     assert daemon.wait(daemon.submit(model="kept"))["status"] == "finished"
 

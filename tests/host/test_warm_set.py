@@ -53,11 +53,10 @@ def test_the_file_has_every_change_of_two_threads(home):
         for _ in range(50):
             warm_set.note_loaded([CONFIGURED, LOADED])
             warm_set.add(LOADED, is_kept=True)
-            for change in [
-                pool.submit(warm_set.note_loaded, [CONFIGURED]),
-                pool.submit(warm_set.discard, "loaded"),
-            ]:
-                change.result()
+            noted = pool.submit(warm_set.note_loaded, [CONFIGURED])
+            discarded = pool.submit(warm_set.discard, "loaded")
+            noted.result()
+            assert discarded.result()
             assert set(known_models(home)) == {"configured"}
 
 

@@ -6,24 +6,34 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 import tiny
 import torch
 from adapters import lora, write_adapter
 from architectures import DECODED, OTHERS, bert, make
 from safetensors.torch import load_file, save_file
+from shell import warmd
+from transformers import LlamaConfig, LlamaForCausalLM
+from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon.client.checking import document_of
 from warmd.daemon.fork.merging import write_merged
 from warmd.daemon.fork.models import WarmModels
+from warmd.daemon.host.warm_set import known_models
 from warmd.jobs import spec_class
 from warmd.jobs.context import WarmModel
-from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.mlm.kind import run as run_mlm
+from warmd.jobs.mlm.options import MlmSpec
 from warmd.jobs.models.pretrained import CLASSES
+from warmd.jobs.sft.kind import run as run_sft
+from warmd.jobs.sft.options import SftSpec
 
 ROOT = Path(__file__).parents[2]
 FILE = "model.safetensors"
@@ -214,6 +224,46 @@ def test_layers_that_a_config_leaves_out_are_no_head(folder):
 # --- Everywhere -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("like_a_work_horse")
+@pytest.mark.parametrize("lora", [None, 2])
+def test_a_masked_training_says_that_its_head_is_new(tmp_path, lora):
+    folder = saved(bert("BertModel"), tmp_path / "m")
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_special_tokens({"mask_token": "?"})
+    job = tiny.surroundings(tmp_path / "job")
+    warm = replace(load(folder, "masked-lm"), tokenizer=tokenizer)
+    job.ctx.models.take = lambda name: warm  # type: ignore[method-assign]
+    (tmp_path / "data.txt").write_text("\n\n".join(f"abc def {n}" for n in range(60)))
+    options = {"model": "m", "objective": "mlm", "data": str(tmp_path / "data.txt"), "steps": 1}
+    spec = MlmSpec.parse(
+        {**options, "seq_len": 16, "eval_every": 0, "batch_size": 2}
+        | ({} if lora is None else {"lora": lora})
+    )
+    if lora is not None:
+        with pytest.raises(JobFailed, match=r"^lora: must be unset for a model without a head"):
+            run_mlm(spec, job.ctx)
+        return
+    run_mlm(spec, job.ctx)
+    (warning,) = job.of_type("warning")
+    assert "m has no head for masked tokens, so a new one is trained" in warning["message"]
+    assert "6 tensors: cls.predictions.bias" in warning["message"]
+
+
+@pytest.mark.usefixtures("like_a_work_horse")
+def test_a_job_is_not_resumed_on_a_model_with_other_tensors_than_its_checkpoint(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1+1=", "completion": "2"}\n' * 4)
+    spec = SftSpec.parse({"model": "demo", "dataset": str(data), "steps": 3, "save_every": 1})
+    job = tiny.surroundings(tmp_path / "job")
+    job.stop_at_step = 2
+    with pytest.raises(Stopped):
+        run_sft(spec, job.ctx)
+    larger = {**tiny.model().config.to_dict(), "num_hidden_layers": 3}
+    job = tiny.surroundings(tmp_path / "job", LlamaForCausalLM(LlamaConfig(**larger)))
+    with pytest.raises(JobFailed, match=r"9 of 30 tensors are missing in it \(model.layers.2."):
+        run_sft(spec, job.ctx)
+
+
 @pytest.mark.parametrize("merges", [False, True], ids=["served unmerged", "merged"])
 def test_the_base_of_an_adapter_is_refused_like_any_model(folder, tmp_path, merges):
     adapter = tmp_path / "adapter"
@@ -229,8 +279,28 @@ def test_names_of_a_wrapper_are_refused_when_the_job_is_submitted(folder, tmp_pa
     rewrite(folder, prefixed("_orig_mod."))
     model = ModelConfig(name="m", path=str(folder))
     spec = spec_class("infer").parse({"model": "m", "prompt": "a"})
-    with pytest.raises(SpecError, match=r"^model: .*all 20 tensors have other names"):
+    with pytest.raises(SpecError, match=r"^model: .*all tensors are missing, as its 20 "):
         document_of(spec, DaemonConfig(home=tmp_path / "home"), init=None, model=model)
+
+
+def test_load_http_and_jobs_on_a_folder_say_which_tensor_is_missing(shared_daemon, folder):
+    words = f"1 of 21 tensors is missing: {UP}"
+    home, client = shared_daemon.config.home, shared_daemon.client
+    assert warmd("load", f"later-broken={folder}", home=home).code == 0
+    rewrite(folder, without(UP))
+    loaded = warmd("load", "later-broken", home=home)
+    assert loaded.is_refusal(1)
+    assert words in loaded.err
+    answer = httpx.post(
+        f"{shared_daemon.status()['http']['url']}/v1/warmd/models/load",
+        json={"name": "later-broken"}, headers={"X-Warmd": "1"}, timeout=30,
+    )  # fmt: skip
+    assert words in answer.json()["error"]["message"]
+    job = client.submit(spec_class("infer").parse({"model": str(folder), "prompt": "a"}))
+    wait_until(lambda: client.job(job)["status"] == "failed")
+    assert words in client.job(job)["error"]
+    warmd("unload", "later-broken", home=home)
+    assert "later-broken" not in known_models(shared_daemon.home)
 
 
 def test_weights_are_loaded_in_one_place_only():

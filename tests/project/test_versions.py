@@ -57,6 +57,7 @@ OVERRIDDEN = {
     "Trainer._evaluate": "self trial ignore_keys_for_eval skip_scheduler",
     "Trainer._get_grad_norm": "self model grad_norm",
     "Trainer._get_train_sampler": "self train_dataset",
+    "Trainer._issue_warnings_after_load": "self load_result",
     "Trainer._load_from_checkpoint": "self resume_from_checkpoint model",
     "Trainer._load_optimizer_and_scheduler": "self checkpoint",
     "Trainer._maybe_log_save_evaluate": (
