@@ -8,6 +8,7 @@ directly. A kind of warmd has a line in KINDS; a kind of another package has an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -44,6 +45,11 @@ def spec_class(kind: str) -> type[Spec]:
     """Return the Spec class of a kind. Imports no heavy library. Raises SpecError."""
     found = _kind(kind)
     return cast(type[Spec], getattr(_module(found.options), found.spec))
+
+
+def stored_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a stored job, perhaps of an earlier version, as they are meant now."""
+    return spec_class(kind).of_stored(options) if kind in KINDS else dict(options)
 
 
 def run_function(kind: str) -> Run:

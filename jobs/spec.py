@@ -282,6 +282,14 @@ class Spec:
         return spec
 
     @classmethod
+    def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a stored job, with what their version meant by those it left out.
+
+        A default that changes in a later version must not change a job that began before.
+        """
+        return dict(options)
+
+    @classmethod
     def _hint(cls, name: Any) -> str:
         if name in cls.not_supported:
             return f"; {cls.not_supported[name]}"

@@ -12,6 +12,7 @@ import click
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.groups import group_named, limit_option, print_groups
 from ..view import render
+from ..view.plan import quoted
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
@@ -131,15 +132,22 @@ def submit_curriculum(
             kind, values, given, init=how["init"], labels=how["labels"]
         )
         stages = [
-            {"name": stage.name, "gate": stage.has_gate, "options": stage.document["spec"]}
+            {
+                "name": stage.name,
+                "gate": stage.has_gate,
+                "options": stage.document["spec"],
+                "first_prompt": client.first_prompt(kind, stage.document),
+            }
             for stage in plan.stages
         ]
         if app.as_json:
             render.json_line({"kind": kind, "stages": stages, "gate": plan.gate})
             return 0
         click.echo(f"# {kind}: these {len(stages)} stages would be trained")
-        for stage in plan.stages:
+        for stage, shown in zip(plan.stages, stages, strict=True):
             click.echo(f"{stage.name}{'' if stage.has_gate and plan.gate else '  (no gate)'}")
+            if (prompt := shown["first_prompt"]) is not None:
+                click.echo(f"# first prompt: {quoted(prompt)}")
         return 0
     curriculum_id = client.submit_curriculum(kind, values, given, **how)
     if app.as_json:

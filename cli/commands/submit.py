@@ -271,9 +271,12 @@ def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict
 
 def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
     """Print the estimate of the job, and the options that are not the defaults."""
-    found = client.estimate(spec, checked)
+    found, prompt = client.estimate(spec, checked), client.first_prompt(spec.kind, checked)
     if app.as_json:
-        render.json_line({"kind": spec.kind, **checked, "estimate": asdict(found)})
+        estimate = asdict(found)
+        render.json_line(
+            {"kind": spec.kind, **checked, "first_prompt": prompt, "estimate": estimate}
+        )
         return 0
     import yaml
 
@@ -285,6 +288,8 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
     click.echo(f"# {spec.kind}: this would be queued; {back} reads it back")
     for name, text in plan.lines(spec.kind, checked["spec"], found):
         click.echo(f"# {name}: {text}")
+    if prompt is not None:
+        click.echo(f"# first prompt: {plan.quoted(prompt)}")
     home_defaults = app.config().defaults.get(spec.kind, {})
     options = spec.options()
     shown = {

@@ -14,6 +14,7 @@ from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedOption
 from ..shared.groups import group_named, limit_option, print_groups
 from ..view import render
+from ..view.plan import quoted
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
@@ -238,6 +239,7 @@ def submit_sweep(
             "metric": plan.metric,
             "rungs": plan.rungs,
             "options": plan.document["spec"],
+            "first_prompt": client.first_prompt(kind, plan.document),
             "changes": members,
         }
         if app.as_json:
@@ -245,6 +247,8 @@ def submit_sweep(
             return 0
         click.echo(f"# {kind}: these {count} jobs would be queued")
         click.echo(f"# metric: {plan.metric}; compared at steps {', '.join(map(str, plan.rungs))}")
+        if planned["first_prompt"] is not None:
+            click.echo(f"# first prompt: {quoted(planned['first_prompt'])}")
         if search:
             varied_by = {**plan.axes, **{name: one.text for name, one in search.ranges.items()}}
             click.echo(f"# {search.trials} trials, {search.parallel} at once, of")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.context import RULES
+from ...jobs.data.options import RecordsSpec
 from ...jobs.errors import SpecError
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
+from ...jobs.models.chat_templates import shown_prompt
 from ...jobs.models.model_types import check_type
+from ...jobs.models.tokenizer_folder import TokenizerFolder
 from ...jobs.models.weight_headers import check_names
 from ...jobs.spec import Spec, path_of
 from ..host import fetch
@@ -67,6 +70,22 @@ def document_of(
                 on_left(left)
         located.check_layers(fetch.local_folder(model))
     return document
+
+
+def first_prompt(spec: Spec, document: Mapping[str, Any]) -> str | None:
+    """Return the first prompt of a checked job, with its templates; None for kinds without records.
+
+    `document`: what `document_of` returned. Raises SpecError.
+    """
+    if not isinstance(spec, RecordsSpec):
+        return None
+    prompt = spec.first_prompt()
+    if prompt is None:
+        return None
+    model, template = ModelConfig(**document["model"]), None
+    if not isinstance(prompt, str) and fetch.hub_id(model) is None:
+        template = TokenizerFolder(tokenizer_folder(model)).chat_template()
+    return shown_prompt(prompt, template)
 
 
 def tokenizer_folder(model: ModelConfig) -> Path:

@@ -103,6 +103,13 @@ class Submitting(ClientConnection):
         check_memory(self.config, spec, document)
         return document
 
+    def first_prompt(self, kind: str, document: Mapping[str, Any]) -> str | None:
+        """Return the first prompt that a checked job trains on or is evaluated on, rendered.
+
+        `document` is what `check` returned. None for kinds without prompts. Raises SpecError.
+        """
+        return checking.first_prompt(spec_class(kind).parse(document["spec"]), document)
+
     def _with_full_ids(self, spec: Spec) -> Spec:
         """Return the spec with whole ids of the jobs that it names. Raises SpecError, NotFound."""
         found: dict[str, Any] = {}

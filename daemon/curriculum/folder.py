@@ -18,7 +18,7 @@ from ...jobs.errors import Conflict, NotFound
 from ..host.home import Home
 from ..runs.rundir import is_job_id
 from ..sweeps import group
-from ..sweeps.group import GroupFolder
+from ..sweeps.group import GroupFolder, update_options
 
 KIND = "curriculum"  # begins the ids
 SCHEMA = 1
@@ -128,6 +128,10 @@ class CurriculumFolder(GroupFolder):
             raise Conflict(f"{self.path}: written by another version of warmd")
         with self.reading():
             document["stages"] = [Stage(**stage) for stage in document["stages"]]
+            for stage in document["stages"]:
+                update_options(document["kind"], stage.document)
+            if document["gate"] is not None:
+                update_options("eval", document["gate"])
             return Curriculum(**document)
 
     def state(self) -> State:

@@ -33,6 +33,7 @@ from typing import Any
 
 import orjson
 
+from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync, locked, write_atomic
 from .fence import Fence
@@ -223,6 +224,7 @@ class RunDir:
         for name, wanted in _PARTS.items():
             if not isinstance(document.get(name), wanted):
                 raise Conflict(f"{path}: {name} must be {wanted.__name__}")
+        document["spec"] = stored_options(document["kind"], document["spec"])
         return document
 
     def origin(self) -> str:

@@ -129,6 +129,7 @@ class SweepFolder(GroupFolder):
         if document.get("schema") != SCHEMA:
             raise Conflict(f"{self.path}: written by another version of warmd")
         with self.reading():
+            group.update_options(document["kind"], document["document"])
             if (search := document.get("search")) is not None:
                 ranges = {name: Range(**one) for name, one in search["ranges"].items()}
                 document["search"] = Search(**{**search, "ranges": ranges})

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.files.atomic import fsync, locked, write_atomic
 from ..runs.seal import DAMAGED, is_whole, sealed
@@ -115,6 +116,14 @@ class GroupFolder:
             yield
         except (KeyError, TypeError, ValueError) as error:
             raise Conflict(f"{self.path}: cannot be read: {error}") from error
+
+
+def update_options(kind: str, document: dict[str, Any]) -> None:
+    """Replace the options in the spec.json of jobs to queue by what they mean now.
+
+    The plan may be of an earlier version, and its jobs are queued by this one.
+    """
+    document["spec"] = stored_options(kind, document["spec"])
 
 
 @contextmanager

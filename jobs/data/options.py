@@ -55,6 +55,14 @@ class RecordsSpec(Spec, ABC):
         """
         return None
 
+    def first_prompt(self) -> Content | None:
+        """Return the prompt of the first record, with its template, before any chat template.
+
+        A record that is learned as a whole is its own prompt. None for kinds without prompts.
+        Raises SpecError.
+        """
+        return None
+
     @abstractmethod
     def cut_at(self, positions: int | None) -> int | None:
         """Return the maximum length in tokens for a model with `positions`; None: no limit."""

@@ -38,6 +38,11 @@ class Pair:
         return not isinstance(self.prompt, str)
 
     @property
+    def opening(self) -> str | Messages:
+        """Its prompt."""
+        return self.prompt
+
+    @property
     def content(self) -> list[Any]:
         """The content to learn, as plain JSON values."""
         return [self.prompt, self.chosen, self.rejected]

@@ -12,6 +12,7 @@ from ..context import Context, WarmModel
 from ..data.reader import report_skipped
 from ..errors import JobFailed, Stopped
 from ..files.atomic import write_atomic
+from ..models.chat_templates import chat_template_of, shown_prompt
 from . import journal as journals
 from .options import EvalSpec
 from .questions import Question, digest
@@ -81,7 +82,16 @@ def _evaluate(
 
     engine = engine_of(warm, spec.precision or warm.precision)
     total, done = len(questions), len(journal.rows)
-    ctx.emit("begin", rows=total, done=done, model=spec.model, **compute_summary(ctx.device))
+    ctx.emit(
+        "begin",
+        rows=total,
+        done=done,
+        model=spec.model,
+        first_prompt=shown_prompt(
+            spec.prompt_of(questions[0].problem), chat_template_of(warm.tokenizer)
+        ),
+        **compute_summary(ctx.device),
+    )
     ctx.emit("progress", done=done, total=total)
     due = time.monotonic() + _EVENT_S
     with (

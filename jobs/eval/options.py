@@ -23,7 +23,7 @@ from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompts import messages_of
 from ..spec import option, override
-from ..training.options import DEFAULT_TEMPLATE, MOST_ROWS
+from ..training.options import AS_IT_IS, FORMER_TEMPLATE, MOST_ROWS
 from ..user_code.modules import own_modules
 from . import gsm8k, questions
 from .questions import Question
@@ -33,7 +33,7 @@ REWARD, GSM8K, GSM8K_COT, CHOICE, PERPLEXITY = TASKS = (
 )
 _VARIANTS = {GSM8K: gsm8k.DIRECT, GSM8K_COT: gsm8k.CHAIN_OF_THOUGHT}
 LIKELIHOOD_TASKS = (CHOICE, PERPLEXITY)
-_CHOICE_TEMPLATE = "Question: {question}\nAnswer:"
+_FORMER_CHOICE_TEMPLATE = "Question: {question}\nAnswer:"
 _GSM8K_TEST, _GSM8K_TRAIN = "openai/gsm8k:main:test", "openai/gsm8k:main:train"
 _MAX_TOKENS = 256
 _MOST_REPEATS = 128
@@ -74,12 +74,11 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         minimum=1,
         maximum=MOST_ROWS,
     )
-    template: str | None = option(
-        None,
+    template: str = option(
+        AS_IT_IS,
         "prompt template with {question} (tasks reward and choice); prompt records are used "
         "unchanged",
         group="data",
-        default_text=f"{DEFAULT_TEMPLATE!r} for reward, {_CHOICE_TEMPLATE!r} for choice",
     )
     examples: int | None = option(
         None,
@@ -188,6 +187,13 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         """The stop sequences of completions."""
         return self.stop or (self.variant.stop if self.variant is not None else ())
 
+    @classmethod
+    def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        if options.get("template") is not None:
+            return dict(options)
+        former = {REWARD: FORMER_TEMPLATE, CHOICE: _FORMER_CHOICE_TEMPLATE}
+        return {**options, "template": former.get(options.get("task", REWARD), AS_IT_IS)}
+
     def check(self) -> None:
         super().check()
         for name, tasks in _ONLY_FOR.items():
@@ -197,7 +203,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
                 raise SpecError(name, f"must go with task {' or '.join(tasks)}, got {self.task}")
         if self.dataset is None and self.task in LIKELIHOOD_TASKS:
             raise SpecError("dataset", f"must be given for task {self.task}, got none")
-        if self.template is not None and "{question}" not in self.template:
+        if "{question}" not in self.template:
             raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
@@ -231,10 +237,8 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         if self.task == PERPLEXITY:
             return questions.documents(self.source, reading)
         if self.task == CHOICE:
-            template = self.template or _CHOICE_TEMPLATE
-            return questions.multiple_choice(self.source, template, reading)
-        template = "{question}" if self.variant else self.template or DEFAULT_TEMPLATE
-        return questions.open_ended(self.source, template, reading, check=self._check_problem)
+            return questions.multiple_choice(self.source, self.template, reading)
+        return questions.open_ended(self.source, self.template, reading, check=self._check_problem)
 
     def _check_problem(self, problem: problems.Problem) -> None:
         if self.variant is None:
@@ -256,7 +260,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
             source = self.examples_dataset or _GSM8K_TRAIN
             read = questions.open_ended(
                 source,
-                "{question}",
+                AS_IT_IS,
                 Reading(self.column_names),
                 check=self._check_problem,
                 named_by="examples_dataset",
@@ -267,10 +271,17 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         return found
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
-        problem = problems.problem_of(self.template or DEFAULT_TEMPLATE, values, place)
+        problem = problems.problem_of(self.template, values, place)
         self.check_answer(problem)
+        return self.prompt_of(problem)
+
+    def prompt_of(self, problem: problems.Problem) -> Content:
+        """Return the prompt of a problem, before the chat template."""
         messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
         return problem.prompt if messages is None else messages
+
+    def first_prompt(self) -> Content:
+        return self.prompt_of(replace(self, samples=1).questions()[0].problem)
 
     def cut_at(self, positions: int | None) -> int | None:
         return positions

@@ -15,6 +15,7 @@ from ..context import Context, WarmModel, step_of
 from ..data.reader import report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
+from ..models.chat_templates import shown_prompt
 from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
 from ..rewards import problems, rewards
@@ -69,9 +70,13 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         )
         require_same(ctx.ranks, "dataset", {"rows": data["data"], "columns": data["columns"]})
         require_same(ctx.ranks, "reward", trainer.sources)
-        seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
+        about = {
+            "first_prompt": shown_prompt(prompts[0].text),
+            "data_s": data_done - begun,
+            "trainer_s": time.perf_counter() - data_done,
+        }
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-        _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
+        _announce(spec, ctx, trainer, checkpoint, gemm, about)
 
         evaluates = bool(eval_prompts) and ctx.ranks.rank == 0
         with fast_kernels(onednn=gemm == ONEDNN):
@@ -243,7 +248,7 @@ def _announce(
     trainer: GroupTrainer,
     checkpoint: Path | None,
     gemm: str,
-    seconds: dict[str, Any],
+    about: dict[str, Any],
 ) -> None:
     import torch
 
@@ -269,5 +274,5 @@ def _announce(
         learning_rate=trainer.config.learning_rate,
         rollout_dtype=trainer.rollout_dtype,
         **compute_summary(ctx.device),
-        **seconds,
+        **about,
     )

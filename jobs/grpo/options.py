@@ -22,7 +22,8 @@ from ..rewards.prompts import messages_of
 from ..spec import HttpMethod, option, override, path_of
 from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
-    DEFAULT_TEMPLATE,
+    AS_IT_IS,
+    FORMER_TEMPLATE,
     MOST_AT_ONCE,
     MOST_CHARACTERS,
     MOST_ROWS,
@@ -82,7 +83,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     )
     system: str | None = option(None, "system message at the start of a chat", group="data")
     template: str = option(
-        DEFAULT_TEMPLATE,
+        AS_IT_IS,
         "prompt template with {question}; prompt records are used unchanged",
         group="data",
     )
@@ -254,6 +255,10 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         if self.system is not None and not self.chat_template:
             raise SpecError("system", "must go with chat_template, got it alone")
 
+    @classmethod
+    def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"template": FORMER_TEMPLATE, **options}
+
     def _check_texts(self) -> None:
         """Limit the text that is repeated in every prompt, and so in memory."""
         for name in ("template", "system"):
@@ -325,8 +330,15 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
         self.check_answer(problem)
+        return self.prompt_of(problem)
+
+    def prompt_of(self, problem: problems.Problem) -> Content:
+        """Return the prompt of a problem, before the chat template."""
         messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
         return problem.prompt if messages is None else messages
+
+    def first_prompt(self) -> Content:
+        return self.prompt_of(replace(self, samples=1, prompts_per_step=1).training_problems()[0])
 
     def cut_at(self, positions: int | None) -> int | None:
         return self.max_prompt_length or positions

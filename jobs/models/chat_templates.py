@@ -25,6 +25,7 @@ _START_S = 30.0  # for the process to start, on a busy machine
 
 NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # option, problem
 
+_MOST_SHOWN = 1000  # characters of a prompt
 _MOST_PROCESSES = 4  # that render at the same time
 _MODULE = f"{__package__}.template_renderer"
 
@@ -42,6 +43,11 @@ class ChatTemplate:
     def of(cls, tokenizer: Any) -> ChatTemplate:
         """The template that a tokenizer of transformers uses for a chat without tools."""
         return cls(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
+
+
+def chat_template_of(tokenizer: Any) -> ChatTemplate | None:
+    """Return the template of a tokenizer of transformers; None if it has none."""
+    return ChatTemplate.of(tokenizer) if tokenizer.chat_template else None
 
 
 class TooSlow(JobFailed):
@@ -92,6 +98,22 @@ def render(
     reason = answer.get("refused", answer.get("error"))
     cause = Refused(reason) if "refused" in answer else None
     raise JobFailed(f"{field}: the chat template says: {reason}") from cause
+
+
+def shown_prompt(prompt: str | Chat, template: ChatTemplate | None = None) -> str:
+    """Return a prompt as the model gets it, at most 1,000 characters of it, to show it to people.
+
+    A chat is rendered by the template; without one (a job refuses such chats) it is its messages.
+    """
+    text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in prompt)
+    if template is not None and not isinstance(prompt, str):
+        with suppress(JobFailed):  # the job tells why
+            is_whole = prompt[-1]["role"] == "assistant"
+            text = render(template, prompt, add_generation_prompt=not is_whole)
+    text = text.encode(errors="replace").decode()  # a template may write lone surrogates
+    if len(text) <= _MOST_SHOWN:
+        return text
+    return f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"
 
 
 def end_processes() -> None:

@@ -19,7 +19,7 @@ from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
 from ..errors import SpecError
 from ..files import jsonl
-from ..training.options import DEFAULT_TEMPLATE
+from ..training.options import AS_IT_IS
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
 NUM_EVAL_SUMS = 1000
@@ -43,7 +43,7 @@ class Problem:
 def load(
     source: str,
     *,
-    template: str = DEFAULT_TEMPLATE,
+    template: str = AS_IT_IS,
     samples: int | None = None,
     part: Part = "train",
     train_samples: int = 0,

@@ -24,7 +24,7 @@ from ..errors import JobFailed
 from ..files import jsonl
 from ..models import chat_templates
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
-from ..training.options import DEFAULT_TEMPLATE
+from ..training.options import AS_IT_IS
 from ..training.rows import Messages, RowSource, ended_by_assistant, prompt_text
 
 IGNORED = -100  # label of a token that is not learned
@@ -44,6 +44,11 @@ class Row:
         return not isinstance(self.learned, str)
 
     @property
+    def opening(self) -> str | Messages:
+        """Its prompt, or all of a row that is learned as a whole."""
+        return self.learned if self.prompt is None else self.prompt
+
+    @property
     def content(self) -> list[Any]:
         """The content to learn, as plain JSON values."""
         return [self.prompt, self.learned]
@@ -53,7 +58,7 @@ class Row:
 class Source(RowSource[Row]):
     """Where rows come from, and how they are read."""
 
-    template: str = DEFAULT_TEMPLATE
+    template: str = AS_IT_IS
     assistant_only_loss: bool = False
 
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:

@@ -10,7 +10,7 @@ from ..data.options import Content
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..spec import HttpMethod, option, override
-from ..training.options import DEFAULT_TEMPLATE, TrainingSpec
+from ..training.options import AS_IT_IS, FORMER_TEMPLATE, TrainingSpec
 from ..training.row_options import RowTrainingSpec
 from .dataset import Source
 
@@ -50,7 +50,7 @@ class SftSpec(RowTrainingSpec):
         group="data",
     )
     template: str = option(
-        DEFAULT_TEMPLATE,
+        AS_IT_IS,
         "prompt template with {question}, for question/answer records; a space and the answer "
         "follow it",
         group="data",
@@ -68,6 +68,10 @@ class SftSpec(RowTrainingSpec):
         "eval_samples",
         help="number of held-out records to measure loss and token accuracy on",
     )
+
+    @classmethod
+    def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"template": FORMER_TEMPLATE, **options}
 
     @property
     def source(self) -> Source:

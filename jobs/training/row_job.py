@@ -13,6 +13,7 @@ from ..context import Context, step_of
 from ..data.lengths import divergence_warning
 from ..data.reader import progress, report_skipped
 from ..errors import Stopped
+from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
 from .row_options import RowTrainingSpec
 from .rows import Rows
@@ -144,6 +145,7 @@ def _announce(
         packing=trainer.most_tokens is not None,  # false: padded batches
         pack_tokens=trainer.most_tokens,  # most in one pass of the model
         learning_rate=trainer.args.learning_rate,
+        first_prompt=shown_prompt(spec.first_prompt(), chat_template_of(trainer.processing_class)),
         **compute_summary(ctx.device),
         **about,
     )

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ..data.options import RecordsSpec
+from ..data.options import Content, RecordsSpec
 from ..data.sources import TAKES, located
 from ..errors import SpecError
 from ..models.architectures import check_generates
@@ -74,6 +74,11 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
     def rows(self) -> Rows[Any]:
         """The rows to train on and those held out, read and checked. Raises SpecError."""
         return self.source.load()
+
+    def first_prompt(self) -> Content:
+        source = self.source
+        content: Content = next(source.rows("dataset", source.dataset, source.reading())).opening
+        return content
 
     def cut_at(self, positions: int | None) -> int:
         return row_length(self.max_length, positions)

@@ -36,6 +36,10 @@ class Row(Protocol):
         """Whether it goes through the chat template."""
 
     @property
+    def opening(self) -> str | Messages:
+        """Its prompt, or all of a row that is learned as a whole."""
+
+    @property
     def content(self) -> list[Any]:
         """The content to learn, as plain JSON values."""
 

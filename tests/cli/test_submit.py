@@ -58,6 +58,26 @@ def test_help_lists_every_option_of_a_kind_under_the_heading_of_its_group(shell,
         assert f"  --{name.replace('_', '-')} " in section
 
 
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_a_dry_run_shows_the_first_prompt_which_is_the_text_of_its_record(shell, kind):
+    words = ("submit", kind, "--model", "model", "--dataset", "rows.jsonl", "--dry-run")
+    assert '# first prompt: "0 + 1?"\n' in shell.warmd(*words).out
+    template = ("--template", "Q: {question}\nA:")
+    assert '# first prompt: "Q: 0 + 1?\\nA:"\n' in shell.warmd(*words, *template).out
+    assert shell.warmd(*words, *template, "--json").objects[0]["first_prompt"] == "Q: 0 + 1?\nA:"
+    sweep = shell.warmd(*words, *template, "--sweep", "learning_rate=1e-5,1e-4")
+    assert '# first prompt: "Q: 0 + 1?\\nA:"\n' in sweep.out
+
+
+def test_a_dry_run_shows_a_chat_as_its_template_renders_it(shell):
+    (shell.folder / "model" / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    jinja = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    (shell.folder / "model" / "chat_template.jinja").write_text(jinja)
+    words = ("submit", "sft", "--model", "model", "--dataset", "rows.jsonl", "--dry-run")
+    shown = shell.warmd(*words, "--chat-template", "--system", "Add.").out
+    assert '# first prompt: "<system>Add.<user>0 + 1?<assistant>"\n' in shown
+
+
 @pytest.mark.parametrize("kind", ["grpo", "mlm"])
 def test_options_of_every_training_kind_have_the_same_type_and_group(kind):
     shared, own = TrainingSpec.options(), spec_class(kind).options()

@@ -63,7 +63,7 @@ def test_the_kind_is_known():
     [
         ({"task": "choice"}, "dataset: must be given for task choice, got none"),
         ({"examples": 3}, "examples: must go with task gsm8k or gsm8k-cot, got reward"),
-        ({"task": "gsm8k", "template": "{question}"}, "template: must go with task reward or"),
+        ({"task": "gsm8k", "template": "{question}="}, "template: must go with task reward or"),
         ({"template": "?"}, "template: must contain {question}, got '?'"),
         ({"repeats": 4}, "repeats: must go with a temperature above 0, got 4"),
         ({"repeats": 4, "temperature": 1, "pass_k": [8]}, "pass_k: must be at most 4 (repeats)"),
@@ -180,8 +180,9 @@ def test_choices_are_compared_by_the_log_likelihoods_of_transformers(job, tmp_pa
     rows = rows_of(job)
     right = [0, 1, 2]
     for row, record, answer in zip(rows, records, right, strict=True):
-        context = f"Question: {record['question']}\nAnswer:"
-        sums = [log_likelihood(model, context, f" {choice}") for choice in record["choices"]]
+        sums = [
+            log_likelihood(model, record["question"], f" {choice}") for choice in record["choices"]
+        ]
         assert [one["logprob"] for one in row["choices"]] == pytest.approx(sums, abs=1e-3)
         best = max(range(3), key=sums.__getitem__)
         by_length = max(range(3), key=lambda i: sums[i] / len(record["choices"][i]))
@@ -322,6 +323,12 @@ def test_the_identity_of_questions_is_that_of_their_content(tmp_path):
         )
     )
     assert plain == templated == copied != changed
+
+
+def test_a_question_is_asked_as_it_is_and_the_begin_event_shows_the_prompt(job, tmp_path):
+    evaluate(job, dataset=write(tmp_path / "d.jsonl", {"question": "1+1?", "answer": "2"}))
+    assert job.of_type("begin")[0]["first_prompt"] == "1+1?"
+    assert [row["prompt"] for row in rows_of(job)] == ["1+1?"]
 
 
 def test_the_engine_is_the_one_of_inference(job, model):

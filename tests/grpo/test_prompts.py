@@ -50,6 +50,15 @@ def test_chat_messages_go_through_the_tokenizers_template(tmp_path):
         "system: brief\nuser: 1+1\nassistant:",
         "system: brief\nuser: 2+2\nassistant:",
     }
+    assert job.of_type("begin")[0]["first_prompt"] == "system: brief\nuser: 1+1\nassistant:"
+
+
+def test_a_question_is_trained_as_it_is_and_the_begin_event_shows_the_prompt(tmp_path):
+    data = rows(tmp_path / "data.jsonl", {"question": "1+1?"})
+    job = tiny.surroundings(tmp_path / "run")
+    run(spec(samples=1, dataset=data), job.ctx)
+    assert {event["samples"][0]["prompt"] for event in job.of_type("step")} == {"1+1?"}
+    assert job.of_type("begin")[0]["first_prompt"] == "1+1?"
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,11 @@ def refusal(source: str, **options: Any) -> str:
     return message.replace(source, "FILE") if source else message
 
 
-def test_a_question_is_inserted_into_the_template_and_keeps_its_answer(dataset):
+def test_a_question_is_the_prompt_unless_there_is_a_template(dataset):
     source = dataset({"question": "How many?", "answer": "So 3.\n#### 3"})
-    assert load(source) == [
-        Problem(
-            "Solve this math problem step by step:\n\nHow many?\n\nSolution:", "So 3.\n#### 3", 1
-        )
-    ]
+    assert load(source) == [Problem("How many?", "So 3.\n#### 3", 1)]
+    (problem,) = load(source, template="Q: {question}\nA:")
+    assert problem.prompt == "Q: How many?\nA:"
 
 
 def test_braces_other_than_the_question_are_plain_text(dataset):

@@ -23,6 +23,7 @@ from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.sft.dataset import Source
 from warmd.jobs.sft.kind import run
 from warmd.jobs.sft.options import SftSpec
+from warmd.jobs.training.options import FORMER_TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -92,7 +93,8 @@ def test_a_checkpoint_of_an_earlier_version_knows_its_rows(tmp_path):
         {"question": "1+1?", "answer": 2},
         {"text": "t"},
     ]
-    source = Source(dataset=write(tmp_path / "rows.jsonl", rows), samples=3, eval_samples=1)
+    path = write(tmp_path / "rows.jsonl", rows)
+    source = Source(dataset=path, samples=3, eval_samples=1, template=FORMER_TEMPLATE)
     # By the first version with SFT: a digest that moves refuses the resume of all jobs before.
     digest = "1d572afbe73e16bc021318aaf655997b80e7df93be041b28cd66f72a79211cb4"
     assert source.load().fingerprint == digest
@@ -210,6 +212,18 @@ def test_questions_are_inserted_into_the_template_and_into_chats_on_request(tmp_
 
 
 # Training.
+
+
+def test_the_begin_event_shows_the_first_prompt_as_the_model_gets_it(tmp_path):
+    path = write(tmp_path / "q.jsonl", [{"question": "a b?", "answer": "c"}] * 2)
+    job = tiny.surroundings(tmp_path / "plain")
+    run(spec(tmp_path, dataset=path, steps=1), job.ctx)
+    assert job.of_type("begin")[0]["first_prompt"] == "a b?"
+    job = chatty(tmp_path / "chat")
+    run(spec(tmp_path, dataset=path, steps=1, chat_template=True), job.ctx)
+    shown = job.of_type("begin")[0]["first_prompt"]
+    assert "a b?" in shown
+    assert shown != "a b?"
 
 
 def test_training_lowers_the_loss_on_held_out_rows(tmp_path):

@@ -1,0 +1,97 @@
+"""Jobs, sweeps and curricula of versions that gave questions a prompt of their own."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from worked_sweeps import planned, queued
+
+from warmd.daemon.curriculum import stages
+from warmd.daemon.curriculum.folder import CurriculumFolder
+from warmd.daemon.sweeps.folder import SweepFolder
+from warmd.daemon.sweeps.members import submit_all
+from warmd.jobs import spec_class, stored_options
+from warmd.jobs.eval.options import EvalSpec
+from warmd.jobs.training.options import FORMER_TEMPLATE
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(50)))
+    return str(path)
+
+
+def without_template(path):
+    """Make a stored document one of a version that did not store the template."""
+
+    def changed(value):
+        if isinstance(value, dict):
+            return {k: changed(v) for k, v in value.items() if k not in ("template", "digest")}
+        return [changed(item) for item in value] if isinstance(value, list) else value
+
+    path.write_bytes(orjson.dumps(changed(orjson.loads(path.read_bytes()))))
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_a_stored_job_keeps_its_template_and_one_without_has_the_former_prompt(kind):
+    data = {"dataset": "rows.jsonl"}
+    assert spec_class(kind).parse(stored_options(kind, data)).template == FORMER_TEMPLATE
+    kept = stored_options(kind, {**data, "template": "{question}"})
+    assert spec_class(kind).parse(kept).template == "{question}"
+
+
+@pytest.mark.parametrize(
+    ("stored", "template"),
+    [
+        ({"template": None}, FORMER_TEMPLATE),
+        ({"task": "reward"}, FORMER_TEMPLATE),
+        ({"task": "choice", "template": None, "dataset": "d"}, "Question: {question}\nAnswer:"),
+        ({"task": "gsm8k", "template": None}, "{question}"),
+        ({"template": "{question}"}, "{question}"),
+    ],
+)
+def test_a_stored_evaluation_keeps_the_prompt_of_its_task(stored, template):
+    assert EvalSpec.parse(stored_options("eval", stored)).template == template
+
+
+def test_a_job_of_an_earlier_version_resumes_with_its_prompt(desk, questions):
+    job_id = desk.submit("--dataset", questions)
+    rundir = desk.client.rundir(job_id)
+    assert rundir.read_spec()["spec"]["template"] == "{question}"
+    without_template(rundir.path / "spec.json")
+    desk.client.cancel(job_id)
+    desk.client.resume(job_id)
+    assert rundir.read_spec()["spec"]["template"] == FORMER_TEMPLATE
+    [again] = desk.warmd("submit", "--like", job_id, "--dry-run", "--json").objects
+    assert again["spec"]["template"] == FORMER_TEMPLATE
+
+
+def test_jobs_that_an_old_sweep_submits_later_have_its_prompt(desk):
+    sweep_id = planned(desk, sweep=["beta=0,0.1"])
+    folder = SweepFolder(desk.home, sweep_id)
+    without_template(folder.path / "plan.json")
+    with folder.changing():
+        submit_all(desk.client.store, desk.home.runs, folder)
+    stored = [desk.client.rundir(one).path / "spec.json" for one in queued(desk)]
+    assert stored
+    for path in stored:
+        assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
+
+
+def test_jobs_that_an_old_curriculum_submits_later_have_its_prompt(desk, questions):
+    values = {"model": desk.grpo[3], "num_generations": 2, "dataset": questions}
+    given = {
+        "stages": [{"samples": 4}, {"samples": 8}],
+        "gate": {"samples": 40, "most_samples": 40, "max_tokens": 4},
+    }
+    plan = desk.client.submit_curriculum("grpo", values, given)
+    folder = CurriculumFolder(desk.home, plan)
+    without_template(folder.path / "plan.json")
+    run = desk.begin()
+    run.finish({})
+    stages.advance(desk.client.store, desk.home.runs, folder)
+    evaluation = folder.state().attempts[0].rounds[0].before
+    path = desk.client.rundir(evaluation).path / "spec.json"
+    assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
+    assert folder.read().stages[1].document["spec"]["template"] == FORMER_TEMPLATE
