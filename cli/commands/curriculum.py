@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from ...jobs.statistics import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.groups import group_named, limit_option, print_groups
 from ..view import render
@@ -104,8 +105,9 @@ def comparison_words(found: Mapping[str, Any] | None) -> str:
         return ""
     p = "" if found["p"] is None else f", p {found['p']:.3g}"
     return (
-        f"{found['metric']} {found['difference']:+.4g} ({found['low']:+.4g} to "
-        f"{found['high']:+.4g}, n {found['n']}{p}): {found['words']}"
+        f"{found['metric']} {found['difference']:+.4g} "
+        f"({interval_words(found['low'], found['high'], '+.4g')}, n {found['n']}{p}): "
+        f"{found['words']}"
     )
 
 

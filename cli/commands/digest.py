@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...jobs.statistics import interval_words
 from ..shared.app import App, common_options
 from ..view import render
 from ..view.times import parse_past
@@ -112,7 +113,9 @@ def _words(line: Line) -> list[str]:
         change = "" if found.before is None else f"{render.number(found.before)} -> "
         words.append(f"{found.metric} {change}{render.number(found.value)}")
         if found.low is not None and found.high is not None:
-            words.append(f"95 % interval {found.low:.3f} to {found.high:.3f} (n {found.n})")
+            words.append(
+                f"95 % interval {interval_words(found.low, found.high, '.3f')} (n {found.n})"
+            )
     if line.error:
         words.append(render.one_line(line.error))
     if line.interruptions:

@@ -10,6 +10,7 @@ import click
 
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
+from ...jobs.statistics import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.option_values import gathered
 from ..shared.spec_options import file_options, spec_option
@@ -83,7 +84,7 @@ def _print(client: Client, jobs: Sequence[Mapping[str, Any]]) -> None:
             render.one_line(job["result"]["model"]),
             name,
             f"{metric['value']:.4g}",
-            f"{metric['low']:.4g} to {metric['high']:.4g}",
+            interval_words(metric["low"], metric["high"]),
             str(metric["n"]),
             job["id"],
         ]
@@ -106,7 +107,8 @@ def comparison_lines(result: Mapping[str, Any]) -> list[str]:
         p = "" if found["p"] is None else f", p {found['p']:.3g}"
         lines.append(
             f"{render.one_line(result['model'])} against {result['against']}: {name} "
-            f"{found['difference']:+.4g} ({found['low']:+.4g} to {found['high']:+.4g}; "
+            f"{found['difference']:+.4g} "
+            f"({interval_words(found['low'], found['high'], '+.4g')}; "
             f"{found['gained']} better, {found['lost']} worse{p}): {found['words']}"
         )
     return lines

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from ...jobs.statistics import interval_words
 from ..shared.app import App, common_options
 from ..view import render
 
@@ -34,7 +35,7 @@ def leaderboard(app: App, dataset: str) -> None:
             entry.task,
             entry.metric,
             f"{entry.value:.4g}",
-            f"{entry.low:.4g} to {entry.high:.4g}",
+            interval_words(entry.low, entry.high),
             str(entry.n),
             entry.job,
             "" if entry.against_best is None else entry.against_best.words,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...jobs.statistics import interval_words
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedOption
 from ..shared.groups import group_named, limit_option, print_groups
@@ -104,9 +105,7 @@ def print_sweep(found: Mapping[str, Any]) -> None:
 
 
 def _row(found: Mapping[str, Any], index: int, point: Mapping[str, Any]) -> list[str]:
-    interval = ""
-    if point["low"] is not None:
-        interval = f"{render.number(point['low'])} to {render.number(point['high'])}"
+    interval = None if point["low"] is None else interval_words(point["low"], point["high"])
     mean = point["mean"]
     return [
         "*" if index == found["best"] else "",
@@ -134,8 +133,8 @@ def score_of(point: Mapping[str, Any]) -> str:
     mean = render.number(point["mean"])
     if point["low"] is None:
         return mean
-    low, high = render.number(point["low"]), render.number(point["high"])
-    return f"{mean} ({low} to {high}, {point['n']} seeds)"
+    interval = interval_words(point["low"], point["high"])
+    return f"{mean} ({interval}, {point['n']} seeds)"
 
 
 def _status(point: Mapping[str, Any]) -> str:

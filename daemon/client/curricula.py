@@ -12,6 +12,7 @@ import redis
 
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.statistics import LEVEL
 from ...jobs.training.options import TrainingSpec
 from ..curriculum import folder as curricula, stages
 from ..curriculum.folder import Attempt, Curriculum, CurriculumFolder, Stage, State
@@ -79,6 +80,7 @@ class Curricula(Submitting, Reading):
             questions=0 if gate is None else gate.questions,
             most_questions=0 if gate is None else gate.most_questions,
             queueing={},
+            gate_level=LEVEL,
         )
         return plan, State(RUNNING, [Attempt(0, 0, fresh_id(kind))])
 

@@ -12,7 +12,6 @@ from typing import Any
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
-from ...jobs.statistics import wilson
 from ..curriculum.folder import curriculum_ids
 from ..runs import events
 from ..runs.rundir import RunDir, by_time, job_ids
@@ -30,7 +29,7 @@ class Evaluation:
     metric: str
     before: float | None  # by the first evaluation, at step 0
     value: float
-    low: float | None  # 95 % interval; None: not known for this metric
+    low: float | None  # 95 % interval; None: the job has recorded none
     high: float | None
     n: int | None
 
@@ -197,24 +196,12 @@ def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
     n = count if isinstance(count, int) and count > 0 else None
     first = evaluations[0]
     before = first.get(metric) if first.get("phase") == "before" else None
-    return Evaluation(metric, before, value, *_interval(latest, metric, value, n), n)
+    # A mean alone does not tell its interval, not even between 0 and 1: it may be no share.
+    low, high = (latest.get("intervals") or {}).get(metric) or (None, None)
+    return Evaluation(metric, before, value, low, high, n)
 
 
-def _interval(
-    evaluation: Mapping[str, Any], metric: str, value: float, n: int | None
-) -> tuple[float | None, float | None]:
-    """Return the 95 % interval of an evaluation: its own, or else that of a share, if it is one."""
-    intervals = evaluation.get("intervals")
-    if isinstance(intervals, dict) and (found := intervals.get(metric)) is not None:
-        low, high = found
-        return low, high
-    if n is not None and metric in _SHARES and 0 <= value <= 1:
-        return wilson(value, n)
-    return None, None
-
-
-_SHARES = ("reward", "accuracy", "strict")
-_METRICS = (*_SHARES, "loss", "mlm_loss", "bits_per_byte")
+_METRICS = ("reward", "accuracy", "strict", "loss", "mlm_loss", "bits_per_byte")
 
 
 def _is_number(value: Any) -> bool:

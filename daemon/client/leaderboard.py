@@ -31,8 +31,8 @@ class Entry:
     task: str
     metric: str  # the primary one
     value: float
-    low: float
-    high: float
+    low: float | None  # None: unknown, of a single question
+    high: float | None
     n: int
     weights: str | None  # digest
     against_best: Comparison | None  # with the first of its rank; None: it is the first

@@ -51,6 +51,9 @@ class Curriculum:
     most_questions: int
     queueing: dict[str, Any]  # front, retries, timeout_s, needs
     origin: str = "cli"  # who submitted it, as in spec.json
+    # The error of a gate, over all its comparisons; None: 5 % at each one, as a curriculum of an
+    # earlier version began.
+    gate_level: float | None = None
     schema: int = SCHEMA
 
 
@@ -72,7 +75,8 @@ class Attempt:
     job: str
     rounds: list[Round] = field(default_factory=list)
     decision: str | None = None
-    comparison: dict[str, Any] | None = None  # of the last round: difference, low, high, p, …
+    # Of the last round: difference, low, high, p, …; `level`: at which it is decided.
+    comparison: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

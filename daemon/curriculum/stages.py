@@ -1,11 +1,14 @@
 """Runs the stages of a curriculum, one job after another, and decides at the gates.
 
 A decision follows from the paired comparison of both models' answers to the same questions (exact
-McNemar test or paired bootstrap, `jobs/statistics.py`):
+McNemar test or paired t test, `jobs/statistics.py`):
 
   worse      roll back to the stage's beginning, with half the learning rate, at most twice
   undecided  compare on twice as many questions, up to a limit; then as not worse
   else       continue with the next stage
+
+Each comparison at a gate spends a part of the gate's error (`level_of`), so that in all of them
+together equally good models are told apart in at most 5 % of the gates.
 
 Ids of jobs are on disk before the jobs are submitted, and decisions before they take effect: a
 process that is killed anywhere is continued by the next one, without a job queued twice.
@@ -14,7 +17,7 @@ process that is killed anywhere is continued by the next one, without a job queu
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +26,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
-from ...jobs.statistics import UNDECIDED, WORSE
+from ...jobs.statistics import MCNEMAR, UNDECIDED, WORSE, is_significant
 from ..queue.jobs import ENDED, JobStatus, JobStore
 from ..runs import events, labels, source
 from ..runs.events import EventLog
@@ -78,7 +81,7 @@ def _advance(
     for job_id in (last.before, last.after):
         if not _has_finished(store, runs, folder, plan, state, job_id):
             return folder.state() != state
-    comparison = _comparison(RunDir(runs / last.after))
+    comparison = _comparison(RunDir(runs / last.after), level_of(plan, attempt.rounds))
     if comparison["verdict"] == UNDECIDED and last.questions < plan.most_questions:
         _begin_round(folder, plan, state, min(2 * last.questions, plan.most_questions))
     elif comparison["verdict"] != WORSE:
@@ -90,11 +93,32 @@ def _advance(
     return True
 
 
-def _comparison(rundir: RunDir) -> dict[str, Any]:
-    """The comparison in an evaluation's result, by its first metric."""
+def level_of(plan: Curriculum, rounds: Sequence[Round]) -> float | None:
+    """Return the level at which the last of these comparisons is decided; None: at its own.
+
+    The error is spent as a function of the share t of the most questions: level * t^2 up to it
+    (Lan & DeMets 1983; this function: Kim & DeMets 1987, Biometrika 74). A comparison gets what is
+    spent since the one before; by the union bound all together do not exceed the level. Early ones
+    get little, so the last one decides nearly as often as if it were the only one.
+    """
+    if plan.gate_level is None:
+        return None
+    before, now = ([0, *(one.questions for one in rounds)][i] for i in (-2, -1))
+    return plan.gate_level * (now**2 - before**2) / plan.most_questions**2
+
+
+def _comparison(rundir: RunDir, level: float | None) -> dict[str, Any]:
+    """The comparison in an evaluation's result, by its first metric, decided at a level."""
     result = rundir.read_result() or {}
     metric, found = next(iter((result["comparison"]).items()))
-    return {"metric": metric, **found}
+    if level is None:
+        return {"metric": metric, **found}
+    found = {"metric": metric, **found, "level": level}
+    # An evaluation by a daemon of an earlier version has no test in its result.
+    test = found.get("test", MCNEMAR)
+    is_open = found["verdict"] == UNDECIDED or is_significant(found["p"], test, level)
+    words = f"{UNDECIDED} at the level of this comparison, {level:.2g}"
+    return found if is_open else {**found, "verdict": UNDECIDED, "words": words}
 
 
 def _begin_round(folder: CurriculumFolder, plan: Curriculum, state: State, questions: int) -> None:

@@ -94,10 +94,19 @@ class Request:
     scores: list[TokenLogprob] = field(default_factory=list)  # of prompt tokens; by the engine
 
     @property
+    def computed(self) -> Sequence[int]:
+        """The prompt tokens that the model takes.
+
+        Where the prompt is only scored, its last token is predicted, but predicts none.
+        """
+        is_only_scored = self.scored_from is not None and not self.max_tokens
+        return self.ids[:-1] if is_only_scored and len(self.ids) > 1 else self.ids
+
+    @property
     def computed_from(self) -> int:
         """The first prompt token that must be computed, though a cached prefix may be longer.
 
         Its logits, and those of the tokens after it, are needed.
         """
-        last = len(self.ids) - 1
+        last = len(self.computed) - 1
         return last if self.scored_from is None else min(self.scored_from - 1, last)

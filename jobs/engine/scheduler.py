@@ -302,7 +302,7 @@ class Engine:
         return planned
 
     def _prefill_part(self, sequence: Sequence, room: int) -> Part:
-        ids, begin = sequence.request.ids, sequence.kv.length
+        ids, begin = sequence.request.computed, sequence.kv.length
         chunk = self._runner.chunk
         is_scored = sequence.request.scored_from is not None
         if chunk is None:
@@ -365,7 +365,7 @@ class Engine:
         request.stats.prefill_s = done - sequence.begun_at
         sequences = [sequence]
         for index in range(1, request.num_completions):
-            kv = self._runner.fork(sequence.kv, len(request.ids), _capacity(request))
+            kv = self._runner.fork(sequence.kv, len(request.computed), _capacity(request))
             forked = Sequence(request, index, kv, self._warm.tokenizer)
             forked.images = sequence.images
             sequences.append(forked)

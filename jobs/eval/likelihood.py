@@ -47,10 +47,10 @@ class MultipleChoice:
         ids, first = split(self._warm, context, continuation)
         self._vocabulary.check(f"dataset: row {row}", ids)
         limit = _positions(self._warm)
-        if limit is not None and len(ids) > limit:
+        if limit is not None and len(ids) > limit + 1:  # the last token is only predicted
             raise JobFailed(
                 f"dataset: row {row} has {len(ids)} tokens with a choice, and {self._warm.name} "
-                f"takes {limit}"
+                f"takes {limit} before the last one"
             )
         return _scoring(ids, first, is_canceled)
 
@@ -97,7 +97,7 @@ class Perplexity:
         if not ids:
             raise JobFailed(f"dataset: row {question.problem.row} has no tokens")
         self._vocabulary.check(f"dataset: row {question.problem.row}", ids)
-        size = (_positions(self._warm) or _WINDOW) - 1
+        size = _positions(self._warm) or _WINDOW
         return question, [
             _scoring(window, first, is_canceled)
             for window, first in windows(ids, self._prefix, size)
@@ -138,7 +138,7 @@ def split(warm: WarmModel, context: str, continuation: str) -> tuple[list[int], 
 def windows(ids: Sequence[int], prefix: int, size: int) -> Iterator[tuple[list[int], int]]:
     """Yield windows of at most `size` + 1 tokens, and the first token that each predicts.
 
-    The first window begins with `prefix`. Every token is predicted once; the last window is as long
+    The model takes all but the last token of a window. The first window begins with `prefix`. Every token is predicted once; the last window is as long
     as the others, so that its tokens have context. As `get_rolling_token_windows` of the harness.
     """
     yield [prefix, *ids[:size]], 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..statistics import interval_words
 from .summary import Change, Metric, Pairing
 
 REPORT = "report.md"  # in the run directory
@@ -39,7 +40,8 @@ def _lines(
         yield f"- {name}: {_escaped(value)}"
     yield from ("", "| Metric | Value | 95 % interval | n |", "| --- | --- | --- | --- |")
     for name, one in metrics.items():
-        yield f"| {_escaped(name)} | {one.value:.4g} | {one.low:.4g} to {one.high:.4g} | {one.n} |"
+        interval = interval_words(one.low, one.high)
+        yield f"| {_escaped(name)} | {one.value:.4g} | {interval} | {one.n} |"
     if pairing is None:
         yield from _examples("Wrong", [row for row in rows if _primary(row) == 0])
         return
@@ -49,7 +51,8 @@ def _lines(
     for name, found in pairing.comparisons.items():
         p = "" if found.p is None else f"{found.p:.3g}"
         yield (
-            f"| {_escaped(name)} | {found.difference:+.4g} | {found.low:+.4g} to {found.high:+.4g} "
+            f"| {_escaped(name)} | {found.difference:+.4g} "
+            f"| {interval_words(found.low, found.high, '+.4g')} "
             f"| {found.gained} | {found.lost} | {p} | {found.words} |"
         )
     yield from _changes("From wrong to right", pairing.gained)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
-from ..statistics import Comparison, bootstrap, compare, wilson
+from ..statistics import Comparison, compare, estimate, interval_of, mean_interval
 
 BITS_PER_BYTE = "bits_per_byte"
 LOWER_IS_BETTER = (BITS_PER_BYTE,)
@@ -19,33 +18,34 @@ LOWER_IS_BETTER = (BITS_PER_BYTE,)
 
 @dataclass(frozen=True)
 class Metric:
-    """A mean over questions with its 95 % interval: Wilson's of 0s and 1s, else the bootstrap's."""
+    """A mean over questions with its 95 % interval: Wilson's of 0s and 1s, else Student's."""
 
     value: float
-    low: float
-    high: float
+    low: float | None  # None: unknown, of a single question
+    high: float | None
     n: int
 
 
 def metrics_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     """Return the metrics of rows, in the order of the first row: its first is the primary one."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    found = {name: _metric(_values(rows, name)) for name in names}
+    found = {name: _metric(_values(rows, name), _weights(rows, name)) for name in names}
     if BITS_PER_BYTE in found:
         found |= _perplexities(rows, found[BITS_PER_BYTE])
     return found
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Return a metric of each row that has it; their mean is the metric of all.
+    """Return a metric of each row that has it; their mean, by `_weights`, is the metric of all."""
+    return [row["metrics"][name] for row in rows if name in row["metrics"]]
 
-    Bits per byte are weighted by the length of the text.
+
+def _weights(rows: Sequence[Mapping[str, Any]], name: str) -> list[float] | None:
+    """Return the weight of each row in a metric; None: all equal.
+
+    Bits per byte are the ratio of all bits to all bytes: weighted by the length of the text.
     """
-    values = [row["metrics"][name] for row in rows if name in row["metrics"]]
-    if name != BITS_PER_BYTE:
-        return values
-    mean = fmean(row["bytes"] for row in rows)
-    return [value * row["bytes"] / mean for value, row in zip(values, rows, strict=True)]
+    return [row["bytes"] for row in rows] if name == BITS_PER_BYTE else None
 
 
 def _perplexities(rows: Sequence[Mapping[str, Any]], found: Metric) -> dict[str, Metric]:
@@ -58,19 +58,19 @@ def _perplexities(rows: Sequence[Mapping[str, Any]], found: Metric) -> dict[str,
     for unit, count in totals.items():
         with suppress(OverflowError):
             value, low, high = (
-                2.0 ** (bits * totals["bytes"] / count)
+                None if bits is None else 2.0 ** (bits * totals["bytes"] / count)
                 for bits in (found.value, found.low, found.high)
             )
+            assert value is not None
             name = f"{unit.removesuffix('s')}_perplexity"
             perplexities[name] = Metric(value, low, high, found.n)
     return perplexities
 
 
-def _metric(values: Sequence[float]) -> Metric:
-    mean, n = fmean(values), len(values)
-    if {*values} <= {0, 1}:
-        return Metric(mean, *wilson(mean, n), n)
-    return Metric(mean, *bootstrap(values), n)
+def _metric(values: Sequence[float], weights: Sequence[float] | None) -> Metric:
+    interval = interval_of(values) if weights is None else mean_interval(values, weights)
+    low, high = interval or (None, None)
+    return Metric(estimate(values, weights).mean, low, high, len(values))
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,10 @@ def pair(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
         return None
     found = {}
     for name in names:
-        first, second = (_values([both[i] for both in pairs], name) for i in (0, 1))
-        found[name] = compare(first, second, lower_is_better=name in LOWER_IS_BETTER)
+        first, second = ([both[i]["metrics"][name] for both in pairs] for i in (0, 1))
+        weights = _weights([after for _, after in pairs], name)
+        lower = name in LOWER_IS_BETTER
+        found[name] = compare(first, second, weights=weights, lower_is_better=lower)
     primary = names[0]
     sign = -1 if primary in LOWER_IS_BETTER else 1
     changes = [

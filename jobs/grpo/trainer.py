@@ -26,6 +26,7 @@ from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import as_trl_calls
 from ..rewards.rewards import Reward
 from ..rewards.user_rewards import KeywordReward, PositionalReward
+from ..statistics import interval_of
 from ..training.deprecations import no_deprecations
 from ..training.evaluation import EvaluatingTrainer
 from ..training.options import TrainingSpec
@@ -386,8 +387,8 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
     def measure(self) -> dict[str, Any] | None:
         """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
 
-        Completions for which every reward returns None do not count; NaN when none counts. The
-        seed is fixed, and the random state of training is left unchanged.
+        Completions for which every reward returns None do not count, in `n` either; NaN when none
+        counts. The seed is fixed, and the random state of training is left unchanged.
         """
         was_training = self.model.training
         self.model.eval()
@@ -401,8 +402,14 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
                     found += self._rewards_of(self.held_out[start : start + EVAL_BATCH])
         self.generation_s = 0.0
         self.model.train(was_training)
-        reward = math.fsum(found) / len(found) if found else math.nan
-        return {"reward": reward, "n": len(self.held_out)}
+        if not found:
+            return {"reward": math.nan, "n": 0}
+        interval = interval_of(found)
+        return {
+            "reward": math.fsum(found) / len(found),
+            "n": len(found),
+            **({} if interval is None else {"intervals": {"reward": interval}}),
+        }
 
     def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
         """Return the rewards of one completion per prompt, without completions that have none."""

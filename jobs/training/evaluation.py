@@ -103,11 +103,13 @@ class EvaluatingTrainer(JobTrainer):
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of the step, and those of an evaluation after it, if there was one.
 
-        An evaluation metric gets the prefix `eval_` if a step metric has the same name.
+        An evaluation metric gets the prefix `eval_` if a step metric has the same name. Intervals
+        are in the event of the evaluation only.
         """
         of_step = super().metrics()
         found = (self.last_eval or {}) if self._eval_step == self.state.global_step else {}
-        return {**of_step, **{f"eval_{n}" if n in of_step else n: found[n] for n in found}}
+        names = [name for name in found if name != "intervals"]
+        return {**of_step, **{f"eval_{n}" if n in of_step else n: found[n] for n in names}}
 
     def job_state(self) -> dict[str, Any]:
         return {

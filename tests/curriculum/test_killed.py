@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mlm_jobs
+import orjson
 import pytest
 from desks import Desk
 from worked_sweeps import ended_at
@@ -154,6 +155,42 @@ def test_an_undecided_gate_uses_more_questions_and_then_passes_the_stage(desk):
     spec = desk.client.rundir(second.job).read_spec()
     assert spec["model"]["path"] == str(desk.home.runs / first.job / "model")
     assert spec["spec"]["samples"] == 8
+
+
+# p 0.033: below the 5 % of a single comparison, above the 1.25 % of the first of two.
+MAYBE_WORSE = [-1.0] * 9 + [1.0] * 2 + [0.0] * 29
+
+
+def test_an_early_comparison_at_a_gate_needs_more_evidence_than_a_single_one(desk):
+    assert compare([0.0] * 40, MAYBE_WORSE).verdict == "worse"
+    curriculum_id = submit(desk)
+    finish(desk, "train", {"steps": 4})
+    advance(desk, curriculum_id)
+    answer(desk, curriculum_id, MAYBE_WORSE)
+    advance(desk, curriculum_id)
+    [attempt] = state(desk, curriculum_id).attempts
+    assert [one.questions for one in attempt.rounds] == [40, 80]
+    answer(desk, curriculum_id, SAME)
+    advance(desk, curriculum_id)
+    [decided, _] = desk.client.curriculum(curriculum_id)["attempts"]
+    assert decided["decision"] == "continue"
+    assert decided["comparison"]["level"] == pytest.approx(0.0375)
+
+
+_NEW = ("gate_level", "digest")  # not in the plans of the version 0.1
+
+
+def test_a_curriculum_that_an_earlier_version_began_decides_as_it_began(desk):
+    curriculum_id = submit(desk)
+    path = CurriculumFolder(desk.home, curriculum_id).path / "plan.json"
+    plan = orjson.loads(path.read_bytes())
+    path.write_bytes(orjson.dumps({k: v for k, v in plan.items() if k not in _NEW}))
+    finish(desk, "train", {"steps": 4})
+    advance(desk, curriculum_id)
+    answer(desk, curriculum_id, MAYBE_WORSE)
+    advance(desk, curriculum_id)
+    first, _ = state(desk, curriculum_id).attempts
+    assert first.decision == "roll back"
 
 
 def test_a_stage_that_is_worse_three_times_ends_the_curriculum(desk):

@@ -13,6 +13,7 @@ import orjson
 import pytest
 import tiny
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 from waiting import wait_until
 
 from warmd.jobs import spec_class
@@ -229,6 +230,46 @@ def test_perplexity_is_that_of_all_texts_together(job, tmp_path, model):
     assert found["bits_per_byte"] == pytest.approx(bits)
     assert found["byte_perplexity"] == pytest.approx(2**bits)
     assert found["token_perplexity"] == pytest.approx(2**bits)  # a token per byte
+
+
+def gpt2(*, positions: int) -> Any:
+    """A model with a table of positions, which the engine runs by its own forward pass."""
+    torch.manual_seed(0)
+    size = len(tiny.tokenizer())
+    config = GPT2Config(vocab_size=size, n_positions=positions, n_embd=16, n_layer=2, n_head=2)
+    config.eos_token_id = config.bos_token_id = None
+    return GPT2LMHeadModel(config).requires_grad_(False).eval()
+
+
+@pytest.mark.parametrize("make", [tiny.model, gpt2])
+def test_the_windows_of_long_texts_use_all_positions_of_the_model(tmp_path, make):
+    """As lm-evaluation-harness with transformers: the last token of a window is no input."""
+    model = make(positions=32)
+    job = tiny.surroundings(tmp_path / "eval", model)
+    text = "the cat sat on the mat " * 4
+    evaluate(job, task="perplexity", dataset=write(tmp_path / "t.jsonl", {"text": text}))
+    ids = tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]
+    wanted = 0.0
+    for window, first in windows(ids, tiny.tokenizer().bos_token_id, 32):
+        assert len(window) - 1 <= 32
+        with torch.inference_mode():
+            rows = model(torch.tensor([window[:-1]])).logits[0].log_softmax(-1)
+        wanted += sum(float(rows[i - 1][window[i]]) for i in range(first, len(window)))
+    (row,) = rows_of(job)
+    assert (row["tokens"], row["logprob"]) == (len(ids), pytest.approx(wanted, abs=1e-3))
+
+
+def test_a_choice_may_fill_all_positions_before_its_last_token(job, tmp_path, model):
+    frame = len(tiny.tokenizer()("Question: \nAnswer: ab")["input_ids"])
+    longest, longer = ("x" * (512 + 1 - frame + n) for n in (0, 1))
+    record = {"question": longest, "choices": ["ab", "cd"], "answer": 0}
+    evaluate(job, task="choice", dataset=write(tmp_path / "c.jsonl", record))
+    (row,) = rows_of(job)
+    assert all(math.isfinite(choice["logprob"]) for choice in row["choices"])
+    with pytest.raises(JobFailed, match="row 1 has 514 tokens .* takes 512 before the last one"):
+        evaluate(
+            job, task="choice", dataset=write(tmp_path / "d.jsonl", {**record, "question": longer})
+        )
 
 
 def test_windows_predict_every_token_once_with_as_much_context_as_fits():
