@@ -147,6 +147,8 @@ def push(queue: Queue, job: Job, at: datetime, pipeline: Pipeline, *, front: boo
     for registry in (DeferredJobRegistry, ScheduledJobRegistry):
         pipeline.zrem(registry.key_template.format(job.origin), job.id)
     pipeline.zrem(ready_key(job.origin), job.id)
+    for dependency in job._dependency_ids:
+        pipeline.srem(Job.dependents_key_for(dependency), job.id)
     if getattr(job, "has_rate_limit", False):  # another program's job, of RQ 3
         cast(Any, queue)._enqueue_rate_limited_job(job, pipeline=pipeline, at_front=front)
         return
@@ -192,8 +194,7 @@ def take_dependents(
         if one is not None and one.get_status(refresh=False) == JobStatus.DEFERRED
     ]
     released = [one for one in waiting if one.dependencies_are_met(job, pipeline)]
-    still_waiting = {one.id for one in waiting} - {one.id for one in released}
     pipeline.multi()
-    if gone := set(ids) - still_waiting:
-        pipeline.srem(job.dependents_key, *gone)
+    if ended := set(ids) - {one.id for one in waiting}:
+        pipeline.srem(job.dependents_key, *ended)  # retention keeps a job with dependents
     return released

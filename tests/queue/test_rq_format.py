@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from rq.job import Job
 from rq_versions import IS_3
 from workplaces import Workplace, workplace
 
-from warmd.daemon.queue import keys, listing, rq_format
+from warmd.daemon.queue import key_prefix, keys, listing, rq_format
 from warmd.daemon.queue.due import DueJobs
 from warmd.jobs.errors import Conflict
 
@@ -154,7 +153,7 @@ def test_a_client_with_another_prefix_is_told_so_whatever_it_asks(place: Workpla
         lambda: list(client.follow(job_id)),
         lambda: client.remove(job_id),
     ):
-        with pytest.raises(Conflict, match="RQ_KEY_PREFIX: must be team, .* got rq: "):
+        with pytest.raises(Conflict, match=r"RQ_KEY_PREFIX: must be team, .* got rq: "):
             ask()
     client.close()
     done = run(place, "jobs", "--all")
@@ -171,9 +170,8 @@ def test_a_redis_of_an_earlier_version_has_the_default_prefix(place: Workplace):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_3, reason="RQ 2 has no RQ_KEY_PREFIX")
-def test_a_client_that_sets_rq_key_prefix_never_sees_an_empty_queue(
-    place: Workplace, tmp_path: Path
-):
+def test_a_client_that_sets_rq_key_prefix_never_sees_an_empty_queue(place: Workplace):
+    key_prefix.claim(place.connection)  # as each daemon does when it starts
     place.submit()
     for arguments in (["jobs", "--all"], ["queue"], ["run", "a"]):
         done = run(place, *arguments, RQ_KEY_PREFIX="team")
