@@ -14,7 +14,7 @@ import redis
 from ...configs.config import DaemonConfig, redacted_url
 from ...jobs.errors import NotFound, Unavailable
 from ..host.home import Home
-from ..queue import keys
+from ..queue import key_prefix, keys
 from ..queue.jobs import Job, JobStore
 from ..runs.rundir import RunDir, is_job_id
 from ..store.reading import OnOutdated, ReadableRuns
@@ -32,11 +32,15 @@ _REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
 
 
 def needs_redis(method: Method) -> Method:
-    """Raise Unavailable, with advice, if Redis is unreachable or refuses writes."""
+    """Raise Unavailable, with advice, if Redis is unreachable or refuses writes.
+
+    Raises Conflict if this process would look for the jobs under other keys than the daemon.
+    """
 
     @wraps(method)
     def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:
         try:
+            self.check_keys()
             return method(self, *args, **kwargs)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise self.unavailable(error) from error
@@ -85,6 +89,7 @@ class ClientConnection:
         if config.runs_folder is not None:
             self.home.link_runs(config.runs_folder)
         self.is_offline = False
+        self._has_checked_keys = False
         self._on_offline = on_offline
         self._on_outdated = on_outdated
 
@@ -145,6 +150,12 @@ class ClientConnection:
             with suppress(redis.RedisError):
                 return self.store.shared_clock.now()
         return time.time()
+
+    def check_keys(self) -> None:
+        """Raise Conflict if RQ's keys have another prefix here than in Redis."""
+        if not self._has_checked_keys and not self.is_offline:
+            key_prefix.check(self.connection)
+            self._has_checked_keys = True
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

@@ -109,6 +109,7 @@ class Reading(ClientConnection):
             return
 
         def has_ended() -> bool:
+            self.check_keys()
             job = self.store.fetch(job_id) if live else None
             return job is None or job.get_status(refresh=False) in ENDED
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from rq.job import JobStatus
 
 from ...configs.labels import with_ranks
 from ...jobs.errors import Conflict
 from ..runs import events
 from ..runs.rundir import RunDir
 from . import keys
+from .rq_format import JobStatus
 
 _OWNER = "redis"  # in spec.json
 

@@ -7,12 +7,10 @@ each call scans a limited number, so its cost does not depend on how many wait.
 
 from __future__ import annotations
 
-from rq.job import Job
-from rq.registry import DeferredJobRegistry, ScheduledJobRegistry
-
 from ...configs.queues import QUEUES
 from . import keys
-from .jobs import JobStore
+from .jobs import Job, JobStore
+from .rq_format import DeferredJobRegistry, ScheduledJobRegistry, ready_key
 
 _BATCH = 100  # jobs per queue and registry
 
@@ -42,6 +40,7 @@ class DueJobs:
         now = self._store.clock()
         scheduled = [ScheduledJobRegistry.key_template.format(name) for name in QUEUES]
         deferred = [DeferredJobRegistry.key_template.format(name) for name in QUEUES]
+        deferred += map(ready_key, QUEUES)  # tools of RQ 3 defer a job until their maintenance
         with self._store.connection.pipeline(transaction=False) as pipeline:
             for key in scheduled:
                 pipeline.zrangebyscore(key, 0, now, start=0, num=_BATCH)

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redis.client import Pipeline
-from rq.executions import Execution
-from rq.job import Job, JobStatus
-from rq.registry import FinishedJobRegistry
-from rq.results import Result
-from rq.utils import utcformat
 
 from ...jobs.user_code import tracebacks
 from . import job_index, keys, totals
 from .records import EXECUTION_FIELDS, TRANSIENT_FIELDS, JobRecords, text_or_none
+from .rq_format import (
+    Execution,
+    FinishedJobRegistry,
+    Job,
+    JobStatus,
+    Result,
+    begin as begin_execution,
+    take_dependents,
+    utcformat,
+)
 from .transactions import change, end
 
 # RQ fails a started job whose heartbeat is late, and does so even when a registry is counted: after
@@ -62,8 +68,7 @@ class Executions(JobRecords):
         def write(pipeline: Pipeline) -> None:
             assert job is not None
             pipeline.lrem(keys.taken(worker), 1, job.id)
-            begun[:] = [Execution.create(job, _NEVER_S, pipeline, worker_name=worker)]
-            job.prepare_for_execution(worker, pipeline)
+            begun[:] = [begin_execution(job, worker, _NEVER_S, pipeline)]
             job.started_at = self.now()
             pipeline.hset(job.key, "started_at", utcformat(job.started_at))
             totals.begun(pipeline, job)
@@ -98,6 +103,11 @@ class Executions(JobRecords):
     def finish(self, job: Job, execution: Execution, result: dict[str, Any]) -> bool:
         """Finish a job. False if the execution was no longer the current one."""
 
+        dependents: list[Job] = []
+
+        def take(pipeline: Pipeline) -> None:
+            dependents[:] = take_dependents(job, fetch, pipeline)
+
         def write(pipeline: Pipeline) -> None:
             job.ended_at = self.now()
             job._status = JobStatus.FINISHED
@@ -108,11 +118,11 @@ class Executions(JobRecords):
             registry = FinishedJobRegistry(job.origin, connection=self.connection)
             registry.add(job, -1, pipeline)
             job_index.ended(pipeline, job, JobStatus.FINISHED, job.ended_at)
+            for dependent in dependents:
+                self._push(dependent, pipeline, front=bool(dependent.enqueue_at_front))
 
-        def release(pipeline: Pipeline) -> None:
-            self.queue(job.origin).enqueue_dependents(job, pipeline=pipeline)
-
-        return end(self.connection, job, execution, write, watching=release)
+        fetch = partial(self.fetch_many, any_queue=True)
+        return end(self.connection, job, execution, write, watching=take)
 
     def fail(self, job: Job, execution: Execution, error: str) -> bool:
         """Fail a job; `error` is a message or a traceback, whose last line is the message."""

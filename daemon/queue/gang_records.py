@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import orjson
 import redis
-from rq.registry import StartedJobRegistry
 
 from ...configs.labels import parse_line
 from ...configs.queues import TRAIN
 from . import keys
+from .rq_format import StartedJobRegistry
 
 # States of a seat, as its node reports them.
 JOINED, STARTED, ENDED, FAILED, LOST = "joined", "started", "ended", "failed", "lost"

@@ -19,8 +19,6 @@ from typing import Any
 
 import orjson
 import redis
-from rq.executions import Execution
-from rq.job import Job
 
 from ...configs.labels import (
     GANG_ADDRESS,
@@ -37,6 +35,7 @@ from . import keys
 from .gang_records import SEAT, Gang, Seat, read_gang
 from .lease import LEASE_S
 from .nodes import READY, NodeRegistry
+from .rq_format import Execution, Job
 
 _GATHERING_MS = int(LEASE_S * 1000)  # without a sign of the leader
 _GANG_MS = int(4 * LEASE_S * 1000)

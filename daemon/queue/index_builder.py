@@ -14,18 +14,18 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
-from rq.job import Job
 
 from ...configs.queues import INFER, QUEUES
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import WarmdError
 from ..runs.rundir import RunDir, is_job_id, job_ids
 from . import job_index, keys, listing
+from .records import ENDED
+from .rq_format import Job, JobStatus, status_of
 
 _VERSION = b"2"
 _BATCH = 500  # jobs per transaction
 _SETTLED_NS = 1_000_000_000  # after this, a further change has another modification time
-_ENDED = (b"finished", b"failed", b"stopped", b"canceled")
 
 
 def ensure(connection: redis.Redis, runs: Path) -> None:
@@ -104,9 +104,9 @@ def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> Non
     pipeline.zadd(keys.of_kind(job_id.partition("-")[0]), at, nx=True)
     if from_cli:
         pipeline.zadd(keys.FROM_CLI, at, nx=True)
-    if status in _ENDED and keys.text(queue) == INFER:
+    if status_of(status) in ENDED and keys.text(queue) == INFER:
         pipeline.zadd(keys.ANSWERS, {job_id: _seconds(ended_at)}, nx=True)
-    if status == b"stopped":
+    if status_of(status) == JobStatus.STOPPED:
         pipeline.sadd(keys.stopped(keys.text(queue)), job_id)
 
 

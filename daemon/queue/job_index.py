@@ -18,10 +18,10 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
-from rq.job import Job, JobStatus
 
 from ...configs.queues import INFER, QUEUES, TRAIN
 from . import keys
+from .rq_format import Job, JobStatus
 
 
 def created(pipeline: Pipeline, job: Job, *, from_cli: bool) -> None:

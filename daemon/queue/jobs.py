@@ -13,18 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from redis.client import Pipeline
-from rq.job import Job as Job, JobStatus as JobStatus
-from rq.registry import (
-    BaseRegistry,
-    CanceledJobRegistry,
-    FailedJobRegistry,
-    FinishedJobRegistry,
-)
-from rq.results import Result
-from rq.utils import utcformat
 
 from ...configs.labels import SCHEMA as SCHEMA_LABEL, line_of
 from ..runs.rundir import SCHEMA
@@ -37,6 +28,18 @@ from .executions import (
 from .ordering import Ordering
 from .pausing import Pausing
 from .records import ENDED as ENDED, NEVER as NEVER, TRANSIENT_FIELDS, WAITING as WAITING
+from .rq_format import (
+    BaseRegistry,
+    CanceledJobRegistry,
+    FailedJobRegistry,
+    FinishedJobRegistry,
+    Job as Job,
+    JobStatus as JobStatus,
+    Result,
+    leave_all,
+    status_of as status_of,
+    utcformat,
+)
 from .transactions import add, change
 
 # A job that a foreign RQ worker takes by mistake fails there: it cannot import the job's function.
@@ -69,17 +72,8 @@ class JobStore(Executions, Pausing, Ordering):
         """
         self._publish(job_id)
         target = self.queue(queue)
-        job = target.create_job(
-            keys.JOB_FUNCTION,
-            args=(job_id,),
-            job_id=job_id,
-            description=job_id,
-            timeout=-1 if timeout_s is None else timeout_s,  # type: ignore[arg-type]
-            result_ttl=-1,
-            failure_ttl=-1,
-            depends_on=after,
-            status=JobStatus.QUEUED if at is None else JobStatus.SCHEDULED,
-        )
+        status = JobStatus.QUEUED if at is None else JobStatus.SCHEDULED
+        job = self._new_job(job_id, queue, status, after=after, timeout_s=timeout_s)
         job.created_at = self.now()
         job.retries_left, job.retry_intervals = _STRAY_RETRIES, [_STRAY_RETRY_S]
         job.enqueue_at_front = front
@@ -90,6 +84,8 @@ class JobStore(Executions, Pausing, Ordering):
                 target.schedule_job(job, at, pipeline=pipeline)
             else:
                 target.enqueue_job(job, pipeline=pipeline, at_front=front)
+                if job.get_status(refresh=False) == JobStatus.QUEUED:
+                    fields["enqueued_at"] = utcformat(self.now())  # RQ's is this machine's
             pipeline.hset(job.key, mapping=fields)
             job_index.created(pipeline, job, from_cli=from_cli)
 
@@ -105,7 +101,7 @@ class JobStore(Executions, Pausing, Ordering):
         self._publish(job.id)
 
         def write(pipeline: Pipeline) -> None:
-            job._remove_from_registries(pipeline=pipeline)
+            leave_all(job, pipeline)
             job.ended_at = job._exc_info = None
             pipeline.hdel(job.key, *TRANSIENT_FIELDS, "exc_info")
             if needs is not None:
@@ -145,11 +141,6 @@ class JobStore(Executions, Pausing, Ordering):
             is_front = bool(job.enqueue_at_front)
 
             def write(pipeline: Pipeline) -> None:
-                for registry in (
-                    self._scheduled(job),
-                    self.queue(job.origin).deferred_job_registry,
-                ):
-                    registry.remove(job.id, pipeline=pipeline)
                 self._push(job, pipeline, front=is_front)
 
             change(self.connection, job, (JobStatus.SCHEDULED, JobStatus.DEFERRED), write)
@@ -165,7 +156,7 @@ class JobStore(Executions, Pausing, Ordering):
         ended_at = self.now()
 
         def write(pipeline: Pipeline) -> None:
-            job._remove_from_registries(pipeline=pipeline)
+            leave_all(job, pipeline)
             self._leave_set_aside(job, pipeline, needs)
             fields: dict[Any, Any] = {"status": JobStatus.CANCELED, "ended_at": utcformat(ended_at)}
             pipeline.hset(job.key, mapping=fields)
@@ -200,10 +191,7 @@ class JobStore(Executions, Pausing, Ordering):
         needs: Mapping[str, str],
     ) -> bool:
         """Add an ended job as recorded in its run directory; False if Redis has it already."""
-        job = self.queue(queue).create_job(
-            keys.JOB_FUNCTION, args=(job_id,), job_id=job_id, description=job_id, timeout=-1,
-            result_ttl=-1, failure_ttl=-1, status=status,
-        )  # fmt: skip
+        job = self._new_job(job_id, queue, status)
         job.created_at = datetime.fromtimestamp(created_at, UTC)
         ended = job.ended_at = datetime.fromtimestamp(ended_at, UTC)
 
@@ -216,6 +204,28 @@ class JobStore(Executions, Pausing, Ordering):
             job_index.ended(pipeline, job, status, ended)
 
         return add(self.connection, job, write, only_new=True)
+
+    def _new_job(
+        self,
+        job_id: str,
+        queue: str,
+        status: JobStatus,
+        *,
+        after: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Job:
+        job = self.queue(queue).create_job(
+            keys.JOB_FUNCTION,
+            args=(job_id,),
+            job_id=job_id,
+            description=job_id,
+            timeout=-1 if timeout_s is None else timeout_s,  # type: ignore[arg-type]
+            result_ttl=-1,
+            failure_ttl=-1,
+            depends_on=after,
+            status=status,
+        )
+        return cast(Job, job)  # the class of the queue's jobs
 
     def _registry_of(self, job: Job, status: JobStatus) -> BaseRegistry:
         registries = {

@@ -1,6 +1,6 @@
 """Redis keys, fields and connections.
 
-RQ owns `rq:*`; warmd's keys start with `warmd:`. No other module contains a key literal.
+warmd's keys start with `warmd:`; RQ's are in `rq_format`. No other module contains a key literal.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ WORKERS = "warmd:workers"
 
 # The folder of run directories of the jobs in this Redis: JSON with its id and path.
 RUNS = "warmd:runs"
+
+# The prefix of RQ's keys: see key_prefix.py.
+RQ_PREFIX = "warmd:rq"
 
 # A random id of the data in this Redis, to which run directories refer: see adoption.py.
 IDENTITY = "warmd:id"

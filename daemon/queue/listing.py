@@ -9,17 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import redis
-from rq import Queue
-from rq.executions import Execution
-from rq.job import Job
-from rq.registry import (
-    CanceledJobRegistry,
-    DeferredJobRegistry,
-    FailedJobRegistry,
-    FinishedJobRegistry,
-    ScheduledJobRegistry,
-    StartedJobRegistry,
-)
 
 from ...configs.labels import OWN_NEEDS, model_path, num_nodes, parse_line
 from ...configs.queues import QUEUES
@@ -27,6 +16,20 @@ from ..runs.rundir import by_time
 from . import keys, set_aside
 from .gangs import Gangs
 from .jobs import NEVER, JobStore
+from .rq_format import (
+    CanceledJobRegistry,
+    DeferredJobRegistry,
+    Execution,
+    FailedJobRegistry,
+    FinishedJobRegistry,
+    Job,
+    ScheduledJobRegistry,
+    StartedJobRegistry,
+    queue_key,
+    rate_limited_key,
+    rate_limits_key,
+    ready_key,
+)
 
 _BATCH = 100  # jobs per round trip
 _FEW = 8  # jobs whose positions are searched one by one
@@ -88,13 +91,16 @@ def not_given_up(connection: redis.Redis, queue: str) -> list[str]:
 def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
     """How many jobs of a queue have each status."""
     with connection.pipeline(transaction=False) as pipeline:
-        pipeline.llen(_queue_key(queue))
+        pipeline.llen(queue_key(queue))
         for registry in _REGISTRIES.values():
             pipeline.zcard(registry.key_template.format(queue))
         pipeline.scard(keys.stopped(queue))
-        *found, stopped = pipeline.execute()
+        pipeline.zcard(ready_key(queue))
+        pipeline.smembers(rate_limits_key())
+        *found, stopped, ready, limits = pipeline.execute()
     numbers = dict(zip(("queued", *_REGISTRIES), found, strict=True))
     numbers["queued"] += len(set_aside.members(connection, queue))
+    numbers["deferred"] += ready + len(_rate_limited(connection, [queue], limits))
     return {**numbers, "failed": max(numbers["failed"] - stopped, 0), "stopped": stopped}
 
 
@@ -104,13 +110,13 @@ def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
     if len(waiting) <= _FEW:  # searched by Redis: the queue may have thousands of jobs
         with connection.pipeline(transaction=False) as pipeline:
             for job in waiting:
-                pipeline.lpos(_queue_key(job.origin), job.id)
+                pipeline.lpos(queue_key(job.origin), job.id)
             places = pipeline.execute()
         pairs = zip(waiting, places, strict=True)
         return {job.id: place + 1 for job, place in pairs if place is not None}
     with connection.pipeline(transaction=False) as pipeline:
         for queue in {job.origin for job in waiting}:
-            pipeline.lrange(_queue_key(queue), 0, -1)
+            pipeline.lrange(queue_key(queue), 0, -1)
         found = pipeline.execute()
     return {keys.text(job_id): n for ids in found for n, job_id in enumerate(ids, start=1)}
 
@@ -212,21 +218,40 @@ def _members(
 ) -> list[str]:
     """The ids of the jobs with one of the statuses, read in one transaction."""
     workers = connection.hgetall(keys.WORKERS) if "queued" in statuses else {}
+    limits: Any = connection.smembers(rate_limits_key()) if "deferred" in statuses else set()
     with connection.pipeline() as pipeline:
         for worker in workers:
             pipeline.lrange(keys.taken(keys.text(worker)), 0, -1)
         for queue in queues:
             if "queued" in statuses:
-                pipeline.lrange(_queue_key(queue), 0, -1)
+                pipeline.lrange(queue_key(queue), 0, -1)
             for status, registry in _REGISTRIES.items():
                 if status in statuses or (status == "failed" and "stopped" in statuses):
                     pipeline.zrange(registry.key_template.format(queue), 0, -1)
+            if "deferred" in statuses:
+                pipeline.zrange(ready_key(queue), 0, -1)
         found = pipeline.execute()
+    found.append(_rate_limited(connection, queues, limits))
     if "queued" in statuses:
         found += [set_aside.members(connection, queue) for queue in queues]
     ids = (keys.text(entry).split(":")[0] for entries in found for entry in entries)
     return list(dict.fromkeys(ids))
 
 
-def _queue_key(queue: str) -> str:
-    return f"{Queue.redis_queue_namespace_prefix}{queue}"
+def _rate_limited(
+    connection: redis.Redis, queues: Collection[str], limits: Collection[bytes]
+) -> list[bytes]:
+    """The ids of the jobs of some queues that RQ 3 holds back because of one of these limits."""
+    if not limits:
+        return []
+    with connection.pipeline(transaction=False) as pipeline:
+        for limit in limits:
+            pipeline.zrange(rate_limited_key(keys.text(limit)), 0, -1)
+        ids = [job_id for found in pipeline.execute() for job_id in found]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in ids:
+            pipeline.hget(Job.key_for(keys.text(job_id)), "origin")
+        origins = pipeline.execute()
+    return [
+        one for one, queue in zip(ids, origins, strict=True) if keys.text(queue or b"") in queues
+    ]

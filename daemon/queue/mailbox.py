@@ -12,6 +12,7 @@ from typing import Any
 import redis
 
 from . import keys
+from .rq_format import queue_key
 
 _POP_S = 0.5  # timeout of one BLMOVE
 _LATE_S = 2.0  # a reply that is later than this means that Redis hangs
@@ -26,7 +27,7 @@ class Mailbox:
 
     def __init__(self, connection: redis.Redis, queue: str, worker: str) -> None:
         self._connection = connection
-        self._source, self._target = f"rq:queue:{queue}", keys.taken(worker)
+        self._source, self._target = queue_key(queue), keys.taken(worker)
         self._jobs: Any = None
         self._control: Any = None
         self._is_waiting = False

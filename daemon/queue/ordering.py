@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import redis
-from rq.job import Job
 
 from . import keys
-from .records import JobRecords
+from .records import Job, JobRecords
 
 
 class Ordering(JobRecords):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from redis.client import Pipeline
-from rq.job import Job, JobStatus
 
 from . import keys
 from .records import NEVER, WAITING, text_or_none
+from .rq_format import Job, JobStatus, leave_all
 from .set_aside import SetAside
 from .transactions import change
 
@@ -40,7 +40,7 @@ class Pausing(SetAside):
         needs = self.needs_of(job)
 
         def write(pipeline: Pipeline) -> None:
-            job._remove_from_registries(pipeline=pipeline)
+            leave_all(job, pipeline)
             self._leave_set_aside(job, pipeline, needs)
             for dependency in job._dependency_ids:
                 # Otherwise the end of the dependency would queue the job.
@@ -70,7 +70,6 @@ class Pausing(SetAside):
             elif is_deferred:
                 self._defer(job, pipeline)
             else:
-                self._scheduled(job).remove(job.id, pipeline=pipeline)
                 self._push(job, pipeline, front=True)
 
         if self.pause_of(job) is None:

@@ -9,15 +9,19 @@ from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
-from rq import Queue
-from rq.exceptions import DeserializationError
-from rq.job import Job as Job, JobStatus as JobStatus
-from rq.registry import ScheduledJobRegistry
 
 from ...configs.queues import QUEUES
 from ..store.remote import RemoteRuns
 from . import keys
 from .clocks import SharedClock
+from .rq_format import (
+    DeserializationError,
+    Job as Job,
+    JobStatus as JobStatus,
+    Queue,
+    ScheduledJobRegistry,
+    push,
+)
 from .transactions import change
 
 log = logging.getLogger(__name__)
@@ -38,17 +42,6 @@ TRANSIENT_FIELDS = (
 )
 
 
-class _Queue(Queue):
-    """RQ's queue, which notes by Redis' clock when a job was queued."""
-
-    shared_clock: SharedClock | None = None  # None: RQ made it, for a job of another queue
-
-    def _prepare_for_queue(self, job: Job) -> None:
-        super()._prepare_for_queue(job)
-        now = (self.shared_clock or SharedClock(self.connection)).now()
-        job.enqueued_at = datetime.fromtimestamp(now, UTC)
-
-
 class JobRecords:
     """The jobs of one Redis, as records."""
 
@@ -62,24 +55,25 @@ class JobRecords:
 
     def queue(self, name: str) -> Queue:
         if name not in self._queues:
-            queue = _Queue(name, connection=self.connection, serializer=keys.Serializer)
-            queue.shared_clock = self.shared_clock
-            self._queues[name] = queue
+            self._queues[name] = Queue(
+                name, connection=self.connection, job_class=Job, serializer=keys.Serializer
+            )
         return self._queues[name]
 
     def fetch(self, job_id: str) -> Job | None:
         """Return a job, or None if Redis has none, or no valid one, under this id."""
         return self.fetch_many([job_id])[0]
 
-    def fetch_many(self, job_ids: Sequence[str]) -> list[Job | None]:
-        """The same for several jobs, in one round trip."""
+    def fetch_many(self, job_ids: Sequence[str], *, any_queue: bool = False) -> list[Job | None]:
+        """The same for several jobs, in one round trip. `any_queue`: also other programs' jobs."""
         with self.connection.pipeline(transaction=False) as pipeline:
             for job_id in job_ids:
                 pipeline.hgetall(Job.key_for(job_id))
             found = pipeline.execute(raise_on_error=False)
-        return [self._restore(*pair) for pair in zip(job_ids, found, strict=True)]
+        pairs = zip(job_ids, found, strict=True)
+        return [self._restore(*pair, any_queue=any_queue) for pair in pairs]
 
-    def _restore(self, job_id: str, fields: Any) -> Job | None:
+    def _restore(self, job_id: str, fields: Any, *, any_queue: bool) -> Job | None:
         if not fields:
             return None
         try:
@@ -87,7 +81,8 @@ class JobRecords:
                 raise ValueError(str(fields))
             job = Job(job_id, connection=self.connection, serializer=keys.Serializer)
             job.restore(fields)
-            if job.origin not in QUEUES or not isinstance(job._dependency_ids, list):
+            is_known = any_queue or job.origin in QUEUES
+            if not is_known or not isinstance(job._dependency_ids, list):
                 raise ValueError(f"queue {job.origin!r}, after {job._dependency_ids!r}")
         except Exception as error:  # RQ's parser raises many types for invalid data
             log.warning("%r: not an RQ job: %s", job_id[:80], str(error)[:200])
@@ -157,7 +152,7 @@ class JobRecords:
         return ScheduledJobRegistry(job.origin, connection=self.connection)
 
     def _push(self, job: Job, pipeline: Pipeline, *, front: bool) -> None:
-        self.queue(job.origin)._enqueue_job(job, pipeline=pipeline, at_front=front)
+        push(self.queue(job.origin), job, self.now(), pipeline, front=front)
 
 
 def text_or_none(raw: Any) -> str | None:

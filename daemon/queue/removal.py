@@ -14,14 +14,12 @@ from contextlib import suppress
 from fcntl import LOCK_EX
 from pathlib import Path
 
-from rq.job import Job
-
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.files.atomic import locked
 from ...jobs.models.adapters import base_of, is_adapter
 from ..runs.rundir import REMOVED, RunDir, is_job_id, trainer_of
 from . import job_index
-from .jobs import ENDED, JobStore
+from .jobs import ENDED, Job, JobStore
 
 
 def remove(store: JobStore, runs: Path, job_id: str) -> int:

@@ -11,12 +11,17 @@ import socket
 from dataclasses import dataclass
 
 from redis.client import Pipeline
-from rq import Worker
-from rq.utils import now, utcformat
-from rq.worker import WorkerStatus
-from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from ... import __version__
+from .rq_format import (
+    REDIS_WORKER_KEYS,
+    WORKERS_BY_QUEUE_KEY,
+    WorkerStatus,
+    now,
+    utcformat,
+    worker_executions_key,
+    worker_key,
+)
 
 _LEASES = 4  # leases for which the record is kept
 _BORN = utcformat(now())
@@ -42,7 +47,7 @@ def record(
     pipeline: Pipeline, worker: str, queue: str, state: WorkerState, *, lease_s: float
 ) -> None:
     """Record this process as a worker, in the transaction that renews its lease."""
-    key = _key(worker)
+    key = worker_key(worker)
     pipeline.sadd(REDIS_WORKER_KEYS, key)
     pipeline.sadd(WORKERS_BY_QUEUE_KEY % queue, key)
     pipeline.hset(
@@ -61,16 +66,13 @@ def record(
             "failed_job_count": state.failed,
         },
     )
-    pipeline.expire(key, int(_LEASES * lease_s) + 1)
+    for each in (key, worker_executions_key(worker)):
+        pipeline.expire(each, int(_LEASES * lease_s) + 1)
 
 
 def forget(pipeline: Pipeline, worker: str, queue: str) -> None:
     """Remove the record of a worker that has ended."""
-    key = _key(worker)
+    key = worker_key(worker)
     pipeline.srem(REDIS_WORKER_KEYS, key)
     pipeline.srem(WORKERS_BY_QUEUE_KEY % queue, key)
-    pipeline.delete(key)
-
-
-def _key(worker: str) -> str:
-    return f"{Worker.redis_worker_namespace_prefix}{worker}"
+    pipeline.delete(key, worker_executions_key(worker))

@@ -21,14 +21,16 @@ from ..host.home import Home
 from ..store.bucket import Bucket, Changed
 from ..store.copies import ID
 from ..store.remote import RemoteRuns
-from . import keys
+from . import key_prefix, keys
 
 
 def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None = None) -> None:
-    """Mark a Redis with the run directories of a home. Raises Conflict if it has another mark.
+    """Mark a Redis with the run directories of a home, and with the prefix of RQ's keys.
 
-    The home's folders must exist. `remote`: the run store that has them, if it is not a folder.
+    Raises Conflict if it has other marks. The home's folders must exist. `remote`: the run store
+    that has them, if it is not a folder.
     """
+    key_prefix.claim(connection)
     if remote is None:
         own = {"id": _id_of(home.runs), "path": str(home.runs.resolve())}
         advice = f"make {home.runs} a symbolic link to that folder"

@@ -19,9 +19,6 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
-from rq.executions import Execution
-from rq.job import Job, JobStatus
-from rq.suspension import WORKERS_SUSPENDED
 
 from ...configs.labels import (
     MODEL,
@@ -35,6 +32,7 @@ from ...configs.labels import (
 )
 from . import keys, totals
 from .records import JobRecords, text_or_none
+from .rq_format import WORKERS_SUSPENDED, Execution, Job, JobStatus, mark_queued
 from .transactions import change, end
 
 
@@ -125,7 +123,7 @@ class SetAside(JobRecords):
             pipeline.hset(job.key, keys.FIELD_NEEDS, needs)
 
         def write(pipeline: Pipeline) -> None:
-            self.queue(job.origin)._prepare_for_queue(job)
+            mark_queued(job, self.now())
             job.save(pipeline=pipeline, include_meta=False, include_result=False)
             note(pipeline)
             pipeline.sadd(keys.needs(job.origin), needs)

@@ -18,9 +18,9 @@ from typing import Any, Literal, get_args
 
 import redis
 from redis.client import Pipeline
-from rq.job import Job, JobStatus
 
 from . import keys
+from .rq_format import Job, JobStatus
 
 Reason = Literal["requested", "horse_died", "worker_died", "failed", "model_missing"]
 REASONS: tuple[Reason, ...] = get_args(Reason)

@@ -11,10 +11,9 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
-from rq.executions import Execution
-from rq.job import Job, JobStatus
 
 from . import keys
+from .rq_format import Execution, Job, JobStatus, end as end_execution, status_of
 
 
 def change(
@@ -30,10 +29,11 @@ def change(
     while True:
         with connection.pipeline() as pipeline:
             pipeline.watch(job.key)
-            status = pipeline.hget(job.key, "status")  # executed at once: the pipeline is watching
-            if status not in [known.value.encode() for known in statuses]:
+            # Executed at once: the pipeline is watching.
+            status = status_of(pipeline.hget(job.key, "status"))
+            if status not in statuses:
                 return []
-            job._status = JobStatus(keys.text(status))
+            job._status = status
             pipeline.multi()
             write(pipeline)
             try:
@@ -99,7 +99,7 @@ def end(
                 watching(pipeline)
             if not pipeline.explicit_transaction:
                 pipeline.multi()
-            execution.delete(job, pipeline)
+            end_execution(job, execution, pipeline)
             chosen(pipeline)
             try:
                 pipeline.execute()

@@ -6,11 +6,9 @@ import time
 from typing import Any
 
 import redis
-from rq import Queue
-from rq.job import Job
-from rq.utils import str_to_date
 
 from . import keys
+from .rq_format import Job, queue_key, str_to_date
 
 # Jobs at the front of a queue that are read. The oldest job is behind those that were put at the
 # front, which are always fewer than this.
@@ -23,7 +21,7 @@ def oldest_s(connection: redis.Redis, queue: str) -> float:
     Jobs that are set aside for a node with certain labels count as well.
     """
     with connection.pipeline(transaction=False) as pipeline:
-        pipeline.lrange(f"{Queue.redis_queue_namespace_prefix}{queue}", 0, _FRONT - 1)
+        pipeline.lrange(queue_key(queue), 0, _FRONT - 1)
         pipeline.smembers(keys.needs(queue))
         ids, lines = pipeline.execute()
     with connection.pipeline(transaction=False) as pipeline:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from rq.executions import Execution
-from rq.registry import StartedJobRegistry
-
 from ...configs.queues import QUEUES
 from . import keys, rq_workers
 from .jobs import JobStore
+from .rq_format import PREFIX, Execution, StartedJobRegistry
 from .rq_workers import WorkerState
 
 
@@ -67,6 +65,7 @@ class WorkerRegistry:
             pipeline.set(keys.lease(worker), 1, px=int(lease_s * 1000))
             pipeline.hset(keys.WORKERS, worker, queue)
             rq_workers.record(pipeline, worker, queue, state, lease_s=lease_s)
+            pipeline.set(keys.RQ_PREFIX, PREFIX, nx=True)  # in case Redis has lost its data
             pipeline.execute()
 
     def taken(self, worker: str) -> list[bytes]:
@@ -166,6 +165,8 @@ class WorkerRegistry:
                 pipeline.hget(execution.key, "worker_name")
             found = pipeline.execute(raise_on_error=False)
         holders = [keys.text(raw) if isinstance(raw, bytes) else None for raw in found]
+        for execution, holder in zip(executions, holders, strict=True):
+            execution.worker_name = holder or ""
         return [_Claim(*parts) for parts in zip(members, executions, holders, strict=True)]
 
     def _return(self, queue: str, claim: _Claim) -> list[str]:

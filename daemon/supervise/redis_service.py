@@ -13,7 +13,7 @@ from ...configs.config import DaemonConfig
 from ...jobs.errors import Unavailable
 from ..host.home import Home
 from ..host.messages import BootProgress
-from ..queue import keys, runs_owner
+from ..queue import key_prefix, keys, runs_owner
 from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns
 from .children import MAX_QUICK_KILLS
@@ -52,6 +52,7 @@ class RedisService:
             self.embedded.start()
         with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
             check_redis(connection, self._config.redis_url)
+            key_prefix.claim(connection)
             if self.embedded is None:
                 self._claim_runs(connection, was_warm)
             info: Any = connection.info("memory")

@@ -230,7 +230,7 @@ def test_a_kind_imports_no_other_kind(kind):
 @pytest.mark.parametrize(
     ("library", "packages"),
     [
-        ("rq", ["daemon.queue"]),
+        ("rq", ["daemon.queue.rq_format"]),
         ("obstore", ["daemon.store.bucket"]),
         ("fastapi", ["daemon.gateway"]),
         ("torch", ["daemon.fork", "jobs"]),

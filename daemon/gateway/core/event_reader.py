@@ -23,7 +23,7 @@ from ....configs.queues import INFER
 from ...client.client import Client
 from ...queue import keys, stream
 from ...queue.clients import async_client
-from ...queue.jobs import ENDED, Job
+from ...queue.jobs import ENDED, Job, status_of
 from ...runs import events
 from ..http.errors import unavailable
 
@@ -224,9 +224,8 @@ class EventReader:
             waiting, *statuses = await pipeline.execute()
             places = {keys.text(job_id): place for place, job_id in enumerate(waiting, start=1)}
             for job_id, status in zip(job_ids, statuses, strict=True):
-                job_state = JobState(
-                    keys.text(status) if status is not None else None, places.get(job_id)
-                )
+                known = status_of(status)
+                job_state = JobState(None if known is None else known.value, places.get(job_id))
                 for inbox in self._inboxes.get(job_id, ()):
                     _put(inbox, job_state)
             try:
