@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from transformers.utils import ModelOutput
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.decoder import Decoder
@@ -67,6 +70,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Those that return no cache: a token is computed from its whole sequence.
+UNCACHED = {"OpenAIGPT", "RecurrentGemma"}
+
+
 def make(kind: str) -> Any:
     """A small model of random weights."""
     torch.manual_seed(0)
@@ -113,7 +120,38 @@ def test_models_of_other_structures_are_served_as_transformers_serves_them(kind)
     for request in requested:  # computed alternately, token by token
         engine.submit(request)
     assert [text_of(request) for request in requested] == wanted
+    assert (engine.uncached is not None) == (kind in UNCACHED)
     engine.close()
+
+
+@dataclass
+class RenamedOutput(ModelOutput):
+    logits: Any = None
+    memory: Any = None
+
+
+class Renamed(transformers.MambaForCausalLM):
+    """A model whose argument for the cache has a name of its own."""
+
+    def forward(self, input_ids: Any, memory: Any = None, use_cache: bool = False) -> Any:  # type: ignore[override]
+        theirs = next(name for name in signature(super().forward).parameters if "cache" in name)
+        out = super().forward(input_ids, use_cache=use_cache, **{theirs: memory})
+        return RenamedOutput(logits=out.logits, memory=out.get(theirs))
+
+
+def test_a_cache_is_used_whatever_the_model_calls_it():
+    model = make("Mamba")
+    model.__class__ = Renamed
+    assert FallbackRunner(model).uncached is None
+    assert FallbackRunner(model).num_bytes(10) > 0
+
+
+def test_an_unused_cache_is_reported_by_the_job_and_in_the_log(tmp_path, caplog):
+    job = tiny.surroundings(tmp_path / "job", make("OpenAIGPT"))
+    run_infer(InferSpec.parse({"model": "demo", "prompt": "12", "max_tokens": 2}), job.ctx)
+    why = "OpenAIGPTLMHeadModel computes each token from the whole sequence, which is slow"
+    assert job.of_type("warning")[0]["message"] == f"model: {why}: it returns no cache"
+    assert f"{why}: it returns no cache" in caplog.messages
 
 
 def test_the_memory_of_a_sequence_is_that_of_its_kv_cache():
