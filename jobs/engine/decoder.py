@@ -84,6 +84,7 @@ class Decoder:
         )
         self.embedding: torch.Tensor = text.embed_tokens.weight.detach()
         self.precision = served_precision(precision, self.embedding)
+        self.uncached = None  # see FallbackRunner
         self._linears = (
             LinearBuilder(self.precision, spare_bytes=spare_bytes)
             if make is None

@@ -6,7 +6,7 @@ import threading
 
 from ..compute.levels import NATIVE
 from ..compute.linears import served_precision
-from ..context import WarmModel
+from ..context import Context, WarmModel
 from ..models.architectures import check_can_generate
 from .decoder import Decoder
 from .scheduler import Engine
@@ -32,6 +32,12 @@ def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
         if key not in _engines:
             _engines[key] = Engine(warm, precision=served)
         return _engines[key]
+
+
+def report_uncached(ctx: Context, engine: Engine) -> None:
+    """Warn when each token is computed from its whole sequence. Call it after the first token."""
+    if engine.uncached is not None:
+        ctx.emit("warning", message=f"model: {engine.uncached}")
 
 
 def kept_bytes() -> tuple[int, int]:

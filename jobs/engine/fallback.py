@@ -3,7 +3,7 @@
 Scheduling is the same: sequences join and leave at any token and get the same tokens as alone. But
 nothing is batched, and prefixes are not cached. Between two tokens the model's own cache is kept.
 If the cache does not hold the whole state of a sequence (a model may keep a part in its modules, or
-have no cache), each token is computed from the whole sequence.
+have no cache), each token is computed from the whole sequence; the log and the jobs say so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import Cache
 
 from ..compute.levels import NATIVE
 from .image_encoding import VisionEncoder
@@ -24,16 +25,15 @@ from .parts import Part
 
 log = logging.getLogger(__name__)
 
-_CACHE_NAMES = ("past_key_values", "cache_params")  # argument names of caches
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}  # share of the range of logits
 _TOLERANCE_16_BIT = 0.05
 
 
 @dataclass(eq=False)
 class FallbackSequence:
-    """The tokens of a sequence so far, and the model's cache (None: it has none)."""
+    """The tokens of a sequence so far, and the model's cache (None: not created yet, or never)."""
 
-    cache: Any
+    cache: Any = None
     ids: list[int] = field(default_factory=list)
 
     @property
@@ -46,13 +46,19 @@ class FallbackRunner:
 
     chunk: int | None = None  # prompts are computed in one pass
     precision = NATIVE
+    uncached: str | None  # why each token is computed from the whole sequence (None: it is not)
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._parameters = inspect.signature(model.forward).parameters
+        # Some models hand the option on, among other keywords.
+        self._takes_use_cache = "use_cache" in self._parameters or any(
+            one.kind is one.VAR_KEYWORD for one in self._parameters.values()
+        )
         self._has_axes = VisionEncoder.is_in(model)  # M-RoPE: positions of time, row and column
-        names = [name for name in _CACHE_NAMES if name in self._parameters]
-        self._cache_name = names[0] if names and self._is_cache_complete(names[0]) else None
+        self._cache_name, self.uncached = self._find_cache()
+        if self.uncached is not None:
+            log.warning("%s", self.uncached)
         self._bytes_alone, self._bytes_each = self._measure_bytes()
 
     def num_bytes(self, capacity: int) -> int:
@@ -61,7 +67,7 @@ class FallbackRunner:
 
     def new(self, capacity: int) -> FallbackSequence:
         """Return an empty sequence."""
-        return FallbackSequence(self._new_cache() if self._cache_name else None)
+        return FallbackSequence()
 
     def fork(self, kv: FallbackSequence, length: int, capacity: int) -> FallbackSequence:
         """Return a copy of a whole sequence; `length` is its length."""
@@ -81,25 +87,41 @@ class FallbackRunner:
         return torch.cat(wanted) if wanted else torch.empty(0, 0)
 
     def _logits(self, part: Part, cache_name: str | None) -> torch.Tensor:
-        """Append tokens to a sequence; return the logits wanted, at least the last: (N, V)."""
+        """Append tokens to a sequence; return the logits wanted, at least the last: (N, V).
+
+        `cache_name`: the argument that takes the cache (None: the whole sequence is computed).
+        """
         count = max(part.num_logits, 1)
+        cache: dict[str, Any] | None = None
+        if cache_name is not None:
+            cache = {} if part.kv.cache is None else {cache_name: part.kv.cache}
+        out = self._output(part, count, cache)
+        if cache_name is not None:
+            part.kv.cache = out[cache_name]
+        logits: torch.Tensor = out.logits[0, -count:]
+        return logits
+
+    def _output(self, part: Part, count: int, cache: dict[str, Any] | None) -> Any:
+        """Append tokens to a sequence; return what the model's forward returns.
+
+        `cache`: the argument with the cache so far; empty: the model creates one; None: the whole
+        sequence is computed, without a cache.
+        """
         kv = part.kv
         how = self._images(part) if self._has_axes else {}
-        given = part.ids if cache_name is not None else [*kv.ids, *part.ids]
+        given = part.ids if cache is not None else [*kv.ids, *part.ids]
         kv.ids += part.ids
         if "position_ids" in self._parameters and not self._has_axes:
             # Some models count positions wrongly after a cache (Bamba).
             places = torch.arange(kv.length - len(given), kv.length, device=self._model.device)
             how["position_ids"] = places[None]
-        if "use_cache" in self._parameters:
-            how["use_cache"] = cache_name is not None
-        if cache_name is not None:
-            how[cache_name] = kv.cache
         if "logits_to_keep" in self._parameters:
             how["logits_to_keep"] = count
-        out = self._model(input_ids=torch.tensor([given], device=self._model.device), **how)
-        logits: torch.Tensor = out.logits[0, -count:]
-        return logits
+        if cache is not None:
+            how |= {"use_cache": True, **cache} if self._takes_use_cache else cache
+        elif "use_cache" in self._parameters:
+            how["use_cache"] = False
+        return self._model(input_ids=torch.tensor([given], device=self._model.device), **how)
 
     def _images(self, part: Part) -> dict[str, Any]:
         """Return M-RoPE positions and image features as arguments of the model's forward."""
@@ -118,35 +140,38 @@ class FallbackRunner:
 
     # --- The cache ----------------------------------------------------------------------------
 
-    def _new_cache(self) -> Any:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self._model.config)
-
     @torch.inference_mode()
+    def _find_cache(self) -> tuple[str | None, str | None]:
+        """Return the argument of `forward` that takes the model's cache, or why none is used.
+
+        The model is asked, as the name differs between models and versions of transformers: it is
+        what a forward pass returns by the name of one of its arguments.
+        """
+        why = "it returns no cache"
+        try:
+            out = self._output(Part(FallbackSequence(), (1, 2), True), 1, {})
+            names = [name for name in out if name in self._parameters]
+            for name in sorted(names, key=lambda name: not isinstance(out[name], Cache)):
+                why = f"`{name}` lacks a part of its state"
+                if self._is_cache_complete(name):
+                    return name, None
+        except Exception as error:  # any error: the model needs another kind of cache
+            why = f"its cache cannot be used: {error}"
+        model = type(self._model).__name__
+        return None, f"{model} computes each token from the whole sequence, which is slow: {why}"
+
     def _is_cache_complete(self, name: str) -> bool:
         """Whether decoding from the cache gives the logits of a full pass, to rounding.
 
         Another sequence is computed in between: a model may keep state in its modules.
         """
-        whole = self._logits(Part(FallbackSequence(None), (1, 2, 3), True), None)
-        try:
-            sequence, other = (
-                FallbackSequence(self._new_cache()),
-                FallbackSequence(self._new_cache()),
-            )
-            self._logits(Part(sequence, (1, 2), True), name)
-            self._logits(Part(other, (4, 3), True), name)
-            found = self._logits(Part(sequence, (3,), True), name)
-        except Exception as error:  # any error: the model needs another kind of cache
-            log.info("%s is computed without a cache: %s", type(self._model).__name__, error)
-            return False
+        whole = self._logits(Part(FallbackSequence(), (1, 2, 3), True), None)
+        sequence, other = FallbackSequence(), FallbackSequence()
+        self._logits(Part(sequence, (1, 2), True), name)
+        self._logits(Part(other, (4, 3), True), name)
+        found = self._logits(Part(sequence, (3,), True), name)
         rounding = _TOLERANCE.get(whole.dtype, _TOLERANCE_16_BIT)
-        is_same = (found - whole).abs().max() <= rounding * (whole.max() - whole.min())
-        if not is_same:
-            name = type(self._model).__name__
-            log.info("%s is computed without a cache: the cache lacks a part of its state", name)
-        return bool(is_same)
+        return bool((found - whole).abs().max() <= rounding * (whole.max() - whole.min()))
 
     @torch.inference_mode()
     def _measure_bytes(self) -> tuple[int, int]:
@@ -162,11 +187,11 @@ class FallbackRunner:
 
 
 def _num_bytes(cache: Any) -> int:
-    return sum(tensor.nbytes for layer in cache.layers for tensor in _tensors(vars(layer)))
+    return sum(tensor.nbytes for tensor in _tensors(cache))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a value, also in nested dicts and lists."""
+    """Yield the tensors in a value, also in nested caches, layers, dicts and lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -174,3 +199,5 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from _tensors(vars(value))

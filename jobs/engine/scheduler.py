@@ -110,6 +110,15 @@ class Engine:
         return precision
 
     @property
+    def uncached(self) -> str | None:
+        """Why each token is computed from its whole sequence (None: it is not).
+
+        Known from the first token on.
+        """
+        why: str | None = self._runner.uncached
+        return why
+
+    @property
     def cached_bytes(self) -> int:
         """Memory of the caches of prefixes and image features, which an idle engine keeps."""
         vision = self._vision

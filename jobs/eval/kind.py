@@ -76,7 +76,7 @@ def _evaluate(
     """Append the rows that are missing; return the precision that the model was served in."""
     from ..compute.levels import compute_summary
     from ..engine.cancellation import cancel_on_exit
-    from ..engine.engines import engine_of
+    from ..engine.engines import engine_of, report_uncached
     from .answers import answered
     from .tasks import task_of
 
@@ -106,6 +106,8 @@ def _evaluate(
         try:
             for subject, answers in answered(engine, work()):
                 number = len(journal.rows)
+                if number == done:
+                    report_uncached(ctx, engine)
                 head = {
                     "row": number + 1,
                     "question": questions[number].identity,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+import transformers
 from architectures import OTHERS, bert, make, t5
+from transformers.utils import ModelOutput
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.decoder import Decoder
@@ -23,6 +27,9 @@ from warmd.jobs.infer.options import InferSpec
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.mlm.options import MlmSpec
 from warmd.jobs.packing.attention import can_pack
+
+# Those that return no cache: a token is computed from its whole sequence.
+UNCACHED = {"OpenAIGPT", "RecurrentGemma"}
 
 
 def warm(model: Any) -> WarmModel:
@@ -61,7 +68,38 @@ def test_models_of_other_structures_are_served_as_transformers_serves_them(kind)
     for request in requested:  # computed alternately, token by token
         engine.submit(request)
     assert [text_of(request) for request in requested] == wanted
+    assert (engine.uncached is not None) == (kind in UNCACHED)
     engine.close()
+
+
+@dataclass
+class RenamedOutput(ModelOutput):
+    logits: Any = None
+    memory: Any = None
+
+
+class Renamed(transformers.MambaForCausalLM):
+    """A model whose argument for the cache has a name of its own."""
+
+    def forward(self, input_ids: Any, memory: Any = None, use_cache: bool = False) -> Any:  # type: ignore[override]
+        theirs = next(name for name in signature(super().forward).parameters if "cache" in name)
+        out = super().forward(input_ids, use_cache=use_cache, **{theirs: memory})
+        return RenamedOutput(logits=out.logits, memory=out.get(theirs))
+
+
+def test_a_cache_is_used_whatever_the_model_calls_it():
+    model = make("Mamba")
+    model.__class__ = Renamed
+    assert FallbackRunner(model).uncached is None
+    assert FallbackRunner(model).num_bytes(10) > 0
+
+
+def test_an_unused_cache_is_reported_by_the_job_and_in_the_log(tmp_path, caplog):
+    job = tiny.surroundings(tmp_path / "job", make("OpenAIGPT"))
+    run_infer(InferSpec.parse({"model": "demo", "prompt": "12", "max_tokens": 2}), job.ctx)
+    why = "OpenAIGPTLMHeadModel computes each token from the whole sequence, which is slow"
+    assert job.of_type("warning")[0]["message"] == f"model: {why}: it returns no cache"
+    assert f"{why}: it returns no cache" in caplog.messages
 
 
 def test_the_memory_of_a_sequence_is_that_of_its_kv_cache():
