@@ -300,9 +300,9 @@ def make_local(home: Maker) -> None:
     for name in list(home.jobs):
         home.wait(home.jobs[name])
 
-    home.make("stopped", "sft", epochs=20)
-    home.make("released_grpo", "grpo", epochs=6, **REPLAY)
-    home.make("released_mlm", "mlm", steps=120)
+    home.make("stopped", "sft", epochs=6)
+    home.make("released_grpo", "grpo", epochs=4, **REPLAY)
+    home.make("released_mlm", "mlm", steps=36)
     for name in ("stopped", "released_grpo", "released_mlm"):
         wait_until(lambda name=name: home.has(name, "checkpoint"), timeout_s=60)
     home.client.cancel(home.jobs["stopped"])
@@ -312,28 +312,28 @@ def make_local(home: Maker) -> None:
         last = "stopped" if name == "stopped" else "paused"
         wait_until(lambda name=name, last=last: home.has(name, last), timeout_s=60)
 
-    home.make("held_dpo", "dpo", epochs=12)
+    home.make("held_dpo", "dpo", epochs=4)
     wait_until(lambda: home.has("held_dpo", "checkpoint"), timeout_s=60)
     home.client.pause(home.jobs["held_dpo"])
     wait_until(lambda: home.has("held_dpo", "paused"), timeout_s=60)
 
     interrupted: dict[str, tuple[str, dict[str, Any]]] = {
-        "replay": ("grpo", {"epochs": 6, **REPLAY}),
-        "lora": ("grpo", {"epochs": 4, "lora": 2, "beta": 0.05}),
-        "ranks": ("grpo", {"epochs": 4, "processes": 2}),
-        "sft": ("sft", {"epochs": 8}),
-        "dpo": ("dpo", {"epochs": 6}),
-        "mlm": ("mlm", {"steps": 60}),
+        "replay": ("grpo", {"epochs": 5, **REPLAY}),
+        "lora": ("grpo", {"epochs": 3, "lora": 2, "beta": 0.05}),
+        "ranks": ("grpo", {"epochs": 3, "processes": 2}),
+        "sft": ("sft", {"epochs": 5}),
+        "dpo": ("dpo", {"epochs": 3}),
+        "mlm": ("mlm", {"steps": 30}),
     }
     for name, (kind, options) in interrupted.items():
         home.freeze(home.make(name, kind, **options), 18 if "replay" in options else 6)
 
     given: dict[str, Any] = {"sweep": {"learning_rate": ["1e-3", "1e-2"]}, "halving": 2}
     with contextlib.chdir(PROJECT):
-        home.jobs["sweep"] = home.client.submit_sweep("sft", {**SFT, "epochs": 8}, given)
+        home.jobs["sweep"] = home.client.submit_sweep("sft", {**SFT, "epochs": 6}, given)
         stages = [
             {"name": "good", "epochs": 4, "learning_rate": 3e-2},
-            {"name": "broken", "epochs": 10, "learning_rate": 0.5},
+            {"name": "broken", "epochs": 4, "learning_rate": 0.5},
             {"name": "last", "epochs": 2, "learning_rate": 1e-3, "gate": False},
         ]
         gate = {**EVAL, "samples": 30, "most_samples": 30}
@@ -381,8 +381,8 @@ def make_cloud(home: Maker) -> None:
     home.start()
     home.make("cloud_finished", "dpo")
     home.wait(home.jobs["cloud_finished"])
-    home.make("fetched", "grpo", epochs=6, **REPLAY)
-    home.make("local", "sft", epochs=12)
+    home.make("fetched", "grpo", epochs=5, **REPLAY)
+    home.make("local", "sft", epochs=5)
     remote = home.client.remote
     assert remote is not None
     for name, step in (("local", 6), ("fetched", 18)):
