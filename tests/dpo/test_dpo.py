@@ -244,7 +244,12 @@ def test_dropout_of_the_adapter_is_used_in_training_alone(tmp_path):
     found = {}
     for dropout in (0.0, 0.5):
         job = tiny.surroundings(tmp_path / str(dropout))
-        options = {"lora": 4, "lora_dropout": dropout, "eval_samples": 4, "steps": 3}
+        options: dict[str, Any] = {
+            "lora": 4,
+            "lora_dropout": dropout,
+            "eval_samples": 4,
+            "steps": 3,
+        }
         run(spec(tmp_path, **options), job.ctx)
         found[dropout] = job.of_type("step"), job.of_type("eval")
     without, with_dropout = found.values()
