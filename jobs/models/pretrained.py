@@ -27,7 +27,7 @@ _REFETCH = "config.json must describe the model of the files, and the files must
 # Parts that pretraining adds and that no kind of job reads: the pooled output for classification,
 # and the heads for the order of sentences.
 _UNUSED = re.compile(r"(^|\.)pooler\.|^cls\.seq_relationship\.|^sop_classifier\.")
-# Masks and frequencies that earlier versions of transformers saved, and that follow from the config.
+# Masks and frequencies that old versions of transformers saved, and that follow from the config.
 _DERIVED = re.compile(r"\.(masked_bias|causal_mask|inv_freq)$|\.(attn|attention)\.bias$")
 
 
