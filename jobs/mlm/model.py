@@ -16,6 +16,8 @@ from ..codegraph.encoder import CodeGraphConfig, CodeGraphEncoder, new_encoder
 from ..context import WarmModel
 from ..errors import JobFailed
 from ..models.context_length import positions
+from ..models.vocabulary import Vocabulary
+from ..models.weight_headers import listed
 from .options import CODE_GRAPH, GRAPH, MlmSpec, read_architecture
 
 
@@ -59,10 +61,11 @@ def model_to_train(
         raise JobFailed(f"objective: {spec.objective} is not for a {type(model).__name__}")
     if tokenizer.mask_token_id is None:
         raise JobFailed("tokenizer: must have a mask token, got none")
-    if len(tokenizer) > model.config.vocab_size:
+    vocabulary = Vocabulary.of(str(spec.model), model, tokenizer)
+    if beyond := vocabulary.beyond(tokenizer):
         raise JobFailed(
-            f"tokenizer: must have at most {model.config.vocab_size} tokens (those of the model), "
-            f"got {len(tokenizer)}"
+            f"tokenizer: must have at most {vocabulary.size} tokens (those of the model), got "
+            f"{len(beyond)} without an embedding: {listed(beyond)}"
         )
     limit = positions(model)
     if limit is not None and spec.seq_len > limit:

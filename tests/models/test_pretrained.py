@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import mlm_jobs
 import pytest
 import tiny
+import tiny_vision
 import torch
 from adapters import lora, write_adapter
 from architectures import DECODED, OTHERS, bert, make
 from safetensors.torch import load_file, save_file
 from shell import warmd
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForMaskedLM, LlamaConfig, LlamaForCausalLM
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
@@ -152,15 +154,32 @@ def test_a_mixture_that_lacks_a_matrix_of_an_expert_is_refused_by_name(tmp_path,
     assert "model.layers.0.mlp.experts." in refusal(folder)
 
 
-def test_derived_values_of_old_files_are_no_weights(folder):
-    inv_freq = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    rewrite(folder, lambda weights: weights | inv_freq)
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("Llama", ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
+        ("GPT2", ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
+        ("GPTNeo", ["transformer.h.1.attn.attention.bias"]),
+        ("GPTNeo", ["transformer.h.1.attn.attention.masked_bias"]),
+        ("GPTNeoX", ["gpt_neox.layers.0.attention.masked_bias"]),
+    ],
+)
+def test_derived_values_of_old_files_are_no_weights(tmp_path, kind, names):
+    folder = saved(make(kind), tmp_path / "m")
+    rewrite(folder, lambda weights: weights | {name: torch.ones(4) for name in names})
     assert load(folder).left_out == ()
 
 
-@pytest.mark.parametrize("kind", [*DECODED, *OTHERS])
+IMAGES = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+MASKED = ("bert", "roberta", "distilbert", "modernbert", "deberta")
+
+
+@pytest.mark.parametrize("kind", [*DECODED, *OTHERS, *IMAGES, *MASKED])
 def test_a_saved_model_of_each_architecture_is_loaded_whole(tmp_path, kind):
-    model = make(kind)
+    if kind in MASKED:
+        model = AutoModelForMaskedLM.from_config(mlm_jobs.CONFIGS[kind])
+    else:
+        model = tiny_vision.make(kind) if kind in IMAGES else make(kind)
     found = load(saved(model, tmp_path / "m"))
     assert found.left_out == found.new_head == ()
     wanted, weights = model.state_dict(), found.model.state_dict()

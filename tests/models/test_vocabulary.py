@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 import tiny
-from architectures import make
+from architectures import bert, make
 from shell import warmd
 
 from warmd.configs.config import ModelConfig
@@ -178,6 +178,19 @@ def test_a_model_is_loaded_with_the_tokens_that_it_lacks_named(folder):
     loaded = WarmModels(10**9).ensure(config, folder, in_use=())
     assert isinstance(loaded.warm, WarmModel)
     assert loaded.to_json()["unembedded"] == [ADDED]
+
+
+def test_load_says_what_is_left_out_and_which_tokens_fail(shared_daemon, folder, tmp_path):
+    home = shared_daemon.config.home
+    done = warmd("load", "--once", f"larger={folder}", home=home)
+    assert done.code == 0
+    assert "larger: 1 tokens of its tokenizer have no embedding: texts with them fail" in done.err
+    bert("BertForPreTraining").save_pretrained(tmp_path / "bert")
+    tiny.tokenizer().save_pretrained(tmp_path / "bert")
+    done = warmd("load", "--once", f"vectors={tmp_path / 'bert'},task=embedding", home=home)
+    assert "vectors: 7 tensors of its files are not used: cls.predictions.bias, " in done.err
+    for name in ("larger", "vectors"):
+        assert warmd("unload", name, home=home).code == 0
 
 
 def test_data_show_counts_rows_with_such_tokens_as_bad_and_names_the_first(folder, tmp_path):

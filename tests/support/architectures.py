@@ -29,6 +29,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Falcon": {},
     "FalconMamba": {"state_size": 8},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "GPTNeo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
     "GPTNeoX": {},
     "Gemma2": {"head_dim": 8, "sliding_window": 8},
     "GraniteMoeHybrid": {**MAMBA, "layer_types": ["mamba", "attention"],
