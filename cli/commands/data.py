@@ -51,6 +51,8 @@ def show(app: App, dataset: str, model: str | None, columns: tuple[str, ...]) ->
         f"{found['dataset']}: {found['rows']:,} rows, "
         f"{render.size(found['bytes'])} in {found['files']} file(s)\n"
     )
+    if found["left_out"] is not None:
+        click.echo(f"left out: {render.one_line(found['left_out'])}\n")
     columns_found = found["columns"].items()
     rows = [[name, ", ".join(types), f"{sum(types.values()):,}"] for name, types in columns_found]
     render.print_table(["COLUMN", "TYPE", ">ROWS"], rows, empty="no columns")

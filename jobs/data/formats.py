@@ -7,7 +7,8 @@ record must not end the reading of a file if such records are skipped.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +79,7 @@ def _decoded(option: str, path: Path, file: Any) -> Iterator[str]:
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            raise Place.of_line(option, path, number).fault("at most 16 MiB", "more")
+            raise Place.of_line(option, path, number).fault("at most 64 MiB", "more")
         if number == 1:
             line = line.removeprefix(jsonl.BYTE_ORDER_MARK)
         yield line.decode(errors="surrogateescape")
@@ -147,7 +148,8 @@ def _rows(option: str, path: Path, batches: Iterator[Any]) -> Iterator[Record]:
             return
         for row in rows:
             number += 1
-            yield Record(Place.of_row(option, path, number), partial(_without_nulls, row))
+            place = Place.of_row(option, path, number)
+            yield Record(place, partial(_plain_row, row, place))
 
 
 @contextmanager
@@ -162,11 +164,47 @@ def _arrow_errors(option: str, path: Path, takes: str) -> Iterator[None]:
         raise SpecError(option, f"{jsonl.shown(path)}: must be {takes}, got: {reason}") from None
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a value without the fields that are null: every row has all columns of its file."""
+def _plain_row(row: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return a row as plain JSON values. Raises SpecError.
+
+    Null and NaN are missing values: a row has all columns of its file, and pandas writes NaN.
+    """
+    found = {name: _plain(value, place.field(name)) for name, value in row.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _plain(value: Any, place: Place) -> Any:
     if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        found = {name: _plain(item, place.field(name)) for name, item in value.items()}
+        return {name: item for name, item in found.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item, place.item(index)) for index, item in enumerate(value)]
+    if value is None or isinstance(value, str | int):
+        return value
+    number = float(value)  # numpy's for 16 bits
+    if math.isinf(number):
+        raise place.fault("a finite number", str(number))
+    return None if math.isnan(number) else number
+
+
+def left_out_columns(option: str, path: Path) -> list[str]:
+    """Return the columns of a Parquet or Arrow file that are not read, with their types.
+
+    Raises SpecError.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".parquet", ".arrow"):
+        return []
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _arrow_errors(option, path, f"a file of {suffix}"):
+        if suffix == ".parquet":
+            schema = pq.read_schema(path)
+        else:
+            with pa.memory_map(str(path)) as file:
+                schema = pa.ipc.open_stream(file).schema
+    return [f"{one.name} ({str(one.type)[:40]})" for one in schema if not _is_plain(one.type)]
 
 
 def _is_plain(kind: Any) -> bool:

@@ -20,8 +20,16 @@ import orjson
 
 from ..errors import SpecError
 from ..files import jsonl
+from ..files.folders import files_in, has_suffix
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")  # of files that are read
+_DICT, _INFO, _STATE = "dataset_dict.json", "dataset_info.json", "state.json"
+# The files of `datasets` that mark a data set: what each lists, and as what.
+_INDEXES: Mapping[str, tuple[str, type]] = {
+    _DICT: ("splits", list),
+    _INFO: ("splits", dict),
+    _STATE: ("_data_files", list),
+}
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 # The description of splits in the YAML at the start of a README.
@@ -50,13 +58,16 @@ class Name:
     @property
     def is_id(self) -> bool:
         """Whether the name can be an id on the hub; one with the suffix of a data file cannot."""
-        return _ID.fullmatch(self.name) is not None and Path(self.name).suffix not in SUFFIXES
+        return _ID.fullmatch(self.name) is not None and not has_suffix(Path(self.name), SUFFIXES)
 
 
-def is_hub_folder(folder: Path) -> bool:
-    """Whether a folder is marked as a hub data set: one with splits, not only files."""
-    names = ("dataset_dict.json", "dataset_info.json", "state.json")
-    if any((folder / name).is_file() for name in names):
+def is_hub_folder(option: str, folder: Path) -> bool:
+    """Whether a folder is marked as a hub data set: one with splits, not only files.
+
+    Other trainers also write files of the names that mark one. Raises SpecError for one that is
+    not JSON: without it, the records of all splits would be read as one.
+    """
+    if any(_index(option, folder, name) is not None for name in _INDEXES):
         return True
     try:
         with (folder / "README.md").open(encoding="utf-8") as file:
@@ -78,7 +89,7 @@ def local_copy(option: str, wanted: Name) -> Path:
     except LocalEntryNotFoundError:
         return _prepared(option, wanted)
     # For a prepared data set, this cache may have only the description.
-    has_data = any(path.suffix in SUFFIXES for path in folder.rglob("*"))
+    has_data = bool(files_in(folder, SUFFIXES).files)
     return folder if has_data else _prepared(option, wanted)
 
 
@@ -124,15 +135,15 @@ def _offline_if_unreachable(name: str) -> Iterator[None]:
 def split_files(option: str, wanted: Name) -> list[Path]:
     """Return the files of the split of a data set in a folder. Raises SpecError."""
     folder = Path(wanted.name)
-    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        found = _saved(folder)
-    elif (folder / "dataset_info.json").is_file():
-        found = _prepared_splits(folder)
+    if any(_index(option, folder, name) is not None for name in (_DICT, _STATE)):
+        found = _saved(option, folder)
+    elif (info := _index(option, folder, _INFO)) is not None:
+        found = _prepared_splits(folder, info)
     else:
         found = _repository(option, wanted, folder)
     files = found[_chosen(option, wanted, "split", found, wanted.split)]()
     for path in files:
-        if path.suffix not in SUFFIXES:
+        if not has_suffix(path, SUFFIXES):
             raise _fault(option, wanted, f"files of {', '.join(SUFFIXES)}", path.name)
     return files
 
@@ -140,22 +151,43 @@ def split_files(option: str, wanted: Name) -> list[Path]:
 Splits = Mapping[str, Callable[[], list[Path]]]  # the files of each split, found when needed
 
 
-def _saved(folder: Path) -> Splits:
+def _index(option: str, folder: Path, name: str) -> Any:
+    """Return the splits or files that a file of `datasets` lists; None if it is not of `datasets`.
+
+    Raises SpecError for a file that is not JSON.
+    """
+    path = folder / name
+    if not path.is_file():
+        return None
+    try:
+        document = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise SpecError(option, f"{jsonl.shown(path)}: must be JSON, got: {error}") from None
+    key, kind = _INDEXES[name]
+    found = document.get(key) if isinstance(document, dict) else None
+    return found if isinstance(found, kind) and found else None
+
+
+def _saved(option: str, folder: Path) -> Splits:
     """Return the splits of `save_to_disk`: folders with a state.json, or the folder itself."""
 
     def files(inside: Path) -> list[Path]:
-        state = orjson.loads((inside / "state.json").read_bytes())
-        return [inside / file["filename"] for file in state["_data_files"]]
+        found = _index(option, inside, _STATE) or []
+        names = [file.get("filename") for file in found if isinstance(file, dict)]
+        if not names or not all(
+            isinstance(name, str) and Path(name).name == name for name in names
+        ):
+            raise SpecError(option, f"{jsonl.shown(inside / _STATE)}: must list its data files")
+        return [inside / name for name in names]
 
-    if (folder / "state.json").is_file():
+    if _index(option, folder, _STATE) is not None:
         return {"all": partial(files, folder)}
-    names = orjson.loads((folder / "dataset_dict.json").read_bytes())["splits"]
-    return {name: partial(files, folder / name) for name in names}
+    splits = [str(name) for name in _index(option, folder, _DICT) or ()]
+    return {name: partial(files, folder / name) for name in splits}
 
 
-def _prepared_splits(folder: Path) -> Splits:
+def _prepared_splits(folder: Path, names: Mapping[str, Any]) -> Splits:
     """Return the splits in a folder of the cache of `load_dataset`."""
-    names = orjson.loads((folder / "dataset_info.json").read_bytes())["splits"]
 
     def files(split: str) -> list[Path]:
         whole = sorted(folder.glob(f"*-{split}.arrow"))

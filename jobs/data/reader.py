@@ -24,6 +24,7 @@ class Reading:
     skips_bad_rows: bool = False
     num_skipped: int = 0
     first_fault: str | None = None  # of the first record that was skipped
+    ignored: dict[str, int] = field(default_factory=dict)  # records by key that no one reads
 
     def skip(self, error: SpecError) -> None:
         """Count an unusable record. Raises its error if unusable records are not skipped."""
@@ -34,12 +35,19 @@ class Reading:
 
 
 class Reader(Generic[Row]):
-    """Reads data sets by `convert`, which raises SpecError for a record that cannot be used."""
+    """Reads data sets by `convert`, which raises SpecError for a record that cannot be used.
+
+    `known`: the keys that it reads, if others are ignored; None: it reads all.
+    """
 
     def __init__(
-        self, convert: Callable[[Mapping[str, Any], Place], Row], reading: Reading
+        self,
+        convert: Callable[[Mapping[str, Any], Place], Row],
+        reading: Reading,
+        known: frozenset[str] | None = None,
     ) -> None:
         self._convert = convert
+        self._known = known
         self.reading = reading
 
     def rows(self, option: str, source: str, takes: str = TAKES) -> Iterator[Row]:
@@ -51,6 +59,9 @@ class Reader(Generic[Row]):
             except SpecError as error:
                 self.reading.skip(error)
                 continue
+            if self._known is not None and not self._known.issuperset(values):
+                for name in values.keys() - self._known:
+                    self.reading.ignored[name] = self.reading.ignored.get(name, 0) + 1
             yield row
 
 

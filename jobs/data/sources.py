@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import SpecError
 from ..files import jsonl
+from ..files.folders import Found, files_in
 from ..spec import path_of
 from .formats import Record, records_of
 from .hub import SUFFIXES, Name, is_hub_folder, local_copy, split_files
@@ -57,23 +58,29 @@ def records(option: str, source: str, takes: str = TAKES) -> Iterator[Record]:
 
 def files_of(option: str, source: str, takes: str = TAKES) -> list[Path]:
     """Return the files of a data set in the order in which they are read. Raises SpecError."""
+    return found_in(option, source, takes).files
+
+
+def found_in(option: str, source: str, takes: str = TAKES) -> Found:
+    """Return the files of a data set, and those of its folder left out. Raises SpecError."""
     path = Path(source)
     try:
         if (named := _named(source)) is not None:
-            return split_files(option, named)
+            return Found(split_files(option, named))
         mode = os.stat(source).st_mode  # not Path.stat: Path("") is the working directory
         if stat.S_ISREG(mode):
-            return [path]
+            return Found([path])
         if not stat.S_ISDIR(mode):  # opening a named pipe would wait for a writer
             raise _refused(option, source, takes, "not a regular file")
-        if is_hub_folder(path):
-            return split_files(option, Name(source))
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+        if is_hub_folder(option, path):
+            return Found(split_files(option, Name(source)))
+        found = files_in(path, SUFFIXES)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL or a lone surrogate
         reason = error.strerror if isinstance(error, OSError) else error
         raise _refused(option, source, takes, reason) from None
-    if not found:
-        raise _refused(option, source, takes, f"no {', '.join(SUFFIXES)} file in it")
+    if not found.files:
+        but = "" if found.note is None else f", but {found.note}"
+        raise _refused(option, source, takes, f"no {', '.join(SUFFIXES)} file in it{but}")
     return found
 
 

@@ -11,6 +11,7 @@ from ..errors import JobFailed, SpecError
 from ..files import jsonl
 from .columns import Columns
 from .formats import Record
+from .left_out import of_records
 from .lengths import Lengths, divergence_warning
 from .options import Content, RecordsSpec
 from .sources import TAKES, files_of, records
@@ -121,6 +122,7 @@ def survey(
     return {
         "dataset": source,
         "files": len(files),
+        "left_out": of_records("dataset", source),
         "bytes": sum(path.stat().st_size for path in files),
         "rows": num_rows,
         "columns": seen,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..files import jsonl
 from ..files.documents import documents, text_files
+from ..files.folders import has_suffix
 from ..files.jsonl import Place
 from .hub import SUFFIXES, Name, is_hub_folder
 from .reader import Reader, Reading
@@ -18,7 +19,7 @@ TAKES = "a text, JSONL, CSV or Parquet file, a folder of them or a hub data set"
 
 def read(option: str, source: str, reading: Reading) -> Iterator[str]:
     """Yield texts that are not blank. Raises SpecError for a file or record that has none."""
-    if holds_records(source):
+    if holds_records(option, source):
         return filter(str.strip, Reader(text_of, reading).rows(option, source, TAKES))
     return documents(option, Path(source))
 
@@ -26,18 +27,23 @@ def read(option: str, source: str, reading: Reading) -> Iterator[str]:
 def files(option: str, source: str) -> tuple[Path, list[Path]]:
     """Return the folder or file of a source, and its files in order."""
     path = Path(source)
-    if holds_records(source):
+    if holds_records(option, source):
         root = path if path.exists() else Path(Name.parse(source).name)
         return root, files_of(option, source, TAKES)
-    return path, text_files(path) if path.is_dir() else [path]
+    return path, text_files(path).files if path.is_dir() else [path]
 
 
-def holds_records(source: str) -> bool:
-    """Whether a source has records; a folder with text files besides a README has documents."""
+def holds_records(option: str, source: str) -> bool:
+    """Whether a source has records; a folder with text files besides a README has documents.
+
+    Raises SpecError for a folder that cannot be read.
+    """
     path = Path(source)
     if not path.is_dir():
-        return path.suffix in SUFFIXES or Path(Name.parse(source).name).is_dir()
-    return is_hub_folder(path) or all(file.stem == "README" for file in text_files(path))
+        return has_suffix(path, SUFFIXES) or Path(Name.parse(source).name).is_dir()
+    if is_hub_folder(option, path):
+        return True
+    return all(file.stem == "README" for file in text_files(path).files)
 
 
 def text_of(values: Mapping[str, Any], place: Place) -> str:
@@ -45,6 +51,6 @@ def text_of(values: Mapping[str, Any], place: Place) -> str:
     if "text" not in values:
         raise place.fault("an object with text", jsonl.keys_of(dict(values)))
     text = values["text"]
-    if not isinstance(text, str):
+    if not jsonl.is_text(text):
         raise place.field("text").fault("text", jsonl.kind_of(text))
-    return text
+    return str(text)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+from ..data import keys
 from ..data.lengths import Lengths, num_shared
 from ..errors import JobFailed
 from ..files import jsonl
@@ -64,7 +65,10 @@ _OPENAI = _Names("preferred_output", "non_preferred_output")
 class Source(RowSource[Pair]):
     """Where pairs come from, and how they are read."""
 
+    known: ClassVar[frozenset[str]] = keys.READ["dpo"]
+
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
+        keys.refuse_ignored(values, place)
         if "input" in values:
             messages = _input_messages(values["input"], place.field("input"))
             return self._chat_pair(messages, values, _OPENAI, place)

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ..codegraph.python_graph import find_sources, read_modules
 from ..codegraph.sequences import Example, build_examples
 from ..codegraph.syntax_reader import Block, Module
+from ..data.formats import records_of
+from ..data.hub import SUFFIXES
+from ..data.texts import text_of
 from ..errors import SpecError
+from ..files import jsonl
 from ..files.documents import check_regular, documents, read_text, text_files
+from ..files.folders import has_suffix
 
-ROWS = ".jsonl"
 PYTHON = ".py"
 
 
@@ -40,16 +42,16 @@ def from_texts(texts: Iterable[str]) -> list[Passage]:
 
 
 def from_files(path: Path) -> list[Passage]:
-    """Read JSONL records, paragraphs of a text file, a Python file, or the files of a folder.
+    """Read records, paragraphs of a text file, a Python file, or the files of a folder.
 
     Raises SpecError that names the invalid record or file.
     """
     if path.is_dir():
         return [
             Passage(str(file.relative_to(path)), read_text("input", file))
-            for file in text_files(path)
+            for file in text_files(path).files
         ]
-    if path.suffix == ROWS:
+    if has_suffix(path, SUFFIXES):
         return list(_rows(path))
     if path.suffix == PYTHON:
         return [Passage(path.name, read_text("input", path))]
@@ -129,16 +131,12 @@ def _blocks(
 
 
 def _rows(path: Path) -> Iterator[Passage]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file):
-            if not line.strip():
-                continue
-            try:
-                row = orjson.loads(line)
-                text, name = row["text"], row.get("id", number)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                text = name = None
-            if not isinstance(text, str) or not isinstance(name, str | int):
-                takes = '{"text": "…"}, with an id or without'
-                raise SpecError("input", f"row {number + 1} must be {takes}, got {line[:60]!r}")
-            yield Passage(str(name), text)
+    try:
+        for record in records_of("input", path):
+            values, place = record.parse(), record.place
+            name = values.get("id", place.line - 1)
+            if not isinstance(name, str | int) or isinstance(name, bool):
+                raise place.field("id").fault("text or an integer", jsonl.kind_of(name))
+            yield Passage(str(name), text_of(values, place))
+    except OSError as error:
+        raise SpecError("input", f"must be a file, got {path}: {error.strerror}") from None

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
+from ..data import left_out
 from ..data.reader import report_skipped
 from ..errors import JobFailed, Stopped
 from ..files.atomic import write_atomic
 from ..models.chat_templates import chat_template_of, shown_prompt
 from . import journal as journals
-from .options import EvalSpec
+from .options import PERPLEXITY, EvalSpec
 from .questions import Question, digest
 from .report import REPORT, report
 from .summary import Metric, Pairing, metrics_of, pair
@@ -87,6 +88,7 @@ def _evaluate(
         rows=total,
         done=done,
         model=spec.model,
+        left_out=left_out.of_job("dataset", *spec.data_sets, is_text=spec.task == PERPLEXITY),
         first_prompt=shown_prompt(
             spec.prompt_of(questions[0].problem), chat_template_of(warm.tokenizer)
         ),

@@ -215,6 +215,11 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         if self.system is not None and not self.chat_template:
             raise SpecError("system", "must go with chat_template, got it alone")
 
+    @property
+    def data_sets(self) -> list[str]:
+        """The data set, unless it is built in."""
+        return [] if self.source == problems.ARITHMETIC else [self.source]
+
     def reading(self) -> Reading:
         """How records are read; it counts those that are skipped."""
         return Reading(self.column_names, self.skip_bad_rows)

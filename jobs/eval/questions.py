@@ -114,7 +114,7 @@ def _choices(values: Mapping[str, Any], place: Place) -> list[str]:
 
 
 def _right_choice(value: Any, choices: list[str], place: Place) -> int:
-    if isinstance(value, str) and value in choices:
+    if jsonl.is_text(value) and value in choices:
         return choices.index(value)
     if isinstance(value, str) and len(value) == 1 and value.upper() in _LETTERS[: len(choices)]:
         return _LETTERS.index(value.upper())

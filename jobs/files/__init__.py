@@ -2,5 +2,7 @@
 
 - `atomic`: atomic writes (complete or invisible after a crash), and locks
 - `jsonl`: JSONL records with the place of each, for error messages
+- `folders`: the files of a data folder, and those left out
+- `numbers`: JSON with numbers that keep their digits
 - `documents`: the text files of a folder
 """

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import SpecError
+from .folders import Found, files_in
 
 TEXTS = (".txt", ".md", ".py")  # the files of a folder that are documents
 
@@ -17,7 +18,8 @@ def documents(field: str, data: Path) -> Iterator[str]:
     Raises SpecError naming `field`, the option that named `data`, and the invalid file.
     """
     if data.is_dir():
-        yield from filter(str.strip, (read_text(field, path) for path in text_files(data)))
+        files = text_files(data).files
+        yield from filter(str.strip, (read_text(field, path) for path in files))
     else:
         yield from _paragraphs(field, data)
 
@@ -34,9 +36,9 @@ def read_text(field: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def text_files(folder: Path) -> list[Path]:
+def text_files(folder: Path) -> Found:
     """Return the documents of a folder and its subfolders, in a reproducible order."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file())
+    return files_in(folder, TEXTS)
 
 
 def _paragraphs(field: str, path: Path) -> Iterator[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
 from ..errors import SpecError
+from .numbers import Digits, loads
 
-MAX_LINE_BYTES = 16 * 2**20
+MAX_LINE_BYTES = 64 * 2**20  # a chat may have images
+ROLES = ("system", "developer", "user", "assistant", "tool")  # of chat messages
+_OF_MESSAGE = {"role", "content"}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of Windows, at the start of a file
 
 
@@ -58,7 +61,7 @@ def shown(source: str | Path) -> str:
 def lines(option: str, source: str | Path) -> Iterator[tuple[Place, bytes]]:
     """Yield the lines of a file that are not blank, with their places.
 
-    Raises OSError, and SpecError for a line of more than 16 MiB.
+    Raises OSError, and SpecError for a line of more than 64 MiB.
     """
     number = 0
     with open(source, "rb") as file:
@@ -66,7 +69,7 @@ def lines(option: str, source: str | Path) -> Iterator[tuple[Place, bytes]]:
             number += 1
             place = Place.of_line(option, source, number)
             if len(line) > MAX_LINE_BYTES:
-                raise place.fault("at most 16 MiB", "more")
+                raise place.fault("at most 64 MiB", "more")
             if number == 1:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             if line.strip():
@@ -76,19 +79,30 @@ def lines(option: str, source: str | Path) -> Iterator[tuple[Place, bytes]]:
 def parse(line: bytes, place: Place) -> dict[str, Any]:
     """Return the JSON object of a line. Raises SpecError."""
     try:
-        values = orjson.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise place.fault("UTF-8", f"byte 0x{line[error.start]:02x}") from None
+        values = loads(line)
     except orjson.JSONDecodeError as error:
+        _check_encoding(line, place)
         raise place.fault("a JSON object", f"{error.msg} at column {error.colno}") from None
     if not isinstance(values, dict):
         raise place.fault("a JSON object", kind_of(values))
     return values
 
 
+def _check_encoding(line: bytes, place: Place) -> None:
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        raise place.fault("UTF-8", f"byte 0x{line[error.start]:02x}") from None
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    """Whether a value is text, and not a number that keeps its digits."""
+    return isinstance(value, str) and not isinstance(value, Digits)
+
+
 def text(value: Any, place: Place) -> str:
     """Return a value that is text, and not blank. Raises SpecError."""
-    if not isinstance(value, str):
+    if not is_text(value):
         raise place.fault("text", kind_of(value))
     if not value.strip():
         raise place.fault("text", "an empty one")
@@ -106,10 +120,14 @@ def messages(value: Any, place: Place) -> list[dict[str, str]]:
 
 def _message(value: Any, place: Place) -> dict[str, str]:
     # Other keys are refused: silently dropping tool calls would change the prompt.
-    if not isinstance(value, dict) or set(value) != {"role", "content"}:
+    if not isinstance(value, dict) or {k for k in value if value[k] is not None} != _OF_MESSAGE:
         got = keys_of(value) if isinstance(value, dict) else kind_of(value)
         raise place.fault("an object of role and content", got)
-    return {key: text(value[key], place.field(key)) for key in ("role", "content")}
+    role = value["role"]
+    if role not in ROLES:
+        got = repr(role)[:80] if isinstance(role, str) else kind_of(role)
+        raise place.field("role").fault(f"one of {', '.join(ROLES)}", got)
+    return {"role": role, "content": text(value["content"], place.field("content"))}
 
 
 def keys_of(value: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
+from ..data import left_out
 from ..data.reader import report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
@@ -72,6 +73,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         require_same(ctx.ranks, "reward", trainer.sources)
         about = {
             "first_prompt": shown_prompt(prompts[0].text),
+            "left_out": left_out.of_job("dataset", *spec.data_sets),
             "data_s": data_done - begun,
             "trainer_s": time.perf_counter() - data_done,
         }

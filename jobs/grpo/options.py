@@ -287,6 +287,12 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
                 f"{batch_size}, got {accumulation}",
             )
 
+    @property
+    def data_sets(self) -> list[str]:
+        """The data sets that are not built in."""
+        found = (self.dataset, self.eval_dataset)
+        return [source for source in found if source not in (None, problems.ARITHMETIC)]
+
     def reading(self) -> Reading:
         """How records are read; it counts those that are skipped."""
         return Reading(self.column_names, self.skip_bad_rows)

@@ -8,26 +8,26 @@ records.
 from __future__ import annotations
 
 import os
-from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import orjson
 
+from ..data import keys
+from ..data.formats import records_of
 from ..errors import JobFailed, SpecError
+from ..files import jsonl
 from ..files.documents import check_regular
+from ..files.jsonl import Place
 from . import chat_messages
-
-MAX_LINE_BYTES = 64 * 2**20
 
 
 def read(path: Path) -> Iterator[str | list[dict[str, Any]]]:
     """Yield the prompt of every record: text, or chat messages. Raises SpecError."""
     try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(_lines(file), start=1):
-                yield _prompt(line.removeprefix(BOM_UTF8) if number == 1 else line, number)
+        for record in records_of("input", path):
+            yield _prompt(record.parse(), record.place)
     except OSError as error:
         raise SpecError("input", f"must be a file, got {path}: {error.strerror}") from error
 
@@ -46,23 +46,18 @@ def check(source: Path, target: Path) -> None:
         )
 
 
-def _lines(file: Any) -> Iterator[bytes]:
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        if len(line) > MAX_LINE_BYTES:
-            raise SpecError("input", f"must have lines of at most {MAX_LINE_BYTES} bytes")
-        yield line
-
-
-def _prompt(line: bytes, number: int) -> str | list[dict[str, Any]]:
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise SpecError("input", f"row {number} must be JSON: {error}") from error
-    if isinstance(row, dict) and "messages" in row:
-        return chat_messages.check(row["messages"], f"input: row {number}: messages")
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"]:
-        raise SpecError("input", f"row {number} must have a prompt or messages")
-    return str(row["prompt"])
+def _prompt(values: Mapping[str, Any], place: Place) -> str | list[dict[str, Any]]:
+    keys.refuse_ignored(values, place)
+    if "messages" in values:
+        return chat_messages.check(values["messages"], f"input: {place.text}: messages")
+    if "prompt" not in values:
+        raise place.fault("an object with a prompt or messages", jsonl.keys_of(dict(values)))
+    prompt = values["prompt"]
+    if not jsonl.is_text(prompt) or not prompt:
+        raise place.field("prompt").fault(
+            "text", "an empty one" if prompt == "" else jsonl.kind_of(prompt)
+        )
+    return prompt
 
 
 class Answers:

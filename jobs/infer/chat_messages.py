@@ -8,8 +8,7 @@ import orjson
 
 from ..engine import images
 from ..errors import SpecError
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
+from ..files.jsonl import ROLES
 
 
 def parse(text: str, field: str) -> list[dict[str, Any]]:

@@ -205,7 +205,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
 
 def check_texts(option: str, data: str, reading: Reading) -> None:
     """Check that the first document can be read. Raises SpecError."""
-    if not texts.holds_records(data) and not Path(data).exists():
+    if not texts.holds_records(option, data) and not Path(data).exists():
         raise SpecError(option, f"must be {texts.TAKES}, got {data!r}")
     if next(texts.read(option, data, reading), None) is None:
         raise SpecError(option, f"must hold text, got {data!r}, which has none")

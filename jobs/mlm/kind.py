@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
+from ..data import left_out
 from ..data.reader import progress
 from ..errors import JobFailed, Stopped
 from ..models.weight_headers import listed
@@ -233,6 +234,9 @@ def _announce(
         seq_len=spec.seq_len,
         learning_rate=trainer.args.learning_rate,
         warmup_steps=spec.warmup,
+        left_out=None
+        if spec.objective == GRAPH
+        else left_out.of_job("data", str(spec.data_path), spec.eval_dataset, is_text=True),
         **compute_summary(ctx.device),
         **seconds,
     )

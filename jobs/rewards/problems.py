@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import cache
 from hashlib import sha256
 from itertools import islice
@@ -15,10 +14,12 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
+from ..data import keys
 from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
 from ..errors import SpecError
 from ..files import jsonl
+from ..files.numbers import Digits, written
 from ..training.options import AS_IT_IS
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
@@ -163,6 +164,7 @@ def _read(
 
 def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> Problem:
     """Return the problem of a record. Raises SpecError."""
+    keys.refuse_ignored(values, place)
     answer = _answer(values.get("answer"), place)
     columns = {name: value for name, value in values.items() if name != "prompt"}
     if "prompt" in values:
@@ -190,8 +192,8 @@ def _prompt(value: Any, place: jsonl.Place) -> Prompt:
 
 
 def _answer(value: Any, place: jsonl.Place) -> str | None:
+    if isinstance(value, int | float | Digits) and not isinstance(value, bool):
+        return written(value)
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{Decimal(str(value)):f}"  # never in scientific notation
     raise place.field("answer").fault("text or a number", jsonl.kind_of(value))

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import orjson
 
+from ..data import keys
 from ..data.lengths import Lengths, num_shared
 from ..errors import JobFailed
 from ..files import jsonl
+from ..files.numbers import Digits
 from ..models import chat_templates
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
 from ..training.options import AS_IT_IS
@@ -61,7 +63,10 @@ class Source(RowSource[Row]):
     template: str = AS_IT_IS
     assistant_only_loss: bool = False
 
+    known: ClassVar[frozenset[str]] = keys.READ["sft"]
+
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
+        keys.refuse_ignored(values, place)
         if "messages" in values:
             return Row(place, None, self._chat(values["messages"], place.field("messages")))
         if "prompt" in values:
@@ -111,6 +116,8 @@ def _answer(values: Mapping[str, Any], place: jsonl.Place) -> str:
     if "answer" not in values:
         raise place.fault("an object with an answer for its question", jsonl.keys_of(dict(values)))
     answer = values["answer"]
+    if isinstance(answer, Digits):
+        return str(answer)
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         return orjson.dumps(answer).decode()
     return jsonl.text(answer, place.field("answer"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, step_of
+from ..data import left_out
 from ..data.lengths import divergence_warning
 from ..data.reader import progress, report_skipped
 from ..errors import Stopped
@@ -145,6 +146,9 @@ def _announce(
         packing=trainer.most_tokens is not None,  # false: padded batches
         pack_tokens=trainer.most_tokens,  # most in one pass of the model
         learning_rate=trainer.args.learning_rate,
+        left_out=left_out.of_job(
+            "dataset", spec.dataset, spec.eval_dataset, reading=spec.rows.reading
+        ),
         first_prompt=shown_prompt(spec.first_prompt(), chat_template_of(trainer.processing_class)),
         **compute_summary(ctx.device),
         **about,

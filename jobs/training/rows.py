@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import orjson
 
@@ -116,6 +116,8 @@ class RowSource(ABC, Generic[R]):
     skip_bad_rows: bool = False
     columns: Columns = field(default_factory=Columns)
 
+    known: ClassVar[frozenset[str]]  # the keys of a record that the kind reads
+
     @abstractmethod
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> R:
         """Return the row of one record. Raises SpecError."""
@@ -126,7 +128,7 @@ class RowSource(ABC, Generic[R]):
 
     def rows(self, option: str, path: str, reading: Reading) -> Iterator[R]:
         """Yield the usable rows of a data set. Raises SpecError for a bad one."""
-        return Reader(self.row, reading).rows(option, path)
+        return Reader(self.row, reading, self.known).rows(option, path)
 
     def load(self) -> Rows[R]:
         """Read and check the rows.

@@ -382,7 +382,7 @@ def test_inputs_are_checked_at_the_command_line(tmp_path, sources):
     os.mkfifo(tmp_path / "pipe.npz")
     code, bert = {"model_type": "code_graph"}, {"model_type": "bert", "max_position_embeddings": 64}
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({"input": str(tmp_path / "rows.jsonl")}, bert, "input: row 2 must be"),
+        ({"input": str(tmp_path / "rows.jsonl")}, bert, r"input: .*rows.jsonl, line 2: must be"),
         ({"input": str(tmp_path / "empty.txt")}, bert, "input: must hold something"),
         ({"input": str(tmp_path / "nowhere")}, bert, "input: must be a file or a folder"),
         ({"input": str(sources), "chains": True}, bert, "chains: must go with a code-graph"),

@@ -135,7 +135,7 @@ def test_an_invalid_record_is_named_at_the_command_line(tmp_path, line):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n' + line + "\n", encoding="utf-8")
     spec = InferSpec.parse({"input": str(source), "output": str(tmp_path / "out")})
-    with pytest.raises(SpecError, match="row 2"):
+    with pytest.raises(SpecError, match=r"in\.jsonl, line 2"):
         spec.check_inputs(None)
 
 

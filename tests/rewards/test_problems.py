@@ -165,7 +165,7 @@ def test_a_file_without_line_ends_is_not_read_whole(tmp_path):
     path = tmp_path / "weights.bin"
     with open(path, "wb") as file:
         file.truncate(2**40)  # sparse: takes no room
-    assert refusal(str(path)) == "dataset: FILE, line 1: must be at most 16 MiB, got more"
+    assert refusal(str(path)) == "dataset: FILE, line 1: must be at most 64 MiB, got more"
 
 
 def test_a_template_without_the_question_is_refused(dataset):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
 from worked_sweeps import planned, queued
@@ -36,9 +38,10 @@ def without_template(path):
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
 def test_a_stored_job_keeps_its_template_and_one_without_has_the_former_prompt(kind):
     data = {"dataset": "rows.jsonl"}
-    assert spec_class(kind).parse(stored_options(kind, data)).template == FORMER_TEMPLATE
+    spec: Any = spec_class(kind)
+    assert spec.parse(stored_options(kind, data)).template == FORMER_TEMPLATE
     kept = stored_options(kind, {**data, "template": "{question}"})
-    assert spec_class(kind).parse(kept).template == "{question}"
+    assert spec.parse(kept).template == "{question}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""What each kind does with each key of a record: one table for all kinds and formats.
+
+A key with a meaning in OpenAI's or TRL's formats that warmd does not support yet is refused by its
+name: without it a model would be trained on another prompt than the data says. The other keys that
+a kind does not read are passed to rewards, or ignored, counted and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..files import jsonl
+from ..files.jsonl import Place
+
+# Keys that a kind reads. The kinds with rewards pass all other keys to them.
+READ: Mapping[str, frozenset[str]] = {
+    "sft": frozenset(("prompt", "completion", "messages", "question", "answer", "text")),
+    "dpo": frozenset(
+        (
+            *("prompt", "chosen", "rejected", "input"),
+            *("preferred_output", "non_preferred_output"),
+        )
+    ),
+}
+
+# Keys that change what a model reads or learns, by OpenAI's and TRL's formats.
+_MEANINGFUL = frozenset(
+    (
+        *("tools", "functions", "tool_calls", "function_call", "tool_choice"),
+        *("parallel_tool_calls", "chat_template_kwargs", "response_format"),
+        *("images", "image", "audio", "videos", "weight"),
+    )
+)
+
+
+def refuse_ignored(values: Mapping[str, Any], place: Place) -> None:
+    """Raise SpecError for a key with a meaning that is not supported. Null and empty are absent."""
+    if _MEANINGFUL.isdisjoint(values):  # nearly all records
+        return
+    for name in sorted(_MEANINGFUL & values.keys()):
+        value = values[name]
+        if value is not None and value not in ("", [], {}):
+            raise place.field(name).fault(
+                "absent or empty: it is not supported, and leaving it out would change what the "
+                "model reads",
+                jsonl.kind_of(value),
+            )

@@ -1,0 +1,102 @@
+"""Finds the files of a data folder, by the rules of the library `datasets`.
+
+Hidden files and folders are left out: copies that an editor or a file system keeps beside a file
+(`.ipynb_checkpoints/`, `._rows.jsonl`, `__MACOSX/`) would be read as further records, and as copies
+of trained records among those held out. Everything that is left out is counted and named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HIDDEN, INDEX, LINKS, OTHERS = "hidden", "index", "links", "others"  # why a file is left out
+# Descriptions of data sets, by `datasets` and other trainers; they have no records.
+_INDEX_FILES = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+_NAMED = 5  # files that are named
+
+
+@dataclass
+class LeftOut:
+    """The files and folders that were left out for one reason."""
+
+    count: int = 0
+    names: list[str] = field(default_factory=list)  # of the first ones, relative to the folder
+
+    def add(self, name: str) -> None:
+        """Count a file or folder."""
+        self.count += 1
+        if len(self.names) < _NAMED:
+            self.names.append(name)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The files of a folder that are read, in a reproducible order, and those left out."""
+
+    files: list[Path]
+    left_out: dict[str, LeftOut] = field(default_factory=dict)  # by reason
+
+    @property
+    def note(self) -> str | None:
+        """What was left out, in a sentence; None: nothing."""
+        return "; ".join(_described(*item) for item in self.left_out.items()) or None
+
+
+def files_in(folder: Path, suffixes: Collection[str]) -> Found:
+    """Return the files with these suffixes, in lower or upper case, below a folder.
+
+    Raises OSError for a folder that cannot be read.
+    """
+    found = Found([])
+    for name, reason in sorted(_walk(folder, suffixes)):
+        if reason is None:
+            found.files.append(folder / name)
+        else:
+            found.left_out.setdefault(reason, LeftOut()).add(name)
+    found.files.sort()
+    return found
+
+
+def has_suffix(path: Path, suffixes: Collection[str]) -> bool:
+    """Whether a file has one of these suffixes, in lower or upper case."""
+    return path.suffix.lower() in suffixes
+
+
+def _walk(folder: Path, suffixes: Collection[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the name of each file, and of each folder that is not entered, with the reason."""
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        inside = Path(place).relative_to(folder)
+        for name in [*folders]:
+            if name.startswith((".", "__")) or Path(place, name).is_symlink():
+                folders.remove(name)
+                yield f"{inside / name}/", HIDDEN if name.startswith((".", "__")) else LINKS
+        for name in names:
+            yield str(inside / name), _why_left_out(Path(place, name), suffixes)
+
+
+def _why_left_out(path: Path, suffixes: Collection[str]) -> str | None:
+    if path.name.startswith("."):
+        return HIDDEN
+    if not has_suffix(path, suffixes) or not path.is_file():
+        return OTHERS
+    return INDEX if path.name in _INDEX_FILES else None
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+_WORDS = {
+    HIDDEN: "hidden",
+    INDEX: "descriptions of data sets",
+    LINKS: "links to folders",
+    OTHERS: "of other types",
+}
+
+
+def _described(reason: str, found: LeftOut) -> str:
+    more = ", …" if found.count > len(found.names) else ""
+    return f"{found.count} {_WORDS[reason]} ({', '.join(found.names)}{more})"
