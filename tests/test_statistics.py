@@ -76,7 +76,7 @@ def test_the_interval_of_a_mean_is_that_of_student():
 
 def test_the_interval_of_values_that_are_equal_has_no_width_and_of_one_value_there_is_none():
     assert interval_of([0.5] * 20) == (0.5, 0.5)
-    assert interval_of([0.5]) is None
+    assert interval_of([0.5]) is mean_interval([0.5]) is mean_interval([]) is None
     assert interval_of([1.0]) == wilson(1.0, 1)
 
 
