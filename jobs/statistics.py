@@ -48,8 +48,9 @@ def mean_interval(
 
     With weights: of the ratio sum(weight * value) / sum(weight), as of bits to bytes.
     """
-    found = estimate(values, weights)
-    return None if len(values) < 2 else found.interval(max(map(abs, values)))
+    if len(values) < 2:
+        return None
+    return estimate(values, weights).interval(max(map(abs, values)))
 
 
 @dataclass(frozen=True)

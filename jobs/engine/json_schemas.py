@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from ..errors import SpecError
 from ..spec import path_of
 
 FIELD = "json_schema"
+
+# What a format means, where llguidance accepts more than RFC 3339: the year 0000, February 29 of
+# any year, a second 60 at any time.
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = f"^(?:{_YEAR}-(?:(?:0[13-9]|1[0-2])-|02-(?:[01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+_PATTERNS = {"date": (_DATE,), "date-time": (_DATE, "^.{17}[0-5]"), "time": ("^.{6}[0-5]",)}
+# Keywords whose values are names with schemas, and those whose values are no schemas.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_PLAIN = ("enum", "const", "default", "examples")
 
 
 def text_of(given: str, folder: Path) -> str:
@@ -32,6 +44,7 @@ def grammar_of(schema: str) -> str:
     """Return the llguidance grammar of a schema. Raises SpecError for an unsupported one."""
     from llguidance import LLMatcher, LLTokenizer
 
+    schema = _narrowed(schema)
     try:
         # Compact: where whitespace is allowed, a model may generate it without end.
         grammar = LLMatcher.grammar_from_json_schema(
@@ -48,6 +61,55 @@ def grammar_of(schema: str) -> str:
     if matcher.is_error():
         raise SpecError(FIELD, unsupported(matcher.get_error()))
     return grammar
+
+
+def _narrowed(schema: str) -> str:
+    """Return a schema that llguidance does not satisfy with a text that breaks the given one.
+
+    Raises SpecError where no such schema is known.
+    """
+    try:
+        found = json.loads(schema)
+    except ValueError:
+        return schema  # llguidance names the place
+    return json.dumps(_walked(found))
+
+
+def _walked(schema: Any) -> Any:
+    """Return a schema with the patterns of its formats, in all of its parts."""
+    if isinstance(schema, list):
+        return [_walked(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("patternProperties"):
+        raise SpecError(FIELD, "unsupported schema: patternProperties: a key could come twice")
+    _check_count(schema)
+    walked = {name: _part(name, value) for name, value in schema.items()}
+    given = schema.get("format")
+    patterns = _PATTERNS.get(given, ()) if isinstance(given, str) else ()
+    if patterns:
+        further = walked.get("allOf", [])
+        walked["allOf"] = [*further, *({"pattern": pattern} for pattern in patterns)]
+    return walked
+
+
+def _part(name: str, value: Any) -> Any:
+    if name in _PLAIN:
+        return value
+    if name in _NAMED and isinstance(value, dict):
+        return {key: _walked(one) for key, one in value.items()}
+    return _walked(value)
+
+
+def _check_count(schema: dict[str, Any]) -> None:
+    """Refuse a number of properties that one key could make up by coming several times."""
+    least, is_open = schema.get("minProperties", 0), schema.get("additionalProperties", True)
+    if is_open is not False and isinstance(least, int) and least > 1:
+        raise SpecError(
+            FIELD,
+            "unsupported schema: minProperties above 1 needs additionalProperties: false, since a "
+            "key could come twice",
+        )
 
 
 def unsupported(error: str) -> str:

@@ -68,7 +68,7 @@ class Engine:
         self._budget_bytes = budget_bytes or int(free_bytes(warm.model.device) * _KV_SHARE)
         self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
         self.threads = torch.get_num_threads()
-        self._eos_tokens = _eos_tokens(warm)
+        self._eos_tokens = end_tokens(warm)
         self._grammars = Grammars(warm, self._vocabulary.size, self._eos_tokens)
         self._runner: Any = None
         self._idle_work_done = False
@@ -502,7 +502,7 @@ def _capacity(request: Request) -> int:
     return len(request.ids) + request.max_tokens
 
 
-def _eos_tokens(warm: WarmModel) -> frozenset[int]:
+def end_tokens(warm: WarmModel) -> frozenset[int]:
     """The tokens that end a completion: those of the generation config and of the tokenizer."""
     configured = warm.model.generation_config.eos_token_id
     ends = configured if isinstance(configured, list) else [configured]

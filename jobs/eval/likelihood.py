@@ -138,8 +138,9 @@ def split(warm: WarmModel, context: str, continuation: str) -> tuple[list[int], 
 def windows(ids: Sequence[int], prefix: int, size: int) -> Iterator[tuple[list[int], int]]:
     """Yield windows of at most `size` + 1 tokens, and the first token that each predicts.
 
-    The model takes all but the last token of a window. The first window begins with `prefix`. Every token is predicted once; the last window is as long
-    as the others, so that its tokens have context. As `get_rolling_token_windows` of the harness.
+    The model takes all but the last token of a window. The first window begins with `prefix`.
+    Every token is predicted once; the last window is as long as the others, so that its tokens have
+    context. As `get_rolling_token_windows` of the harness.
     """
     yield [prefix, *ids[:size]], 1
     for begin in range(size, len(ids), size):

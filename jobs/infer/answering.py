@@ -8,6 +8,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..engine.cancellation import cancel_on_exit
 from ..engine.engines import engine_of, report_uncached
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
-from ..engine.scheduler import Engine
+from ..engine.scheduler import Engine, end_tokens
 from ..errors import JobFailed, Stopped
 from . import batch_file, gui_actions
 from .options import InferSpec
@@ -64,8 +65,9 @@ class Answer:
     def _of_prompt(self) -> list[dict[str, Any]]:
         if self.spec.logprobs is None:
             return []
-        first = self.token_texts.entry(TokenLogprob(self.request.ids[0], 0.0), is_first=True)
-        return [first, *map(self.token_texts.entry, self.request.scores)]
+        entry = partial(self.token_texts.entry, is_prompt=True)
+        first = entry(TokenLogprob(self.request.ids[0], 0.0), is_first=True)
+        return [first, *map(entry, self.request.scores)]
 
     @property
     def choices(self) -> list[dict[str, Any]]:
@@ -232,7 +234,9 @@ def _prepare(
         grammar=grammar,
         is_canceled=is_canceled,
     )
-    answer = Answer(request, time.perf_counter() - begun, spec, TokenTexts(warm.tokenizer))
+    answer = Answer(
+        request, time.perf_counter() - begun, spec, TokenTexts(warm.tokenizer, end_tokens(warm))
+    )
     if spec.echo:
         answer.echoed = prompt if isinstance(prompt, str) else answer.token_texts.joined(ids)
     return answer

@@ -1,13 +1,14 @@
 """The texts and bytes of single tokens, for log-probabilities, with any type of tokenizer.
 
 The texts of a completion's tokens, joined, are its text, unless a character takes several tokens:
-then each of them has the text U+FFFD, and its own part of the bytes.
+then each of them has the text U+FFFD, and its own part of the bytes. A token that ends a completion
+is no part of its text and has none, whether its tokenizer calls it special or not.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -18,19 +19,32 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a byte's token of SentencePiece
 
 
 class TokenTexts:
-    """The texts of a tokenizer's tokens."""
+    """The texts of a tokenizer's tokens. `ends`: tokens that end a completion."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, ends: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._ends = ends
         self._known: dict[int, tuple[str, list[int]]] = {}
 
-    def entry(self, found: TokenLogprob, *, is_first: bool = False) -> dict[str, Any]:
+    def entry(
+        self, found: TokenLogprob, *, is_prompt: bool = False, is_first: bool = False
+    ) -> dict[str, Any]:
         """Return a log-probability as plain values, with texts.
 
-        `is_first`: the first token of a prompt, which has no log-probability.
+        An alternative whose text is empty or that of another one has a `name` that none of them
+        shares. `is_prompt`: a token of a prompt; `is_first`: the first one, which has no
+        log-probability.
         """
-        text, data = self._of(found.token)
-        top = [self._alternative(token, logprob) for token, logprob in found.top]
+        text, data = self._of(found.token, is_prompt)
+        top, taken = [], {text}
+        for token, logprob in found.top:
+            of_token, bytes_of_token = self._of(token, is_prompt)
+            top.append({"token": of_token, "bytes": bytes_of_token, "logprob": logprob})
+            if token != found.token:
+                name = self._name(token, of_token, taken)
+                taken.add(name)
+                if name != of_token:
+                    top[-1]["name"] = name
         return {
             "token": text,
             "bytes": data,
@@ -42,12 +56,20 @@ class TokenTexts:
         """Return the text of tokens."""
         return self._decode(list(tokens))
 
-    def _alternative(self, token: int, logprob: float) -> dict[str, Any]:
-        text, data = self._of(token)
-        return {"token": text, "bytes": data, "logprob": logprob}
+    def _name(self, token: int, text: str, taken: Collection[str]) -> str:
+        """Return the text of a token, or else its piece, or else that with its number."""
+        if text and text not in taken:
+            return text
+        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        return piece if piece not in taken else f"{piece} ({token})"
 
-    def _of(self, token: int) -> tuple[str, list[int]]:
-        """Return the text of a token and its bytes; both are empty for a special token."""
+    def _of(self, token: int, is_prompt: bool) -> tuple[str, list[int]]:
+        """Return the text of a token and its bytes; both are empty for a special token.
+
+        Also for the end of a completion: its text, if its tokenizer has one, is not in the answer.
+        """
+        if token in self._ends and not is_prompt:
+            return "", []
         found = self._known.get(token)
         if found is None:
             text = self._decode([*self._context, token])[len(self._context_text) :]

@@ -20,6 +20,7 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.json_schemas import grammar_of
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
@@ -153,6 +154,62 @@ def test_an_unsupported_schema_is_refused_before_the_job_is_queued(schema, probl
     with pytest.raises(SpecError, match=problem) as caught:
         spec.located(tmp_path).check_inputs(None)
     assert caught.value.field == "json_schema"
+
+
+def accepts(schema: Any, text: str) -> bool:
+    """Whether a completion could have this text."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    matcher = LLMatcher(LLTokenizer("byte"), grammar_of(json.dumps(schema)))
+    tokens = list(text.encode())
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "wrong"),
+    [
+        ("date", ["0001-01-01", "2024-02-29", "2000-02-29"], ["0000-01-01", "2023-02-29"]),
+        ("date", ["2023-02-28", "9999-12-31"], ["1900-02-29", "0000-02-29", "2023-04-31"]),
+        ("date-time", ["2024-02-29T23:59:59.5Z"], ["0000-01-01T00:00:00Z"]),
+        ("date-time", ["2023-01-01T00:00:00Z"], ["2023-01-01T12:30:60Z", "2023-02-29T00:00:00Z"]),
+        ("time", ["12:30:59Z"], ["12:30:60Z"]),
+    ],
+)
+def test_dates_and_times_are_those_that_exist(given, right, wrong):
+    schemas: list[Any] = [
+        {"type": "string", "format": given},
+        {"type": "string", "format": given, "allOf": [{"maxLength": 40}]},
+        {"$ref": "#/$defs/it", "$defs": {"it": {"type": "string", "format": given}}},
+    ]
+    for schema in schemas:
+        assert [accepts(schema, f'"{text}"') for text in right] == [True] * len(right)
+        assert [accepts(schema, f'"{text}"') for text in wrong] == [False] * len(wrong)
+    inside = {"type": "array", "items": schemas[0]}
+    assert accepts(inside, f'["{right[0]}"]')
+    assert not accepts(inside, f'["{wrong[0]}"]')
+
+
+def test_a_property_or_a_constant_named_like_a_keyword_is_none():
+    schema = {
+        "type": "object",
+        "properties": {"format": {"enum": [{"format": "date"}]}, "patternProperties": {}},
+        "required": ["format"],
+        "additionalProperties": False,
+    }
+    assert accepts(schema, '{"format":{"format":"date"}}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"patternProperties": {"^a": {"type": "integer"}}}, "patternProperties: a key could come"),
+        ({"items": {"patternProperties": {"^a": {}}}}, "patternProperties: a key could come twice"),
+        ({"type": "object", "minProperties": 2}, "minProperties above 1 needs"),
+    ],
+)
+def test_a_schema_that_a_repeated_key_would_break_is_refused(schema, problem):
+    with pytest.raises(SpecError, match=f"^json_schema: unsupported schema: {problem}"):
+        grammar_of(json.dumps(schema))
 
 
 def test_schema_of_a_file_is_kept_with_the_job(tmp_path):

@@ -266,7 +266,7 @@ def test_a_choice_may_fill_all_positions_before_its_last_token(job, tmp_path, mo
     evaluate(job, task="choice", dataset=write(tmp_path / "c.jsonl", record))
     (row,) = rows_of(job)
     assert all(math.isfinite(choice["logprob"]) for choice in row["choices"])
-    with pytest.raises(JobFailed, match="row 1 has 514 tokens .* takes 512 before the last one"):
+    with pytest.raises(JobFailed, match=r"row 1 has 514 tokens .* takes 512 before the last one"):
         evaluate(
             job, task="choice", dataset=write(tmp_path / "d.jsonl", {**record, "question": longer})
         )
@@ -306,6 +306,48 @@ def test_an_evaluation_is_compared_with_another_question_by_question(tmp_path, m
     assert "## Compared with eval-20261121-184200-aaaa" in (
         (other.ctx.run_dir / "report.md").read_text()
     )
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_no_comparison_of_a_model_with_itself_fails(tmp_path, model, count):
+    (tmp_path / "halves.py").write_text(
+        "def length(prompts, completions, answers):\n"
+        "    return [0.1 * len(set(text)) for text in completions]\n"
+    )
+    rewards = ["halves:length=0.3", "general=0.1"]
+    options: dict[str, Any] = {"samples": 12, "max_tokens": 4, "temperature": 1, "reward": rewards}
+    first: str | None = None
+    decided = 0
+    for number in range(count + 1):
+        job = tiny.surroundings(tmp_path / f"eval-20261121-184200-{number:04}", model)
+        job.ctx = replace(job.ctx, code_folders=(str(tmp_path),))
+        result = evaluate(job, **options, seed=number // 2, against=first)
+        first = job.ctx.run_dir.name
+        orjson.dumps(result)
+        if result["comparison"] is not None:
+            decided += result["comparison"]["reward"]["verdict"] != "undecided"
+    assert decided <= count * 0.15
+
+
+def test_the_interval_of_a_perplexity_is_not_that_of_the_lengths():
+    rows: list[dict[str, Any]] = [
+        {"metrics": {"bits_per_byte": 2.0 + (n % 3) / 100}, "bytes": size, "words": 1, "tokens": 1}
+        for n, size in enumerate([20, 2600, 40, 1300, 90, 700, 30, 2000, 55, 350])
+    ]
+    found = metrics_of(rows)["bits_per_byte"]
+    assert found.low is not None
+    assert found.high is not None
+    assert 2.0 < found.low < found.value < found.high < 2.03
+    better = [
+        {**row, "metrics": {"bits_per_byte": row["metrics"]["bits_per_byte"] - 0.1}} for row in rows
+    ]
+    for number, row in enumerate([*rows, *better]):
+        row["question"] = str(number % 10)
+    pairing = pair(rows, better)
+    assert pairing is not None
+    compared = pairing.comparisons["bits_per_byte"]
+    assert (compared.verdict, compared.gained) == ("better", 10)
+    assert (compared.low, compared.high) == pytest.approx((-0.1, -0.1))
 
 
 def test_a_comparison_without_common_questions_fails(tmp_path, model):

@@ -84,6 +84,29 @@ def test_wrong_prompts_are_refused_in_one_line(options, message):
     assert str(refused.value).startswith(message)
 
 
+def test_an_end_token_that_is_not_special_has_no_text_in_the_logprobs(tmp_path):
+    ending = tiny.model(positions=128)
+    ids = tiny.tokenizer()("1+1=", return_tensors="pt")["input_ids"]
+    likeliest = int(ending(ids).logits[0, -1].argmax())
+    assert tiny.tokenizer().decode([likeliest], skip_special_tokens=True)
+    ending.generation_config.eos_token_id = [2, likeliest]
+    job = tiny.surroundings(tmp_path / "job", ending)
+    (choice,) = answer(job, prompt="1+1=", echo=True, logprobs=2)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("1+1=", "stop")
+    assert len(choice["logprobs"]) == 5
+    assert "".join(entry["token"] for entry in choice["logprobs"]) == choice["text"]
+
+
+def test_tokens_without_a_text_of_their_own_are_kept_apart():
+    texts = TokenTexts(tiny.tokenizer(), ends=[7])
+    seven = tiny.tokenizer().convert_ids_to_tokens(7)
+    found = texts.entry(TokenLogprob(0, -3.0, ((1, -0.5), (2, -1.0), (7, -2.0), (0, -3.0))))
+    assert found["token"] == ""
+    assert [one["token"] for one in found["top"]] == [""] * 4
+    assert [one.get("name") for one in found["top"]] == ["<bos>", "<eos>", seven, None]
+    assert texts.entry(TokenLogprob(7, -1.0), is_prompt=True)["token"] == seven
+
+
 def test_a_token_outside_the_vocabulary_fails_the_job(job):
     with pytest.raises(JobFailed, match="prompt: token 5000 is not among the"):
         answer(job, prompts=[[1, 5000]])

@@ -290,10 +290,14 @@ def _logprobs(found: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     if found is None:
         return None
     content = [
-        {**{k: one[k] for k in ("token", "logprob", "bytes")}, "top_logprobs": one["top"]}
+        {**_alternative(one), "top_logprobs": [_alternative(other) for other in one["top"]]}
         for one in found
     ]
     return {"content": content, "refusal": None}
+
+
+def _alternative(one: dict[str, Any]) -> dict[str, Any]:
+    return {name: one[name] for name in ("token", "logprob", "bytes")}
 
 
 def _actions(choice: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from typing import Annotated, Any, Literal
@@ -193,10 +192,8 @@ def _logprobs(found: list[dict[str, Any]], index: int, offsets: Counter[int]) ->
 
 
 def _top(one: dict[str, Any]) -> dict[str, float] | None:
-    """The most likely tokens and the token itself, by their texts; of equal texts the likelier."""
+    """The token itself and the most likely ones, by their texts or names (`TokenTexts.entry`)."""
     if one["top"] is None:
         return None
-    found = {one["token"]: one["logprob"]}
-    for other in one["top"]:
-        found[other["token"]] = max(other["logprob"], found.get(other["token"], -math.inf))
-    return found
+    others = {other.get("name", other["token"]): other["logprob"] for other in one["top"]}
+    return {one["token"]: one["logprob"], **others}
