@@ -46,6 +46,7 @@ LONGEST = (
     "system/test_networks.py",
     "system/test_network_storm.py",
     "system/test_nodes.py",
+    "system/test_rq_versions.py",
     "compute/test_levels.py",
     "cli/test_bench_works.py",
     "supervise/test_retention.py",
