@@ -61,11 +61,14 @@ def record(
             "version": f"warmd {__version__}",
             "python_version": platform.python_version(),
             "state": state.status,
-            "current_job": state.job or "",
             "successful_job_count": state.finished,
             "failed_job_count": state.failed,
         },
     )
+    if state.job is None:
+        pipeline.hdel(key, "current_job")  # rq-dashboard takes an empty one for a job
+    else:
+        pipeline.hset(key, "current_job", state.job)
     for each in (key, worker_executions_key(worker)):
         pipeline.expire(each, int(_LEASES * lease_s) + 1)
 

@@ -20,6 +20,7 @@ from warmd.cli.main import warmd
 from warmd.configs.config import DaemonConfig
 from warmd.configs.settings import SETTINGS
 from warmd.daemon.gateway.app import create_app
+from warmd.daemon.queue.rq_format import queue_key
 from warmd.daemon.supervise.redis_server import find_binary
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -203,3 +204,9 @@ def test_redis_takes_the_arguments_and_loses_nothing(where, tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_keda_reads_the_list_of_the_queue():
+    scaled = next(one for one in documents() if one["kind"] == "ScaledJob")
+    names = [trigger["metadata"]["listName"] for trigger in scaled["spec"]["triggers"]]
+    assert names == [queue_key("train")]

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rq import Queue
+from rq import Queue, Worker
 from rq.job import Job
 from rq_versions import IS_3
 from workplaces import Workplace, workplace
 
 from warmd.daemon.queue import key_prefix, keys, listing, rq_format
 from warmd.daemon.queue.due import DueJobs
+from warmd.daemon.queue.rq_workers import WorkerState
 from warmd.jobs.errors import Conflict
 
 
@@ -182,3 +183,10 @@ def test_a_client_that_sets_rq_key_prefix_never_sees_an_empty_queue(place: Workp
     done = run(place, "jobs", RQ_KEY_PREFIX="a b")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "RQ_KEY_PREFIX: must be letters, digits and any of _.:-{}, got 'a b'" in done.stderr
+
+
+def test_an_idle_worker_has_no_current_job_in_rq(place: Workplace):
+    for state in (WorkerState(job=place.submit()), WorkerState()):
+        place.registry.register("w:a:b", "infer", lease_s=15.0, state=state)
+    (worker,) = Worker.all(connection=place.connection)
+    assert (worker.get_state(), worker.get_current_job()) == ("idle", None)
