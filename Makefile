@@ -12,9 +12,10 @@ PYTEST_SLOW := pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Parts of the nightly tests, by default all of them: see .ci/nightly.py.
 PART :=
 LOWEST := .venv-lowest
-# What these tests use together is every dependency, as the queue, the gateway, the engine and the
-# trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
-LOWEST_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py engine/test_detokenizer.py \
+NEWEST := .venv-newest
+# What these tests of both ends use together is every dependency, as the queue, the gateway, the engine and the
+# trainers use it. The other fast tests pass there too, but there is no time for all of them three times.
+ENDS_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py engine/test_detokenizer.py \
 	engine/test_json_schemas.py engine/test_vision.py gateway/test_answers.py gateway/test_daemon.py \
 	gateway/test_disconnects.py gateway/test_refusals.py grpo/test_grpo.py infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py \
 	queue/test_jobs.py queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py store/test_run_store.py \
@@ -23,7 +24,7 @@ LOWEST_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py e
 # Without bytecode every process of a test compiles what it imports, a daemon's for a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-slow test-nightly test-all test-lowest lint bench check clean
+.PHONY: help venv demo test test-slow test-nightly test-all test-lowest test-newest lint bench check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -54,15 +55,27 @@ test-all: venv ## every test that needs no GPU
 	@$(IN_VENV) $(PYTEST) -m "not gpu"
 
 test-lowest: $(LOWEST)/.ready ## tests of every dependency, in the lowest versions that are allowed
-	@$(LOWEST)/bin/python -m $(PYTEST) -m "not slow and not gpu" $(LOWEST_TESTS:%=tests/%)
+	@$(LOWEST)/bin/python -m $(PYTEST) -m "not slow and not gpu" $(ENDS_TESTS:%=tests/%)
+
+test-newest: $(READY) ## the same tests in the newest versions of today, with torch as in constraints.txt
+	$(call new_venv,$(NEWEST))
+	@grep '^torch==' constraints.txt >$(NEWEST)/torch.txt
+	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		-c $(NEWEST)/torch.txt -e '.[dev]'
+	@$(NEWEST)/bin/python -m $(PYTEST) -m "not slow and not gpu" $(ENDS_TESTS:%=tests/%)
 
 $(LOWEST)/.ready: $(READY) .ci/constraints-lowest.txt
-	@$(PYTHON) -m venv --clear $(LOWEST)
-	@cp -al $(foreach part,torch torch-* torchgen functorch,$(VENV)/lib/python3*/site-packages/$(part)) \
-		$(LOWEST)/lib/python3*/site-packages # the same torch, and most of what would be installed
+	$(call new_venv,$(LOWEST))
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		-c .ci/constraints-lowest.txt -e '.[dev]'
 	@touch $@
+
+# An environment with the torch of .venv, which is most of what would be installed.
+define new_venv
+	@$(PYTHON) -m venv --clear $(1)
+	@cp -al $(foreach part,torch torch-* torchgen functorch,$(VENV)/lib/python3*/site-packages/$(part)) \
+		$(1)/lib/python3*/site-packages
+endef
 
 lint: venv ## format, lint and types
 	@$(IN_VENV) ruff format --check
@@ -77,5 +90,5 @@ bench: venv ## training and answering compared with the stock libraries and the 
 check: lint test ## what must pass before a commit
 
 clean: ## remove .venv and everything else that was made
-	@rm -rf $(VENV) $(LOWEST) build dist .demo .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(LOWEST) $(NEWEST) build dist .demo .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ import redis
 
 from . import keys
 from .rq_format import queue_key
+from .sockets import connect, socket_of
 
 _POP_S = 0.5  # timeout of one BLMOVE
 _LATE_S = 2.0  # a reply that is later than this means that Redis hangs
@@ -36,7 +37,8 @@ class Mailbox:
     def sockets(self) -> list[Any]:
         """The sockets to select on: readable when `job` or `has_control_request` has a result."""
         connections = (self._jobs, self._control.connection if self._control is not None else None)
-        return [c._sock for c in connections if c is not None and c._sock is not None]
+        found = [socket_of(one) for one in connections if one is not None]
+        return [one for one in found if one is not None]
 
     @property
     def is_waiting(self) -> bool:
@@ -48,9 +50,7 @@ class Mailbox:
         if self._is_waiting:
             return
         if self._jobs is None:
-            pool: Any = self._connection.connection_pool
-            self._jobs = pool.make_connection()
-            self._jobs.connect()
+            self._jobs = connect(self._connection)
         self._jobs.send_command("BLMOVE", self._source, self._target, "LEFT", "RIGHT", _POP_S)
         self._is_waiting = True
         self._due = time.monotonic() + _POP_S

@@ -7,6 +7,8 @@ from typing import Any
 
 import redis
 
+from .sockets import socket_of
+
 
 def address_here(connection: redis.Redis, configured: str) -> str:
     """Return the address of this machine that a setting names, after a test listen there.
@@ -18,7 +20,8 @@ def address_here(connection: redis.Redis, configured: str) -> str:
         pool: Any = connection.connection_pool
         used = pool.get_connection()
         try:
-            name = used._sock.getsockname()
+            end = socket_of(used)
+            name = None if end is None else end.getsockname()
         finally:
             pool.release(used)
         if not isinstance(name, tuple):

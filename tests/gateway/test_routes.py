@@ -10,7 +10,24 @@ import openai
 import pytest
 from gateway_requests import metrics, refusal, request
 
+from warmd.configs.config import DaemonConfig
+from warmd.daemon.gateway.app import _ROUTERS, create_app
+from warmd.daemon.gateway.http.strict import StrictRoute, accepted
+
 TOKEN = "a-token-of-tests"
+
+
+def test_the_documented_query_parameters_are_those_that_are_accepted(tmp_path):
+    documented = create_app(DaemonConfig(home=tmp_path), "unix:///nowhere").openapi()["paths"]
+    strict = [route for router in _ROUTERS for route in router.routes if type(route) is StrictRoute]
+    assert len(strict) > 40
+    for route in strict:
+        for method in route.methods:
+            shown = documented[route.path][method.lower()]
+            names = {one["name"] for one in shown.get("parameters", []) if one["in"] == "query"}
+            known, model = accepted(route.endpoint, route.path)
+            assert known == names
+            assert (model is not None) == ("requestBody" in shown)
 
 
 @pytest.mark.slow

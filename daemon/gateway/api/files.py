@@ -31,7 +31,7 @@ class UploadRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if self.body_field is None:
+        if "POST" not in self.methods:
             return handle
         uploads = asyncio.Semaphore(_MAX_UPLOADS)
 

@@ -9,7 +9,7 @@ import re
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import cookie_parser
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....configs.values import is_loopback
@@ -128,7 +128,7 @@ class AuthMiddleware:
         if self.token is None or self.page == "off":
             return False
         name = session.cookie_name(scope["server"][1])
-        found = cookie_parser(headers.get("cookie", "")).get(name)
+        found = HTTPConnection(scope).cookies.get(name)
         return found is not None and session.is_valid(self.token, found)
 
     def _has_token(self, headers: Headers) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
-from fastapi import Request
+from fastapi import Request, params
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from ....jobs.errors import SpecError
 from . import bodies
@@ -25,6 +26,25 @@ class ParsedRequest(Request):
         return self.parsed.value
 
 
+def accepted(endpoint: Callable[..., Any], path: str) -> tuple[set[str], Any]:
+    """Return the names of a route's query parameters, and the model of its body (None: no body)."""
+    hints = get_type_hints(endpoint, include_extras=True)
+    del hints["return"]
+    names = {name for name, hint in hints.items() if _is_query(hint) and f"{{{name}}}" not in path}
+    return names, next(filter(_is_model, hints.values()), None)
+
+
+def _is_query(hint: Any) -> bool:
+    """Whether a parameter with this type hint is of the query, if its name is not in the path."""
+    if get_origin(hint) is Annotated:
+        return any(isinstance(one, params.Query) for one in hint.__metadata__)
+    return not _is_model(hint) and hint is not Request
+
+
+def _is_model(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, BaseModel)
+
+
 class StrictRoute(APIRoute):
     """A route that accepts strict JSON only: no NaN, valid UTF-8, bounded depth and size.
 
@@ -33,8 +53,7 @@ class StrictRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        known = {parameter.alias for parameter in self.dependant.query_params}
-        model: Any = self.body_field.field_info.annotation if self.body_field else None
+        known, model = accepted(self.endpoint, self.path)
 
         async def handle_strictly(request: Request) -> Response:
             for name in request.query_params:
