@@ -4,7 +4,7 @@ They have jobs in every state that an update can find, with tiny models and few 
 runs in a bucket. What the version in question makes of them is recorded: it finishes a copy. Run it
 in an environment of that version:
 
-    git worktree add /tmp/warmd-old cc9358c && cd /tmp/warmd-old && make install
+    git worktree add /tmp/warmd-cc9358c cc9358c && cd /tmp/warmd-cc9358c && make install
     .venv/bin/python /PATH/TO/tests/support/make_old_home.py 0.1.0-cc9358c.tar.xz
 
 The processor is limited as in processor_sums.py, so that other processors can compute the same
@@ -22,6 +22,7 @@ import string
 import sys
 import tarfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -304,13 +305,13 @@ def make_local(home: Maker) -> None:
     home.make("released_grpo", "grpo", epochs=4, **REPLAY)
     home.make("released_mlm", "mlm", steps=36)
     for name in ("stopped", "released_grpo", "released_mlm"):
-        wait_until(lambda name=name: home.has(name, "checkpoint"), timeout_s=60)
+        wait_until(partial(home.has, name, "checkpoint"), timeout_s=60)
     home.client.cancel(home.jobs["stopped"])
     for name in ("released_grpo", "released_mlm"):
         home.client.pause(home.jobs[name], release=True)
     for name in ("stopped", "released_grpo", "released_mlm"):
         last = "stopped" if name == "stopped" else "paused"
-        wait_until(lambda name=name, last=last: home.has(name, last), timeout_s=60)
+        wait_until(partial(home.has, name, last), timeout_s=60)
 
     home.make("held_dpo", "dpo", epochs=4)
     wait_until(lambda: home.has("held_dpo", "checkpoint"), timeout_s=60)
@@ -388,16 +389,17 @@ def make_cloud(home: Maker) -> None:
     for name, step in (("local", 6), ("fetched", 18)):
         home.freeze(home.jobs[name], step)
     for name in ("local", "fetched"):
-        wait_until(lambda name=name: stored_steps(home, name) >= 6, timeout_s=60)
+        wait_until(partial(has_stored, home, name, 6), timeout_s=60)
     home.make("cloud_queued", "mlm")
 
 
-def stored_steps(home: Maker, name: str) -> int:
+def has_stored(home: Maker, name: str, step: int) -> bool:
+    """Whether a checkpoint of this step, or of a later one, is in the bucket."""
     from warmd.daemon.store import index
 
     remote = home.client.remote
     assert remote is not None
-    return max(index.read(remote.bucket, home.jobs[name]).checkpoints(), default=0)
+    return max(index.read(remote.bucket, home.jobs[name]).checkpoints(), default=0) >= step
 
 
 def pack(target: str) -> None:
@@ -434,6 +436,9 @@ def check(home: Maker) -> None:
         for event in home.logged(name):
             assert event["type"] not in ("truncated", "warning", "reward_failed"), (name, event)
             resumed |= event["type"] == "begin" and bool(event.get("resumed_from"))
+            if event["type"] == "begin":
+                assert event["compute"]["instructions"] == "AVX2", event
+                assert event.get("gemm", "onednn") == "onednn", event  # faster than COMPATIBLE
             if event["type"] == "lengths":
                 assert event["truncated"] == event["dropped"] == 0, (name, event)
             if event["type"] == "step":

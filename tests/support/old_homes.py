@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import obstore
 import orjson
 import xxhash
 from daemons import Daemon
-from obstore.store import S3Store
 from s3_servers import BUCKET, S3Server
 from waiting import wait_until
 
@@ -27,9 +25,8 @@ from warmd.daemon.host.home import Home
 from warmd.daemon.queue import totals
 from warmd.daemon.runs import events
 
-ORIGINAL = Path(
-    "/tmp/warmd-old-original"
-)  # as long as what mkdtemp makes: eight characters at last
+# Where a home is made; as long as what mkdtemp makes, which ends in eight characters.
+ORIGINAL = Path("/tmp/warmd-old-original")
 OBJECTS = "objects.json"  # of the bucket: key, file and checksum of each
 _CHECKSUM = "xxh3-128"  # the metadata of an object that no index names
 _SEAL_PREFIX = "xxh3:"
@@ -215,14 +212,10 @@ def _recheck_bucket(folder: Path) -> None:
     (folder / OBJECTS).write_bytes(orjson.dumps(objects))
 
 
-def _store(server: S3Server) -> S3Store:
-    endpoint = f"http://127.0.0.1:{server.proxy.port}"
-    options: dict[str, Any] = {"endpoint": endpoint, "region": "us-east-1"}
-    return S3Store(BUCKET, client_options={"allow_http": True}, **options)
-
-
 def save_bucket(server: S3Server, folder: Path) -> None:
     """Write all objects of the bucket to files."""
+    import obstore
+
     folder.mkdir()
     store, objects = _store(server), []
     keys = sorted(meta["path"] for page in obstore.list(store) for meta in page)
@@ -236,8 +229,18 @@ def save_bucket(server: S3Server, folder: Path) -> None:
 
 def load_bucket(server: S3Server, folder: Path) -> None:
     """Put the objects of `save_bucket` into the bucket."""
+    import obstore
+
     store = _store(server)
     for one in orjson.loads((folder / OBJECTS).read_bytes()):
         attributes = {} if one["checksum"] is None else {_CHECKSUM: one["checksum"]}
         content = (folder / one["file"]).read_bytes()
         obstore.put(store, one["key"], content, attributes=attributes, use_multipart=False)
+
+
+def _store(server: S3Server) -> Any:
+    from obstore.store import S3Store
+
+    endpoint = f"http://127.0.0.1:{server.proxy.port}"
+    options: dict[str, Any] = {"endpoint": endpoint, "region": "us-east-1"}
+    return S3Store(BUCKET, client_options={"allow_http": True}, **options)

@@ -14,11 +14,16 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
+_HASWELL = (
+    "64bit avx avx2 bmi bmi2 cmov cx16 f16c fma fxsr lzcnt mmx movbe popcnt sse sse2 sse3 sse4.1 "
+    "sse4.2 ssse3 xsave"
+)
 CAPS = {
     "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "COMPATIBLE",  # it does not take AVX2 on processors that are not Intel's
+    "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in _HASWELL.split()),
     "NUMBA_CPU_NAME": "haswell",
-    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
 LIBRARIES = ("accelerate", "numba", "numpy", "peft", "tokenizers", "torch", "transformers", "trl")
 
