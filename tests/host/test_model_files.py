@@ -108,7 +108,7 @@ def test_a_model_whose_files_have_the_same_content_is_not_loaded_again(folder: P
     for change in (
         lambda: (tmp_path / "link").hardlink_to(weights),  # as --init-from does
         lambda: weights.chmod(0o600),
-        lambda: shutil.copy(weights, tmp_path / "copy").replace(weights),
+        lambda: Path(shutil.copy(weights, tmp_path / "copy")).replace(weights),
     ):
         before = model_files.fingerprint(folder)
         change()

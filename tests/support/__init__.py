@@ -11,8 +11,10 @@ Several machines: `clusters` and `gangs` (nodes on loopback), `machines` and `ca
 Processes killed, or links cut, at random: `random_storm`, `network_storm`
 Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub)
 A browser: `browser`, `dashboard`
-Tiny models and data: `tiny`, `tiny_vision`, `engines`, `adapters`, `prefill`, `packages` (kinds
-    from other packages)
+Tiny models and data: `tiny`, `tiny_vision`, `architectures`, `engines`, `adapters`,
+    `odd_tokenizers`, `prefill`, `packages` (kinds from other packages)
+Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`
+    (whether bits are comparable)
 Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`,
     `group_trainers`, `sft_jobs`, `dpo_jobs`, `mlm_jobs`; in several processes: `processes`,
     `warm_imports`

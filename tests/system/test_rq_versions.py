@@ -12,7 +12,9 @@ from clusters import Cluster, cluster, kill_tree
 from rq_versions import IS_3, other_rq, run_python
 from waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="homes", catches="a job that one version of RQ writes and another cannot read or loses"
+)
 
 INFO = "from rq.cli import main; main()"  # `rq` of another version
 
