@@ -60,8 +60,8 @@ OPEN_TO_NO_NEXT_MAJOR = ["redis"]
 PRIVATE = {
     "redis": {"_sock"},
     "rq": {
-        "_dependency_ids", "_enqueue_job", "_enqueue_rate_limited_job", "_exc_info", "_prepare_for_queue",
-        "_remove_from_registries", "_status",
+        "_dependency_ids", "_enqueue_job", "_enqueue_rate_limited_job", "_exc_info",
+        "_prepare_for_queue", "_remove_from_registries", "_status",
     },
     "torch": {
         "_C", "_Options", "_destroy", "_devices", "_is_compiled", "_is_in_bad_fork",
