@@ -164,8 +164,9 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
         super().check_inputs(model_config)
         config = model_config or {}
         check_generates(config)
+        rows = self.rows
         for name in ("system", "chat_template"):
-            if getattr(self, name) and not self.rows.has_chats:
+            if getattr(self, name) and not rows.has_chats:
                 raise SpecError(name, "must go with prompts or chats, got only texts")
         limit = config.get("text_config", config).get("max_position_embeddings")
         if None not in (limit, self.max_length) and int(str(self.max_length)) > int(str(limit)):

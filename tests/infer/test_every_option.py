@@ -117,8 +117,8 @@ def left_by(kind: str, options: dict[str, Any], folder: Path, model: Any) -> Any
         result = run_function(kind)(spec, job.ctx)
     except Exception as error:
         return str(error)
-    rows = folder / "run" / "rows.jsonl"
-    texts = rows.read_text() if rows.exists() else ""
+    answered = folder / "run" / "rows.jsonl"
+    texts = answered.read_text() if answered.exists() else ""
     kept = {name: value for name, value in result.items() if name not in TIMES}
     text = orjson.dumps(kept, option=orjson.OPT_SORT_KEYS).decode()
     return text.replace(str(folder), ""), texts

@@ -126,6 +126,7 @@ def test_options_that_do_not_fit_together_are_refused_by_name(tmp_path, options,
         ({"samples": 10, "eval_samples": 5}, "samples: must be at most 9 (the rows of"),
         ({"eval_samples": 14}, "eval_samples: must be below 14 (the rows of"),
         ({"max_length": 100}, "max_length: must be at most 64 (the positions of demo), got 100"),
+        ({"system": "brief"}, "system: must go with prompts or chats, got only texts"),
     ],
 )
 def test_inputs_that_cannot_work_are_refused_before_they_are_queued(tmp_path, options, message):
