@@ -92,7 +92,7 @@ class WarmModels:
         """Return the model, loading it from `folder` if it is not warm, or if that folder now has
         another model.
 
-        A model whose files have changed is loaded again; running horses keep the old weights. To
+        A model whose files have other content is loaded again; running horses keep the old weights. To
         make room, the least recently used models are unloaded, never one `in_use`. Raises JobFailed
         with the sizes if it cannot fit, or if the folder holds no model; Conflict if a model of
         that name is in use with other settings, or if its files are being written.
@@ -102,7 +102,9 @@ class WarmModels:
             files = model_files.fingerprint(folder)
         found = self.loaded.get(config.name)
         if found is not None:
-            if found.config == config and found.files == files:
+            if found.config == config and (
+                found.files == files or self._has_same_content(found, folder, files)
+            ):
                 self._touch(found)
                 return found
             if found.config != config and config.name in in_use:
@@ -123,6 +125,17 @@ class WarmModels:
         gc.collect()
         gc.freeze()
         return loaded
+
+    def _has_same_content(self, found: Loaded, folder: Path, files: str) -> bool:
+        """Whether files whose times have changed hold the model that was loaded; notes the times.
+
+        A hard link changes them: `--init-from` makes one to each file.
+        """
+        with blaming(found.config, folder):
+            if model_files.digest(folder, self._digests) != found.weights:
+                return False
+        found.files = files
+        return True
 
     def _load(self, config: ModelConfig, folder: Path, in_use: Collection[str]) -> Loaded:
         why_merged = None
