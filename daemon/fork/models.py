@@ -92,10 +92,10 @@ class WarmModels:
         """Return the model, loading it from `folder` if it is not warm, or if that folder now has
         another model.
 
-        A model whose files have changed is loaded again; running horses keep the old weights. To
-        make room, the least recently used models are unloaded, never one `in_use`. Raises JobFailed
-        with the sizes if it cannot fit, or if the folder holds no model; Conflict if a model of
-        that name is in use with other settings, or if its files are being written.
+        A model whose files have other content is loaded again; running horses keep the old weights.
+        To make room, the least recently used models are unloaded, never one `in_use`. Raises
+        JobFailed with the sizes if it cannot fit, or if the folder holds no model; Conflict if a
+        model of that name is in use with other settings, or if its files are being written.
         """
         in_use = {*in_use, *self.bases(in_use)}
         with blaming(config, folder):
