@@ -173,7 +173,7 @@ def _saved(option: str, folder: Path) -> Splits:
 
     def files(inside: Path) -> list[Path]:
         found = _index(option, inside, _STATE) or []
-        names = [file.get("filename") for file in found if isinstance(file, dict)]
+        names: list[Any] = [file.get("filename") for file in found if isinstance(file, dict)]
         if not names or not all(
             isinstance(name, str) and Path(name).name == name for name in names
         ):

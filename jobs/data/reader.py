@@ -76,6 +76,17 @@ def report_skipped(emit: Emit, reading: Reading) -> None:
         )
 
 
+def report_shared(emit: Emit, num_shared: int, num_held_out: int) -> None:
+    """Emit a warning when held-out records are also trained on."""
+    if num_shared:
+        emit(
+            "warning",
+            message=f"eval_dataset: {num_shared} of the {num_held_out} held-out records are also "
+            "trained on: their evaluation does not measure what the model has not seen",
+            rows_shared=num_shared,
+        )
+
+
 def progress(emit: Emit) -> Callable[[str, int, int | None, str], None]:
     """Return a function that emits the progress of an activity at its start and every second."""
     latest, due = "", 0.0

@@ -311,6 +311,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         check_generates(model_settings or {})
         found = self.questions()
         if self.task == REWARD:
+            self.check_columns([question.problem for question in found])
             with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
                 self.reward_functions([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):

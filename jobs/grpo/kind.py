@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
-from ..data.reader import report_skipped
+from ..data.reader import report_shared, report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import shown_prompt
@@ -50,6 +50,9 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     if not held_out or spec.eval_dataset is not None:
         report_skipped(ctx.emit, of_training)
     report_skipped(ctx.emit, of_both)
+    seen = {problems.key_of(problem) for problem in training}
+    num_shared = sum(problems.key_of(problem) in seen for problem in held_out)
+    report_shared(ctx.emit, num_shared, len(held_out))
     vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
     check_padding(vocabulary, warm)
     prompts = _encode(spec, warm, training, vocabulary)

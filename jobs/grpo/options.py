@@ -390,7 +390,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         self._check_reward_log()
         check_generates(model_config or {})
         training = self.training_problems()
-        self.held_out_problems()
+        self.check_columns([*training, *self.held_out_problems()])
         with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
             self.reward_functions(training)
         config = model_config or {}

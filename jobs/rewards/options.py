@@ -9,7 +9,7 @@ from ..errors import SpecError
 from ..graders import grader as graders
 from ..spec import Spec, option
 from . import problems, rewards
-from .user_rewards import KeywordReward
+from .user_rewards import NOT_PASSED, TRL_KEYWORDS, KeywordReward
 
 MOST_WORDS = 2**20  # of a completion
 
@@ -99,10 +99,23 @@ class RewardsSpec(Spec):
             format_bonus=self.custom_format_bonus,
         )
         columns = problems.columns_of(problem.columns for problem in found)
+        columns = [name for name in columns if name != NOT_PASSED]
         return {
             spec.name: rewards.resolve(spec, custom, columns=columns, grader=self.grader)
             for spec in self.reward_specs
         }
+
+    def check_columns(self, found: Sequence[problems.Problem]) -> None:
+        """Check that no column has the name of another argument of rewards. Raises SpecError."""
+        if not (self.has_own_rewards or self.grader):
+            return
+        for name in problems.columns_of(problem.columns for problem in found):
+            if name in TRL_KEYWORDS:
+                raise SpecError(
+                    "dataset",
+                    f"must have no column {name}, which rewards receive as another argument: "
+                    f"--columns NEW_NAME={name} renames it",
+                )
 
     @property
     def has_own_rewards(self) -> bool:

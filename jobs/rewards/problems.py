@@ -87,6 +87,11 @@ def load(
     return problems
 
 
+def key_of(problem: Problem) -> bytes:
+    """Return what distinguishes a prompt from others."""
+    return orjson.dumps(problem.prompt)
+
+
 def fingerprint(problems: Iterable[Problem]) -> str:
     """Return the sha256, in hex, of prompts and answers in order, without their row numbers."""
     digest = sha256()
@@ -139,7 +144,7 @@ def _shuffled_pairs() -> tuple[tuple[int, int], ...]:
 def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
     seen: set[bytes] = set()
     for problem in problems:
-        key = orjson.dumps(problem.prompt)
+        key = key_of(problem)
         if key not in seen:
             seen.add(key)
             yield problem

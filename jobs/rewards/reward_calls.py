@@ -12,7 +12,7 @@ from typing import Any
 from .problems import columns_of
 from .prompts import Prompt
 from .rewards import Reward
-from .user_rewards import KeywordReward
+from .user_rewards import NOT_PASSED, KeywordReward
 
 
 def as_trl_calls(
@@ -60,11 +60,7 @@ def _as_trl_passes(
         for text, is_chat in zip(texts, chats, strict=True)
     ]
     return {
-        **{
-            name: [row.columns.get(name) for row in rows]
-            for name in columns
-            if name != "completion"
-        },
+        **{name: [row.columns.get(name) for row in rows] for name in columns if name != NOT_PASSED},
         **keywords,
         "prompts": prompts,
         "completions": completions,

@@ -29,6 +29,9 @@ TRL_KEYWORDS = (
     *("prompts", "completions", "completion_ids"),
     *("trainer_state", "log_extra", "log_metric"),
 )
+# Beyond it the squares of weighted rewards are infinite in float32, and a step has no gradient.
+MOST_REWARD = 1e15
+NOT_PASSED = "completion"  # the column that TRL does not pass
 _TAKES = "must take (prompts, completions, answers), or TRL's keywords with **kwargs"
 
 
@@ -64,12 +67,13 @@ class KeywordReward(_UserReward):
         super().__init__(name, function)
         self.is_async = is_async(function)
 
-    def __call__(self, **keywords: Any) -> list[float | None]:
+    # Columns may have any names, also `self`.
+    def __call__(self, /, **keywords: Any) -> list[float | None]:
         with _errors_named(self._name, self._owner):
             scores = self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
 
-    async def asynchronously(self, **keywords: Any) -> list[float | None]:
+    async def asynchronously(self, /, **keywords: Any) -> list[float | None]:
         """The same for an async function."""
         with _errors_named(self._name, self._owner):
             scores = await self._function(**keywords)
@@ -175,6 +179,12 @@ def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> 
     if len(scores) != num_completions:
         raise JobFailed(f"{takes}, got {len(scores)}")
     numbers = [_finite(value) for value in scores]
+    large = next((i for i, number in enumerate(numbers) if abs(number or 0) > MOST_REWARD), None)
+    if large is not None:
+        raise JobFailed(
+            f"reward {name} must return numbers from -{MOST_REWARD:g} to {MOST_REWARD:g}, got "
+            f"{shown(scores[large])} for completion {large + 1}: advantages are computed in float32"
+        )
     for index, (number, value) in enumerate(zip(numbers, scores, strict=True)):
         if number is None and not (or_none and value is None):
             raise JobFailed(f"{takes}, got {shown(value)} for completion {index + 1}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, step_of
 from ..data import left_out
 from ..data.lengths import divergence_warning
-from ..data.reader import progress, report_skipped
+from ..data.reader import progress, report_shared, report_skipped
 from ..errors import Stopped
 from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
@@ -29,6 +29,7 @@ def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
     """Read the rows of a job; report how many were skipped."""
     rows = spec.rows
     report_skipped(ctx.emit, rows.reading)
+    report_shared(ctx.emit, rows.num_shared, len(rows.held_out))
     return rows
 
 

@@ -74,13 +74,21 @@ class Rows(Generic[R]):
     reading: Reading
     has_chats: bool  # whether a row goes through the chat template
     fingerprint: str  # see RowsDigest
+    num_shared: int  # held-out rows that are equal to a row to train on
 
 
 class RowsDigest:
-    """The sha256 of the rows that a job uses, in their order."""
+    """The sha256 of the rows that a job uses, in their order.
 
-    def __init__(self) -> None:
+    `holds_out`: whether rows are held out, of which those also trained on are counted.
+    """
+
+    def __init__(self, *, holds_out: bool = False) -> None:
         self.has_chats = False
+        self.num_shared = 0
+        self._trained: set[int] = set()  # hashes of the rows to train on
+        self._holds_out = holds_out
+        self._is_training = True
         self._digest = sha256()
 
     def add(self, rows: Iterable[Row]) -> int:
@@ -88,16 +96,25 @@ class RowsDigest:
         count = 0
         for row in rows:
             self.has_chats = self.has_chats or row.is_chat
-            self._add(row.content)
+            line = self._add(row.content)
             count += 1
+            if not self._holds_out:
+                continue
+            if self._is_training:
+                self._trained.add(hash(line))
+            else:
+                self.num_shared += hash(line) in self._trained
         return count
 
     def end_part(self) -> None:
         """Add the boundary between the rows to train on and those held out."""
         self._add(None)
+        self._is_training = False
 
-    def _add(self, content: Any) -> None:
-        self._digest.update(orjson.dumps(content, option=orjson.OPT_SORT_KEYS) + b"\n")
+    def _add(self, content: Any) -> bytes:
+        line = orjson.dumps(content, option=orjson.OPT_SORT_KEYS) + b"\n"
+        self._digest.update(line)
+        return line
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -137,7 +154,8 @@ class RowSource(ABC, Generic[R]):
         training rows. Raises SpecError, with file, line and field, for an unusable row, and if
         there are fewer rows than requested.
         """
-        reading, digest = self.reading(), RowsDigest()
+        holds_out = bool(self.eval_samples) or self.eval_dataset is not None
+        reading, digest = self.reading(), RowsDigest(holds_out=holds_out)
         samples = self._count() if self.samples is None else self.samples
         following = 0 if self.eval_dataset is not None else self.eval_samples or 0
         found = self.rows("dataset", self.dataset, reading)
@@ -153,7 +171,8 @@ class RowSource(ABC, Generic[R]):
             self._check_count("eval_samples", wanted, count, self.eval_dataset, reading)
             held_out = Part(self, "eval_dataset", self.eval_dataset, 0, count)
         train = Part(self, "dataset", self.dataset, 0, samples)
-        return Rows(train, held_out, reading, digest.has_chats, digest.hexdigest())
+        found_in_all = digest.has_chats, digest.hexdigest(), digest.num_shared
+        return Rows(train, held_out, reading, *found_in_all)
 
     def _count(self) -> int:
         """Return the number of rows to train on: all but those held out. Raises SpecError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
+from warmd.jobs.data import left_out
 from warmd.jobs.data.columns import Columns
 from warmd.jobs.data.reader import Reader, Reading
 from warmd.jobs.data.sources import TAKES, records
@@ -128,6 +130,31 @@ def test_parquet_columns_that_json_cannot_hold_are_left_out(tmp_path):
     first, second = read(path)
     assert first == {"messages": [{"role": "user", "content": "hi"}], "score": 0.5}
     assert second == first | {"missing": "here"}
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_nan_is_a_missing_value_as_null_is(tmp_path, kind):
+    values = [{"v": 1.0, "x": [1.0, 2.0]}, {"v": math.nan, "x": [math.nan, 1.0]}, {"v": None}]
+    schema = pa.schema({"v": kind, "x": pa.list_(kind)})
+    pq.write_table(pa.Table.from_pylist(values, schema), tmp_path / "rows.PARQUET")
+    first, second, third = read(tmp_path / "rows.PARQUET")
+    assert first == {"v": 1.0, "x": [1.0, 2.0]}
+    assert second == {"x": [None, 1.0]}
+    assert third == {}
+
+
+def test_an_infinite_number_is_refused_by_row_and_column(tmp_path):
+    pq.write_table(pa.table({"v": [1.0, -math.inf]}), tmp_path / "rows.parquet")
+    message = "dataset: FILE, row 2: v: must be a finite number, got -inf"
+    assert refusal(tmp_path / "rows.parquet") == message
+
+
+def test_parquet_columns_that_are_left_out_are_named_with_their_types(tmp_path):
+    row = {"text": "a", "day": date(2026, 11, 23), "price": Decimal("1.5")}
+    path = write(tmp_path / "rows.parquet", [row])
+    assert left_out.of_records("dataset", str(path)) == (
+        "columns without text or numbers: day (date32[day]), price (decimal128(2, 1))"
+    )
 
 
 def test_a_file_that_is_not_parquet_is_refused_in_one_line(tmp_path):

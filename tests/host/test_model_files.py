@@ -83,18 +83,6 @@ def test_the_files_of_an_adapter_include_its_base(folder: Path, tmp_path: Path):
     assert before[1] != after[1]
 
 
-def test_a_model_is_not_loaded_again_for_a_link_to_its_files(folder: Path):
-    models = WarmModels(10**9)
-    config = ModelConfig(name="m", path=str(folder))
-    first = models.ensure(config, folder, in_use=())
-    before = first.files
-    (folder.parent / "linked").hardlink_to(folder / "model.safetensors")  # as --init-from does
-    assert model_files.fingerprint(folder) != before
-    assert models.ensure(config, folder, in_use=()) is first
-    assert first.files == model_files.fingerprint(folder)
-    assert not first.is_reloaded
-
-
 @pytest.mark.slow
 def test_a_model_whose_files_have_changed_is_loaded_again(folder: Path):
     models = WarmModels(10**9)

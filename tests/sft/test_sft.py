@@ -215,6 +215,21 @@ def test_questions_are_inserted_into_the_template_and_into_chats_on_request(tmp_
 # Training.
 
 
+def test_what_is_not_read_and_held_out_rows_that_are_trained_on_are_reported(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [{"prompt": f"{n % 5}", "completion": " a", "id": n} for n in range(8)]
+    write(folder / "rows.jsonl", rows)
+    write(folder / "._rows.jsonl", rows)
+    job = tiny.surroundings(tmp_path / "run")
+    run(spec(tmp_path, dataset=str(folder), eval_samples=3, steps=1), job.ctx)
+    assert job.of_type("begin")[0]["left_out"] == (
+        "files: 1 hidden (._rows.jsonl); columns (records): id (8)"
+    )
+    [warning] = [w for w in job.of_type("warning") if "rows_shared" in w]
+    assert warning["rows_shared"] == 3
+
+
 def test_the_begin_event_shows_the_first_prompt_as_the_model_gets_it(tmp_path):
     path = write(tmp_path / "q.jsonl", [{"question": "a b?", "answer": "c"}] * 2)
     job = tiny.surroundings(tmp_path / "plain")
