@@ -16,7 +16,7 @@ _Z = 1.959964  # two-sided 95 % of a normal distribution
 _Z_POWER = 0.841621  # one-sided 80 %: the power that `questions_needed` aims at
 LEVEL = 0.05
 # The level at which the t test is carried out. On rewards with few levels (0, 0.1, 0.2, …) it
-# decides up to a tenth more often than its level; at this one no more than 5 % of equals, in
+# decides up to a tenth more often than its level; at this one at most 5.7 % of equals, in
 # simulations of 4 to 40 questions.
 _T_LEVEL = 0.047
 # Fewer differing pairs cannot be significant in a two-sided sign test: 2 * 0.5**5 > 0.05.
