@@ -170,7 +170,11 @@ RQ_CALLED = {
     ),
 }
 RQ_3_CALLED = {"Queue._enqueue_rate_limited_job": "self job pipeline at_front"}
-RQ_ATTRIBUTES = {"_status": JobStatus.CREATED, "_dependency_ids": [], "_exc_info": None}
+RQ_ATTRIBUTES: dict[str, Any] = {
+    "_status": JobStatus.CREATED,
+    "_dependency_ids": [],
+    "_exc_info": None,
+}
 
 
 def pins(name: str) -> dict[str, Version]:
@@ -302,7 +306,7 @@ def test_undocumented_attributes_of_rq_jobs_are_there(name):
 
 def test_keys_of_rq_are_those_that_it_uses_itself():
     connection = Redis()
-    execution = Execution("e", "j", connection, worker_name="w")
+    execution: Any = Execution("e", "j", connection, worker_name="w")
     assert execution.composite_key == "j:e"
     assert "worker_name" in execution.serialize()
     assert rq_format.queue_key("q") == Queue("q", connection=connection).key
@@ -312,7 +316,8 @@ def test_keys_of_rq_are_those_that_it_uses_itself():
         from rq.rate_limit import RateLimitRegistry
 
         limit = RateLimitRegistry("l", connection)
-        assert rq_format.ready_key("q") == registry.ReadyJobRegistry("q", connection).key
+        registries: Any = registry  # its type depends on the version
+        assert rq_format.ready_key("q") == registries.ReadyJobRegistry("q", connection).key
         assert rq_format.rate_limits_key() == limit.rl_keys_key
         assert rq_format.rate_limited_key("l") == limit.rate_limited_key
         assert rq_format.worker_executions_key("w") == execution.worker_executions_key

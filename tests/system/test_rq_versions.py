@@ -79,12 +79,12 @@ def test_a_redis_is_continued_by_another_version_and_back(machines: Cluster):
     for source in (other_rq(), None):
         before = machines.wait(running, "started")["execution"]
         saved = len(machines.events(running, "checkpoint"))
-        wait_until(lambda n=saved: len(machines.events(running, "checkpoint")) > n)
+        wait_until(lambda: len(machines.events(running, "checkpoint")) > saved)  # noqa: B023
         kill_tree(machines.nodes["node"])
         statuses = {job["id"]: job["status"] for job in client.jobs()}
         assert statuses[deferred] == "deferred"
         machines.node("node", source=source)
-        wait_until(lambda n=before: client.job(running)["execution"] > n, timeout_s=120)
+        wait_until(lambda: client.job(running)["execution"] > before, timeout_s=120)  # noqa: B023
     client.cancel(running)
     assert machines.wait(running)["status"] in ("stopped", "finished")
     assert machines.wait(queued)["status"] == "finished"
