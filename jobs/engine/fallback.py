@@ -13,11 +13,11 @@ import inspect
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import Cache
+from transformers.utils.generic import ModelOutput
 
 from ..compute.levels import NATIVE
 from .image_encoding import VisionEncoder
@@ -39,6 +39,14 @@ class FallbackSequence:
     @property
     def length(self) -> int:
         return len(self.ids)
+
+
+@dataclass
+class _ImageFeatures(ModelOutput):
+    """The output of a model's own vision tower, which the model hands on in its own output."""
+
+    pooler_output: Any = None
+    deepstack_features: Any = None
 
 
 class FallbackRunner:
@@ -133,9 +141,7 @@ class FallbackRunner:
         if part.features:
             levels = zip(*(features for _, features in part.features), strict=True)
             first, *deep = map(list, levels)
-            # The output of the model's own vision tower.
-            seen = SimpleNamespace(pooler_output=first, deepstack_features=deep)
-            given["mm_encoder_outputs"] = {"image": seen}
+            given["mm_encoder_outputs"] = {"image": _ImageFeatures(first, deep)}
         return given
 
     # --- The cache ----------------------------------------------------------------------------
@@ -199,5 +205,5 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+    elif hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
         yield from _tensors(vars(value))

@@ -12,7 +12,7 @@ import tiny
 import torch
 import transformers
 from architectures import OTHERS, bert, make, t5
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.decoder import Decoder
@@ -81,7 +81,7 @@ class RenamedOutput(ModelOutput):
 class Renamed(transformers.MambaForCausalLM):
     """A model whose argument for the cache has a name of its own."""
 
-    def forward(self, input_ids: Any, memory: Any = None, use_cache: bool = False) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Any, memory: Any = None, use_cache: bool = False) -> Any:
         theirs = next(name for name in signature(super().forward).parameters if "cache" in name)
         out = super().forward(input_ids, use_cache=use_cache, **{theirs: memory})
         return RenamedOutput(logits=out.logits, memory=out.get(theirs))

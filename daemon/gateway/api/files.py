@@ -31,7 +31,7 @@ class UploadRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if "POST" not in self.methods:
+        if "POST" not in (self.methods or ()):
             return handle
         uploads = asyncio.Semaphore(_MAX_UPLOADS)
 
