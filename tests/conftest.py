@@ -54,6 +54,7 @@ LONGEST = (
     "supervise/test_daemon.py",
     "system/test_gangs.py",
     "system/test_run_store.py",
+    "system/test_interrupted_homes.py",
     "curriculum/test_daemon.py",
     "gpu/test_check.py",
     "compute/test_native.py",

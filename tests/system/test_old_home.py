@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
-import xxhash
-from daemons import Daemon
-
-from warmd.configs import config
-from warmd.daemon.client.client import Client
-from warmd.daemon.host.home import Home
-from warmd.daemon.runs import events
+from old_homes import OldHome, unpacked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ARCHIVE = Path(__file__).parents[1] / "homes" / "0.1.0.tar.xz"
-ORIGINAL = b"/tmp/warmd-old-original"  # where it was made
 ENDED = {
     "finished": "finished",
     "failed": "failed",
@@ -35,69 +25,12 @@ ENDED = {
 }
 
 
-class OldHome(Daemon):
-    """The daemon of this version in that home."""
-
-    def __init__(self, folder: Path) -> None:
-        self.config = config.load(home=folder / "home", environ={})
-        self.home = Home(self.config.home)
-        self.client = Client(self.config)
-        self.folder = folder
-        self.jobs: dict[str, str] = orjson.loads((folder / "project" / "jobs.json").read_bytes())
-        self.before = {name: self.logged(name) for name in self.jobs}
-
-    def logged(self, name: str) -> list[dict[str, Any]]:
-        """The events of a job, without Redis."""
-        return list(events.read(self.home.runs / self.jobs[name] / "events.jsonl"))
-
-    def job(self, name: str) -> dict[str, Any]:
-        return self.client.job(self.jobs[name])
-
-    def status_of(self, name: str) -> str:
-        return str(self.job(name)["status"])
-
-    def finish(self, name: str) -> None:
-        """Wait until a job has finished; check that nothing of it was lost or done twice."""
-        job = self.wait(self.jobs[name], timeout_s=120)
-        assert job["status"] == "finished", job["error"]
-        logged, before = self.logged(name), self.before[name]
-        assert logged[: len(before)] == before
-        assert [event["seq"] for event in logged] == list(range(1, len(logged) + 1))
-        assert [event["type"] for event in logged].count("finished") == 1
-        steps = [event["step"] for event in logged if event["type"] == "step"]
-        assert steps == list(range(1, (job["steps_total"] or 0) + 1))
-
-    def resumed_from(self, name: str) -> int | None:
-        """The checkpoint from which the last execution of a job resumed."""
-        found: int | None = [e for e in self.logged(name) if e["type"] == "begin"][-1][
-            "resumed_from"
-        ]
-        return found
-
-
-def relocate(folder: Path) -> None:
-    """Replace the path where the home was made; Redis' file needs one of the same length."""
-    here = str(folder).encode()
-    assert len(here) == len(ORIGINAL)
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
-        content = path.read_bytes()
-        if ORIGINAL in content:
-            path.write_bytes(content.replace(ORIGINAL, here))
-    for path in folder.rglob("manifest.json"):  # it has a checksum of itself
-        manifest = orjson.loads(path.read_bytes())["manifest"]
-        checksum = xxhash.xxh3_128_hexdigest(orjson.dumps(manifest))
-        path.write_bytes(orjson.dumps({"manifest": manifest, "xxh3_128": checksum}))
-
-
 @pytest.fixture(scope="module")
 def old() -> Iterator[OldHome]:
-    with tempfile.TemporaryDirectory(prefix="warmd-old-", dir="/tmp") as folder:
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(folder, filter="data")
-        relocate(Path(folder))
-        with open(Path(folder) / "home" / "config.yaml", "a") as file:
+    with unpacked(ARCHIVE) as folder:
+        with open(folder / "home" / "config.yaml", "a") as file:
             file.write("server_binary: auto\n")  # the former name of redis_binary
-        daemon = OldHome(Path(folder))
+        daemon = OldHome(folder)
         with contextlib.closing(daemon):
             daemon.start()
             yield daemon
