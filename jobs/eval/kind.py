@@ -90,7 +90,7 @@ def _evaluate(
         model=spec.model,
         left_out=left_out.of_job("dataset", *spec.data_sets, is_text=spec.task == PERPLEXITY),
         first_prompt=shown_prompt(
-            spec.prompt_of(questions[0].problem), chat_template_of(warm.tokenizer)
+            spec.rendered_prompt(questions[0].problem), chat_template_of(warm.tokenizer)
         ),
         **compute_summary(ctx.device),
     )

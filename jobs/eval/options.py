@@ -278,15 +278,15 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
         self.check_answer(problem)
-        return self.prompt_of(problem)
+        return self.rendered_prompt(problem)
 
-    def prompt_of(self, problem: problems.Problem) -> Content:
+    def rendered_prompt(self, problem: problems.Problem) -> Content:
         """Return the prompt of a problem, before the chat template."""
         messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
         return problem.prompt if messages is None else messages
 
     def first_prompt(self) -> Content:
-        return self.prompt_of(replace(self, samples=1).questions()[0].problem)
+        return self.rendered_prompt(replace(self, samples=1).questions()[0].problem)
 
     def cut_at(self, positions: int | None) -> int | None:
         return positions

@@ -336,15 +336,15 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
         self.check_answer(problem)
-        return self.prompt_of(problem)
+        return self.rendered_prompt(problem)
 
-    def prompt_of(self, problem: problems.Problem) -> Content:
+    def rendered_prompt(self, problem: problems.Problem) -> Content:
         """Return the prompt of a problem, before the chat template."""
         messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
         return problem.prompt if messages is None else messages
 
     def first_prompt(self) -> Content:
-        return self.prompt_of(replace(self, samples=1, prompts_per_step=1).training_problems()[0])
+        return self.rendered_prompt(replace(self, samples=1, prompts_per_step=1).training_problems()[0])
 
     def cut_at(self, positions: int | None) -> int | None:
         return self.max_prompt_length or positions

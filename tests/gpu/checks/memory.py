@@ -34,8 +34,8 @@ if __name__ == "__main__":
     fits = tokens_that_fit(make("Qwen2").requires_grad_(True), device)
     fact("tokens of a pack of a tiny model", fits, "4096", fits == 4096)
     needs_gpu()
-    found = abs(free_bytes(torch.device("cuda")) - free_bytes(device))
-    fact("free memory of `cuda` and of `cuda:0`, difference", found, "0", found == 0)
+    difference = abs(free_bytes(torch.device("cuda")) - free_bytes(device))
+    fact("free memory of `cuda` and of `cuda:0`, difference", difference, "0", difference == 0)
     for dtype in (torch.float32, torch.bfloat16):
         model = make("Qwen2", **WIDE).to(device, dtype)
         for precision in ("native", "bf16"):
