@@ -152,10 +152,14 @@ class ClientConnection:
         return time.time()
 
     def check_keys(self) -> None:
-        """Raise Conflict if RQ's keys have another prefix here than in Redis."""
+        """Raise Conflict if RQ's keys have another prefix here than in Redis.
+
+        Without a Redis there is nothing to check: what needs one reports that it is missing.
+        """
         if not self._has_checked_keys and not self.is_offline:
-            key_prefix.check(self.connection)
-            self._has_checked_keys = True
+            with suppress(redis.ConnectionError):
+                key_prefix.check(self.connection)
+                self._has_checked_keys = True
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

@@ -344,7 +344,9 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         return problem.prompt if messages is None else messages
 
     def first_prompt(self) -> Content:
-        return self.rendered_prompt(replace(self, samples=1, prompts_per_step=1).training_problems()[0])
+        return self.rendered_prompt(
+            replace(self, samples=1, prompts_per_step=1).training_problems()[0]
+        )
 
     def cut_at(self, positions: int | None) -> int | None:
         return self.max_prompt_length or positions

@@ -263,13 +263,12 @@ def test_a_choice_may_fill_all_positions_before_its_last_token(job, tmp_path, mo
     frame = len(tiny.tokenizer()("Question: \nAnswer: ab")["input_ids"])
     longest, longer = ("x" * (512 + 1 - frame + n) for n in (0, 1))
     record = {"question": longest, "choices": ["ab", "cd"], "answer": 0}
-    evaluate(job, task="choice", dataset=write(tmp_path / "c.jsonl", record))
+    how = {"task": "choice", "template": "Question: {question}\nAnswer:"}
+    evaluate(job, **how, dataset=write(tmp_path / "c.jsonl", record))
     (row,) = rows_of(job)
     assert all(math.isfinite(choice["logprob"]) for choice in row["choices"])
     with pytest.raises(JobFailed, match=r"row 1 has 514 tokens .* takes 512 before the last one"):
-        evaluate(
-            job, task="choice", dataset=write(tmp_path / "d.jsonl", {**record, "question": longer})
-        )
+        evaluate(job, **how, dataset=write(tmp_path / "d.jsonl", {**record, "question": longer}))
 
 
 def test_windows_predict_every_token_once_with_as_much_context_as_fits():

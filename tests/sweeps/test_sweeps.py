@@ -96,8 +96,8 @@ def test_the_best_combination_continues_and_the_table_shows_means_and_intervals(
     assert [point["mean"] for point in found["points"]] == pytest.approx([0.15, 0.55, 0.35])
     assert [point["dropped_at"] for point in found["points"]] == [3, None, 3]
     point = found["points"][1]
-    # Student's t with one degree of freedom: 12.7062 * 0.0707 / sqrt(2)
-    assert (point["low"], point["high"]) == pytest.approx((0.55 - 0.63531, 0.55 + 0.63531))
+    # Student's t with one degree of freedom: 12.706205 * 0.07071068 / sqrt(2)
+    assert (point["low"], point["high"]) == pytest.approx((0.55 - 0.6353102, 0.55 + 0.6353102))
     shown = desk.warmd("sweep", "show").out
     assert "not continued after step 3" in shown
     assert "best: learning_rate 1e-05  reward 0.55" in shown
