@@ -103,9 +103,13 @@ def coverage(n, draw, simulations):
     return found / simulations
 
 
-@pytest.mark.parametrize(
-    "n", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8, 12, 20, 40))]
+WIDE = pytest.mark.nightly(
+    part="oracles",
+    catches="a verdict or an interval that is wrong too often at some number of questions",
 )
+
+
+@pytest.mark.parametrize("n", [6, *(pytest.param(n, marks=WIDE) for n in (4, 8, 12, 20, 40))])
 def test_intervals_of_few_texts_of_very_different_lengths_contain_the_truth(n):
     generator = np.random.default_rng(n)
 
@@ -227,7 +231,7 @@ MANY = [(n, kind) for n in (4, 6, 8, 12, 20, 40) for kind in KINDS]
     ("n", "kind", "simulations"),
     [
         (6, "normal", 1000),
-        *(pytest.param(n, kind, 4000, marks=pytest.mark.slow) for n, kind in MANY),
+        *(pytest.param(n, kind, 4000, marks=WIDE) for n, kind in MANY),
     ],
 )
 def test_about_one_in_twenty_comparisons_of_equals_is_decided(n, kind, simulations):
@@ -239,7 +243,7 @@ def test_about_one_in_twenty_comparisons_of_equals_is_decided(n, kind, simulatio
     assert decided / simulations <= 0.057
 
 
-@pytest.mark.slow
+@WIDE
 @pytest.mark.parametrize(("n", "kind"), [one for one in MANY if one[1] != "0 and 0.1"])
 def test_the_power_of_a_comparison_is_that_of_a_paired_t_test(n, kind):
     generator = np.random.default_rng(n)

@@ -67,6 +67,9 @@ def is_decided(generator: np.random.Generator, one: Curriculum, kind: str) -> bo
     return False
 
 
+WIDE = pytest.mark.nightly(
+    part="oracles", catches="a gate that decides equals too often at some number of questions"
+)
 KINDS = ("normal", "grid of 0.1", "right or wrong")
 GATES = [(n, kind) for n in (4, 10, 40) for kind in KINDS]
 
@@ -75,7 +78,7 @@ GATES = [(n, kind) for n in (4, 10, 40) for kind in KINDS]
     ("questions", "kind", "simulations"),
     [
         (4, "grid of 0.1", 500),
-        *(pytest.param(n, kind, 4000, marks=pytest.mark.slow) for n, kind in GATES),
+        *(pytest.param(n, kind, 4000, marks=WIDE) for n, kind in GATES),
     ],
 )
 def test_a_gate_tells_equals_apart_in_one_of_twenty_cases_over_all_its_comparisons(

@@ -317,10 +317,15 @@ QUICK = {
 }
 
 
+WIDE = pytest.mark.nightly(
+    part="oracles", catches="an option of any kind that is taken and does nothing"
+)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow)
+        pytest.param(kind, name, marks=() if (kind, name) in QUICK else WIDE)
         for kind, cases in KINDS.items()
         for name in cases
     ],
