@@ -137,7 +137,9 @@ def _run(name: str) -> tuple[str, float]:
             "processor": _processor(),
             "digests": before,  # a file that changed while the tests ran is not covered
         }
-        PASSED.write_text(json.dumps({**_passed(), name: entry}, indent=1, sort_keys=True) + "\n")
+        written = PASSED.with_suffix(".tmp")
+        written.write_text(json.dumps({**_passed(), name: entry}, indent=1, sort_keys=True) + "\n")
+        written.replace(PASSED)
     return result, seconds
 
 

@@ -136,7 +136,7 @@ class WarmModels:
             if model_files.digest(folder, self._digests) != found.weights:
                 return False
         except (OSError, ValueError):
-            return False  # loading it again says what is wrong
+            return False  # the load that follows reports the error
         found.files = files
         return True
 

@@ -83,7 +83,7 @@ def divergence_warning(facts: Mapping[str, Any]) -> str | None:
     return (
         "dataset: the prompt alone has other tokens than at the beginning of prompt and completion "
         f"in {facts['diverging']} of {facts['rows']} records (the first: "
-        f"{facts['first_divergence']}): this end of the prompt is learned with the completion, "
-        "after another context than the model is asked in; end prompts on a token boundary "
-        "(without a trailing space), or use a chat template that renders a prompt the same in both"
+        f"{facts['first_divergence']}): the end of the prompt is trained as part of the "
+        "completion, with other tokens than at inference; end prompts on a token boundary (without "
+        "a trailing space), or use a chat template that renders a prompt alike alone and in a chat"
     )

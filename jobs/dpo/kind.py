@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, WarmModel
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
-from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
@@ -43,9 +42,8 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
         tokenizer=warm.tokenizer,
         max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
     )
-    vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
-    check_padding(vocabulary, warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, vocabulary, Example, checkpoint)
+    check_padding(warm)
+    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
     data_done = time.perf_counter()
     steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
     trainer = _trainer(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)

@@ -20,6 +20,8 @@ _PATTERNS = {"date": (_DATE,), "date-time": (_DATE, "^.{17}[0-5]"), "time": ("^.
 # Keywords whose values are names with schemas, and those whose values are no schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _PLAIN = ("enum", "const", "default", "examples")
+_MOST_LEVELS = 100
+_TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
 
 def text_of(given: str, folder: Path) -> str:
@@ -64,27 +66,34 @@ def grammar_of(schema: str) -> str:
 
 
 def _narrowed(schema: str) -> str:
-    """Return a schema that llguidance does not satisfy with a text that breaks the given one.
+    """Return a schema for llguidance whose texts all conform to the given schema.
 
     Raises SpecError where no such schema is known.
     """
     try:
         found = json.loads(schema)
+    except RecursionError:
+        raise SpecError(FIELD, _TOO_DEEP) from None
     except ValueError:
         return schema  # llguidance names the place
-    return json.dumps(_walked(found))
+    return json.dumps(_walked(found, _MOST_LEVELS))
 
 
-def _walked(schema: Any) -> Any:
-    """Return a schema with the patterns of its formats, in all of its parts."""
+def _walked(schema: Any, levels: int) -> Any:
+    """Return a schema with the patterns of its formats, in all of its parts.
+
+    Raises SpecError for an unsupported part, and for more than this number of nested levels.
+    """
+    if not levels:
+        raise SpecError(FIELD, _TOO_DEEP)
     if isinstance(schema, list):
-        return [_walked(one) for one in schema]
+        return [_walked(one, levels - 1) for one in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("patternProperties"):
-        raise SpecError(FIELD, "unsupported schema: patternProperties: a key could come twice")
+        raise SpecError(FIELD, "unsupported schema: patternProperties: keys could be duplicated")
     _check_count(schema)
-    walked = {name: _part(name, value) for name, value in schema.items()}
+    walked = {name: _part(name, value, levels - 1) for name, value in schema.items()}
     given = schema.get("format")
     patterns = _PATTERNS.get(given, ()) if isinstance(given, str) else ()
     if patterns:
@@ -93,22 +102,22 @@ def _walked(schema: Any) -> Any:
     return walked
 
 
-def _part(name: str, value: Any) -> Any:
+def _part(name: str, value: Any, levels: int) -> Any:
     if name in _PLAIN:
         return value
     if name in _NAMED and isinstance(value, dict):
-        return {key: _walked(one) for key, one in value.items()}
-    return _walked(value)
+        return {key: _walked(one, levels) for key, one in value.items()}
+    return _walked(value, levels)
 
 
 def _check_count(schema: dict[str, Any]) -> None:
-    """Refuse a number of properties that one key could make up by coming several times."""
+    """Raise SpecError for a number of properties that duplicates of one key could reach."""
     least, is_open = schema.get("minProperties", 0), schema.get("additionalProperties", True)
     if is_open is not False and isinstance(least, int) and least > 1:
         raise SpecError(
             FIELD,
-            "unsupported schema: minProperties above 1 needs additionalProperties: false, since a "
-            "key could come twice",
+            "unsupported schema: minProperties above 1 needs additionalProperties: false, since "
+            "keys could be duplicated",
         )
 
 

@@ -50,11 +50,12 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     if not held_out or spec.eval_dataset is not None:
         report_skipped(ctx.emit, of_training)
     report_skipped(ctx.emit, of_both)
-    seen = {problems.key_of(problem) for problem in training}
-    num_shared = sum(problems.key_of(problem) in seen for problem in held_out)
-    report_shared(ctx.emit, num_shared, len(held_out))
+    if held_out:
+        seen = {problems.key_of(problem) for problem in training}
+        num_shared = sum(problems.key_of(problem) in seen for problem in held_out)
+        report_shared(ctx.emit, num_shared, len(held_out))
     vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
-    check_padding(vocabulary, warm)
+    check_padding(warm)
     prompts = _encode(spec, warm, training, vocabulary)
     eval_prompts = _encode(spec, warm, held_out, vocabulary)
     num_cut = sum(prompt.is_cut for prompt in prompts + eval_prompts)

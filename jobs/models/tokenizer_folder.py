@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class TokenizerFolder:
 
     def encoder(self) -> Callable[[str], list[int]] | None:
         """Return a function that returns a text's non-special tokens; None: no tokenizer.json."""
-        tokenizer = self._tokenizer()
+        tokenizer = self._tokenizer
         if tokenizer is None:
             return None
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -54,7 +55,7 @@ class TokenizerFolder:
 
         `name`: of the model, for messages.
         """
-        tokenizer, size = self._tokenizer(), self._setting("vocab_size")
+        tokenizer, size = self._tokenizer, self._setting("vocab_size")
         return (
             None
             if tokenizer is None or size is None
@@ -63,7 +64,7 @@ class TokenizerFolder:
 
     def decoder(self) -> Callable[[list[int]], str] | None:
         """Return a function that returns the text of tokens; None: no tokenizer.json."""
-        tokenizer = self._tokenizer()
+        tokenizer = self._tokenizer
         return None if tokenizer is None else lambda ids: str(tokenizer.decode(ids))
 
     def longer_than(
@@ -75,13 +76,11 @@ class TokenizerFolder:
         least one text is counted. Special tokens are not counted: the result does not depend on
         those that the tokenizer adds.
         """
-        tokenizer: Any = None
         for row, text in texts:
             # A text has at most as many tokens as bytes, so few texts must be tokenized.
             readable = text.encode(errors="replace")  # a template may write lone surrogates
             if len(readable) > room:
-                tokenizer = tokenizer or self._tokenizer()
-                if tokenizer is None:
+                if (tokenizer := self._tokenizer) is None:
                     return None
                 begin = readable.decode()[:_MOST_CHARACTERS]
                 num_tokens = len(tokenizer.encode(begin, add_special_tokens=False).ids)
@@ -93,6 +92,7 @@ class TokenizerFolder:
                 break
         return None
 
+    @cached_property
     def _tokenizer(self) -> Any:
         path = self._folder / "tokenizer.json"
         if not path.is_file():

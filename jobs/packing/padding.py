@@ -6,10 +6,11 @@ from ..context import WarmModel
 from ..models.vocabulary import Vocabulary
 
 
-def check_padding(vocabulary: Vocabulary, warm: WarmModel) -> None:
+def check_padding(warm: WarmModel) -> None:
     """Raise JobFailed if batches are padded, with a token that the model has no embedding for."""
     from .attention import can_pack
 
     token = warm.tokenizer.pad_token_id
     if token is not None and not can_pack(warm.model):
+        vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
         vocabulary.check("model: its padding token", [token])

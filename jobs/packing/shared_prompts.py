@@ -18,11 +18,8 @@ from torch import Tensor
 from ..context import ONE_PROCESS, Ranks
 from .attention import causal
 
-# What packs compute otherwise since RULES 1, for a job that is resumed.
-FIXED = (
-    "completions of one token whose prompt is in the pack already are all learned (some were left "
-    "out)"
-)
+# How results differ since RULES 1, for the warning of a job that is resumed.
+FIXED = "every completion of one token is learned (some that share their prompt were left out)"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from ..errors import JobFailed
 from ..models import chat_templates
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import ChatTemplate
-from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
@@ -42,9 +41,8 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
         raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
     rows = row_job.load_rows(spec, ctx)
     how = _tokenization(spec, warm, rows.has_chats)
-    vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
-    check_padding(vocabulary, warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, vocabulary, Example, checkpoint)
+    check_padding(warm)
+    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
     data_done = time.perf_counter()
     steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
     trainer = _trainer(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)

@@ -82,7 +82,7 @@ class CheckpointingTrainer(Trainer):
         return {}
 
     def changes_since(self, rules: int) -> list[str]:
-        """Return what this version computes otherwise than one whose RULES were these."""
+        """Return how results of this version differ from those of a version with these RULES."""
         return []
 
     # Saving.
@@ -279,8 +279,8 @@ class CheckpointingTrainer(Trainer):
         if fixes:
             self.job.emit(
                 "warning",
-                message=f"from step {step_of(checkpoint) + 1} on, this version of warmd computes "
-                f"otherwise than the earlier one that wrote {checkpoint.name}: {'; '.join(fixes)}",
+                message=f"from step {step_of(checkpoint) + 1} on, results differ from those of the "
+                f"earlier version that wrote {checkpoint.name}: {'; '.join(fixes)}",
             )
 
     def _environment(self) -> dict[str, Any]:

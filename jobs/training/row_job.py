@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context, step_of
+from ..context import Context, WarmModel, step_of
 from ..data import left_out
 from ..data.lengths import divergence_warning
 from ..data.reader import progress, report_shared, report_skipped
@@ -38,7 +38,7 @@ def encode(
     ctx: Context,
     rows: Rows[Any],
     how: Encoder[E],
-    vocabulary: Vocabulary,
+    warm: WarmModel,
     kind: type[E],
     checkpoint: Path | None,
 ) -> tuple[Examples[E], Examples[E]]:
@@ -46,6 +46,9 @@ def encode(
 
     Raises Stopped, and JobFailed if none is left or if one has tokens beyond the vocabulary.
     """
+
+    # Nearly all models have an embedding for each token: then nothing has to be looked up.
+    vocabulary = Vocabulary.of(spec.model, warm.model, how.tokenizer) if warm.unembedded else None
 
     def check_stop() -> None:
         if ctx.stop.is_set():

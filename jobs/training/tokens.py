@@ -85,15 +85,16 @@ def tokenized(
     how: Encoder[Any],
     check_stop: Callable[[], None],
     report: Report,
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | None,
 ) -> Corpus:
     """Return the examples of rows from the cache of a home, or tokenize them into it.
+
+    `vocabulary`: of the model, if its tokenizer has tokens beyond it.
 
     `facts` of the corpus has the lengths of both parts. Raises JobFailed if no row of a part
     has a token to learn, if a token is beyond the model's vocabulary, or if the rows have changed
     meanwhile.
     """
-    is_exceeded = bool(vocabulary.beyond(how.tokenizer))
 
     def build(writer: Writer) -> None:
         digest = RowsDigest()
@@ -103,7 +104,7 @@ def tokenized(
             observed = _observed(part, digest, latest)
             counted = _counted(observed, len(part), check_stop, report)
             for example in how.encode(counted, lengths):
-                if is_exceeded:
+                if vocabulary is not None:
                     place = latest[0].place
                     vocabulary.check(f"{place.option}: {place.text}", example.columns()["ids"])
                 writer.add(example.columns(), held_out=is_held_out)
@@ -127,7 +128,7 @@ def tokenized(
         "facts": FACTS,
         **how.identity,
     }
-    if is_exceeded:  # models of a larger vocabulary may share the tokenizer
+    if vocabulary is not None:  # models of a larger vocabulary may share the tokenizer
         key["vocabulary"] = vocabulary.size
     return open_or_build(cache / FOLDER, key, how.dtypes, build, check_stop)
 

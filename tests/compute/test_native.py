@@ -369,7 +369,10 @@ def test_machine_code_is_compiled_whatever_the_state_of_the_cache(tmp_path, trou
         folder = Path(kept(start()))
         indexes = list(folder.rglob("*.nbi"))
         assert indexes
+        measurement = folder / "levels-0.json"  # of the processor: other processes read it
+        measurement.touch()
         for index in indexes:
             index.write_bytes(b"damaged")
         assert Path(kept(start())) == folder
         assert all(index.read_bytes() != b"damaged" for index in indexes)
+        assert measurement.exists()

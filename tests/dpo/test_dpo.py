@@ -271,8 +271,8 @@ def test_a_resume_from_an_earlier_versions_checkpoint_says_what_changes_from_whi
     assert not said(3)
     written_by_an_earlier_version(tmp_path / "checkpoints" / "checkpoint-4")
     (message,) = said(6)
-    assert message.startswith("from step 5 on, this version of warmd computes otherwise than the")
-    assert "that wrote checkpoint-4: completions of one token" in message
+    assert message.startswith("from step 5 on, results differ from those of the")
+    assert "that wrote checkpoint-4: every completion of one token" in message
     assert "lora_dropout has an effect" in message
 
 

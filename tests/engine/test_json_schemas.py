@@ -202,14 +202,23 @@ def test_a_property_or_a_constant_named_like_a_keyword_is_none():
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        ({"patternProperties": {"^a": {"type": "integer"}}}, "patternProperties: a key could come"),
-        ({"items": {"patternProperties": {"^a": {}}}}, "patternProperties: a key could come twice"),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, "patternProperties: keys could be"),
+        (
+            {"items": {"patternProperties": {"^a": {}}}},
+            "patternProperties: keys could be duplicated",
+        ),
         ({"type": "object", "minProperties": 2}, "minProperties above 1 needs"),
     ],
 )
 def test_a_schema_that_a_repeated_key_would_break_is_refused(schema, problem):
     with pytest.raises(SpecError, match=f"^json_schema: unsupported schema: {problem}"):
         grammar_of(json.dumps(schema))
+
+
+@pytest.mark.parametrize("levels", [101, 900, 100_000])
+def test_a_schema_of_too_many_nested_levels_is_refused_in_one_line(levels):
+    with pytest.raises(SpecError, match=r"^json_schema: must have at most 100 nested levels, got"):
+        grammar_of('{"items":' * levels + "{}" + "}" * levels)
 
 
 def test_schema_of_a_file_is_kept_with_the_job(tmp_path):

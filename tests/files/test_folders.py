@@ -1,4 +1,4 @@
-"""A data folder is read as `datasets` reads it, and what is left out is named."""
+"""Data folders: which files are read (by the rules of `datasets`), and the report of the others."""
 
 from __future__ import annotations
 

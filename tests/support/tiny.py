@@ -16,6 +16,7 @@ from warmd.daemon.runs.checkpoints import Checkpoints
 from warmd.daemon.runs.saving import Save
 from warmd.jobs.context import Context, WarmModel
 from warmd.jobs.errors import NotFound
+from warmd.jobs.models.vocabulary import Vocabulary
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 CHARACTERS = "0123456789+-*/=?.,:# \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ{}$%"
@@ -70,7 +71,14 @@ class Models:
         if name != "demo":
             raise NotFound(f"model: no warm model {name}")
         nowhere = Path("nowhere")  # nothing may be read from disk again
-        return WarmModel(name=name, path=nowhere, model=self.warm, tokenizer=self.tokenizer)
+        vocabulary = Vocabulary.of(name, self.warm, self.tokenizer)
+        return WarmModel(
+            name=name,
+            path=nowhere,
+            model=self.warm,
+            tokenizer=self.tokenizer,
+            unembedded=tuple(vocabulary.beyond(self.tokenizer)),
+        )
 
 
 class QuickDisk(Checkpoints):

@@ -7,7 +7,6 @@ function that it calls changes. So the cache folder is named by a digest of all 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -46,11 +45,13 @@ def _cached(decorator: Any, function: _Function, *signature: Any) -> Any:
     try:
         return decorator(*signature, **options)(function)
     except Exception:
-        # A damaged cache can make numba raise any exception. Deleting it costs only time; an error
-        # in the function itself is raised again by the second attempt.
+        # A damaged cache can make numba raise any exception. Deleting its files costs only time; an
+        # error in the function itself is raised again by the second attempt. The measurements of
+        # the processor in this folder stay: other processes read them.
         if folder is None:
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in folder.rglob("*.nb[ic]"):
+            path.unlink(missing_ok=True)
         return decorator(*signature, **options)(function)
     finally:
         for name, value in before.items():
