@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import orjson
 
 from ..errors import SpecError
-from .numbers import Digits, loads
+from .numbers import loads
 
 MAX_LINE_BYTES = 64 * 2**20  # a chat may have images
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of chat messages
@@ -63,11 +63,11 @@ def lines(option: str, source: str | Path) -> Iterator[tuple[Place, bytes]]:
 
     Raises OSError, and SpecError for a line of more than 64 MiB.
     """
-    number = 0
+    number, name = 0, shown(source)
     with open(source, "rb") as file:
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            place = Place.of_line(option, source, number)
+            place = Place(option, f"{name}, line {number}", number)
             if len(line) > MAX_LINE_BYTES:
                 raise place.fault("at most 64 MiB", "more")
             if number == 1:
@@ -97,7 +97,7 @@ def _check_encoding(line: bytes, place: Place) -> None:
 
 def is_text(value: Any) -> TypeGuard[str]:
     """Whether a value is text, and not a number that keeps its digits."""
-    return isinstance(value, str) and not isinstance(value, Digits)
+    return type(value) is str  # Digits are a class derived from it
 
 
 def text(value: Any, place: Place) -> str:

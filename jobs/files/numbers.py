@@ -26,7 +26,7 @@ _SHAPES = bytes.maketrans(
 )
 _LONG = (b"0" * 16, b"0e000", b"0e-000")
 _HUGE = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]{3,}|(?<=[0-9])[0-9]{300,}")
-_EXACT = (str, int, bool, type(None))  # what orjson reads as it is written
+_EXACT = frozenset((str, int, bool, type(None)))  # what orjson reads as it is written
 _LONGEST_INTEGER = 20  # characters of one of 64 bits
 _PLACES = 400  # at most, of a number that is written out; float64 has 309 before the point
 
@@ -73,12 +73,8 @@ def written(number: float | Digits) -> str:
 
 
 def _may_have_long_numbers(value: Any, line: bytes) -> bool:
-    if isinstance(value, dict):
-        for item in value.values():
-            if type(item) not in _EXACT:
-                break
-        else:
-            return False  # nearly all records
+    if isinstance(value, dict) and _EXACT.issuperset(map(type, value.values())):
+        return False  # nearly all records
     shape = line.translate(_SHAPES)
     return any(long in shape for long in _LONG)
 

@@ -197,8 +197,8 @@ def _prompt(value: Any, place: jsonl.Place) -> Prompt:
 
 
 def _answer(value: Any, place: jsonl.Place) -> str | None:
+    if value is None or jsonl.is_text(value):
+        return value
     if isinstance(value, int | float | Digits) and not isinstance(value, bool):
         return written(value)
-    if value is None or isinstance(value, str):
-        return value
     raise place.field("answer").fault("text or a number", jsonl.kind_of(value))

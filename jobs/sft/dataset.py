@@ -116,6 +116,8 @@ def _answer(values: Mapping[str, Any], place: jsonl.Place) -> str:
     if "answer" not in values:
         raise place.fault("an object with an answer for its question", jsonl.keys_of(dict(values)))
     answer = values["answer"]
+    if jsonl.is_text(answer):
+        return jsonl.text(answer, place.field("answer"))
     if isinstance(answer, Digits):
         return str(answer)
     if isinstance(answer, int | float) and not isinstance(answer, bool):
