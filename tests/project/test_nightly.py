@@ -6,16 +6,19 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / ".ci" / "nightly.py"
 SCRIPT = runpy.run_path(str(PROGRAM))
-MARK = 'nightly(part="slurm", catches="this")'
+MARK = 'nightly(part="{}", catches="this")'.format("slurm")  # no mark of this file
 PASSES = f"import pytest\n\n\n@pytest.mark.{MARK}\ndef test_it():\n    assert True\n"
 
 
@@ -102,3 +105,14 @@ def test_an_unknown_part_is_refused_by_name(project: Project):
     assert code == 2
     assert "PART: must be of storms, networks, slurm" in line
     assert "got strom" in line
+
+
+@pytest.mark.slow
+def test_a_part_that_is_terminated_leaves_no_process(project: Project):
+    project.write("tests/test_it.py", PASSES.replace("assert True", "__import__('time').sleep(60)"))
+    command = [sys.executable, ".ci/nightly.py", "slurm"]
+    with subprocess.Popen(command, cwd=project.folder, stdout=subprocess.DEVNULL) as script:
+        children = wait_until(psutil.Process(script.pid).children)
+        script.terminate()
+        assert script.wait(20) == 128 + signal.SIGTERM
+        assert not psutil.wait_procs(children, timeout=20)[1]
