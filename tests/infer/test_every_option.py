@@ -11,6 +11,7 @@ import tiny
 from sft_jobs import write
 
 from warmd.jobs import run_function, spec_class
+from warmd.jobs.errors import JobFailed, SpecError
 
 TESTS = Path(__file__).parents[1]
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -78,7 +79,7 @@ CASES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         ),
         "custom_min_length": (50, {"reward": ["custom"], "custom_max_length": 100}),
         "custom_max_length": (1, {"reward": ["custom"]}),
-        "custom_required_term": ([" "], {"reward": ["custom"]}),
+        "custom_required_term": ([*"abcdefgh"], {"reward": ["custom"]}),
         "custom_forbidden_term": (["a"], {"reward": ["custom"]}),
         "custom_format_pattern": (".", {"reward": ["custom"]}),
         "custom_format_bonus": (3.0, {"reward": ["custom"], "custom_format_pattern": "."}),
@@ -105,7 +106,7 @@ def model() -> Any:
 
 
 def left_by(kind: str, options: dict[str, Any], folder: Path, model: Any) -> Any:
-    """Run a job and return all that it leaves, but for times; or the class of its refusal."""
+    """Run a job and return all that it leaves, but for times; or the message of its refusal."""
     folder.mkdir(parents=True)
     for name, rows in FILES.items():
         write(folder / name, rows)
@@ -115,7 +116,7 @@ def left_by(kind: str, options: dict[str, Any], folder: Path, model: Any) -> Any
     try:
         spec = spec_class(kind).parse(given).located(folder)
         result = run_function(kind)(spec, job.ctx)
-    except Exception as error:
+    except (SpecError, JobFailed) as error:
         return str(error)
     answered = folder / "run" / "rows.jsonl"
     texts = answered.read_text() if answered.exists() else ""
@@ -138,7 +139,9 @@ def test_an_option_changes_what_is_left_or_is_refused(tmp_path, model, kind, nam
     value, others = CASES[kind][name]
     base = {**BASES[kind], **others}
     without = left_by(kind, base, tmp_path / "without", model)
-    assert left_by(kind, {**base, name: value}, tmp_path / "with", model) != without
+    changed = left_by(kind, {**base, name: value}, tmp_path / "with", model)
+    assert changed != without
+    assert isinstance(changed, tuple) or changed.startswith(f"{name}: "), changed
 
 
 @pytest.mark.parametrize("kind", BASES)
