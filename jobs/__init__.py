@@ -48,7 +48,7 @@ def spec_class(kind: str) -> type[Spec]:
 
 
 def stored_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a stored job, perhaps of an earlier version, as they are meant now."""
+    """Return the options of a stored job; an earlier version's defaults replace missing options."""
     return spec_class(kind).of_stored(options) if kind in KINDS else dict(options)
 
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 T = TypeVar("T")
 
-# Revision of what jobs compute. spec.json has that of the submission, so that the plan of a job
-# stays as it is; a checkpoint has that of the version that wrote it. Versions before the first
-# revision (0) planned the steps of SFT and DPO on rows that they dropped later.
+# Version of the rules by which jobs compute. spec.json has the version at submission, which decides
+# how steps are planned; a checkpoint has the version that wrote it. In version 0 the steps of SFT
+# and DPO were planned before rows without tokens to learn were dropped.
 RULES = 1
 
 MANIFEST = "manifest.json"  # in a checkpoint: the one file that the job did not write
@@ -264,7 +264,7 @@ class Context:
     code_folders: tuple[str, ...] = ()  # that modules of the user are imported from
     eval_at_stop: bool = False  # whether to evaluate there, if the job has held-out data
     queued_s: float | None = None  # how long the job waited in the queue
-    rules: int = RULES  # of the version that the job was submitted to
+    rules: int = RULES  # version at submission
     ranks: Ranks = ONE_PROCESS  # the processes of this job
 
     @property

@@ -283,7 +283,7 @@ class Spec:
 
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a stored job, with what their version meant by those it left out.
+        """Return the options of a stored job, with its version's defaults for missing options.
 
         A default that changes in a later version must not change a job that began before.
         """

@@ -21,8 +21,8 @@ LEVEL = 0.05
 _T_LEVEL = 0.047
 # Fewer differing pairs cannot be significant in a two-sided sign test: 2 * 0.5**5 > 0.05.
 _LEAST_DIFFERENT = 6
-_MOST_QUESTIONS = 10**9  # that `questions_needed` asks for
-# A difference below this share of the numbers that it is computed from is their rounding.
+_MOST_QUESTIONS = 10**9  # maximum that `questions_needed` returns
+# A difference smaller than this, relative to its operands, is a rounding error.
 _ROUNDING = 2.0**-48
 
 Interval = tuple[float, float]
@@ -171,7 +171,7 @@ class Comparison:
 
     n: int
     difference: float  # mean of second - first
-    low: float | None  # 95 % interval of the difference; None: unknown, of a single question
+    low: float | None  # 95 % interval of the difference; None: unknown (a single question)
     high: float | None
     gained: int  # pairs where the second is better
     lost: int

@@ -332,7 +332,7 @@ def check_runs(config: DaemonConfig) -> Check:
 
 
 def check_models(config: DaemonConfig) -> Check:
-    """Whether the configured local models have folders, and weights whose names can be right."""
+    """Whether the configured local models have folders, and weights with valid tensor names."""
     from ...daemon.host.fetch import hub_id, local_folder
     from ...jobs.models.adapters import model_folder
     from ...jobs.models.weight_headers import check_names

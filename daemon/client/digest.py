@@ -196,7 +196,7 @@ def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
     n = count if isinstance(count, int) and count > 0 else None
     first = evaluations[0]
     before = first.get(metric) if first.get("phase") == "before" else None
-    # A mean alone does not tell its interval, not even between 0 and 1: it may be no share.
+    # A mean alone does not give its interval: one between 0 and 1 need not be of 0s and 1s.
     low, high = (latest.get("intervals") or {}).get(metric) or (None, None)
     return Evaluation(metric, before, value, low, high, n)
 

@@ -31,7 +31,7 @@ class Entry:
     task: str
     metric: str  # the primary one
     value: float
-    low: float | None  # None: unknown, of a single question
+    low: float | None  # None: unknown (a single question)
     high: float | None
     n: int
     weights: str | None  # digest

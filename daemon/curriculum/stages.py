@@ -94,7 +94,7 @@ def _advance(
 
 
 def level_of(plan: Curriculum, rounds: Sequence[Round]) -> float | None:
-    """Return the level at which the last of these comparisons is decided; None: at its own.
+    """Return the significance level of the latest comparison at a gate; None: its own, 5 %.
 
     The error is spent as a function of the share t of the most questions: level * t^2 up to it
     (Lan & DeMets 1983; this function: Kim & DeMets 1987, Biometrika 74). A comparison gets what is

@@ -119,9 +119,9 @@ class GroupFolder:
 
 
 def update_options(kind: str, document: dict[str, Any]) -> None:
-    """Replace the options in the spec.json of jobs to queue by what they mean now.
+    """Add the defaults of an earlier version, which wrote this plan, for options that are missing.
 
-    The plan may be of an earlier version, and its jobs are queued by this one.
+    `document`: the spec.json of the jobs that this version will queue.
     """
     document["spec"] = stored_options(kind, document["spec"])
 

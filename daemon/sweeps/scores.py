@@ -15,7 +15,7 @@ _SHARE = 10  # a metric of the steps is its mean over the last tenth of them
 def score(rundir: RunDir, metric: str, step: int) -> float | None:
     """Return a job's metric as of a step; None if it is not known or not finite.
 
-    A job that has finished earlier has that of its end: rows that were dropped make epochs shorter.
+    For a job that has finished before that step (dropped rows shorten epochs): as of its end.
     `eval_NAME` is NAME of the evaluation at that step. Another metric is the mean over the last
     tenth of the steps up to it, or that of the evaluation if steps do not have it.
     """

@@ -45,7 +45,7 @@ def gpu_summary(device: torch.device) -> dict[str, Any]:
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device, of a GPU within the share of this process."""
     if device.type == "cuda":
-        if device == torch.device("cuda"):  # without an index, which a function below refuses
+        if device == torch.device("cuda"):  # no index: the memory fraction's getter raises
             device = torch.device("cuda", torch.cuda.current_device())
         free, total = torch.cuda.mem_get_info(device)
         used = torch.cuda.memory_allocated(device)

@@ -20,7 +20,7 @@ def compute_with(threads: int) -> None:
 
 
 def renew_pool_after_forks() -> None:
-    """Make every process forked from here renew torch's thread pool before it starts a thread.
+    """Renew torch's thread pool in every process forked from here, before it starts a thread.
 
     torch drops the parent's pool at the first use in a child. If two threads are first at once, one
     finds no pool and fails: `pool INTERNAL ASSERT FAILED … Invalid thread pool!` (ATen,

@@ -1,4 +1,4 @@
-"""What of a data set is not read, in a sentence: for the event `begin` and `warmd data show`."""
+"""Reports which files, columns and keys of a data set are not read (`begin`, `data show`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def of_job(
     reading: Reading | None = None,
     is_text: bool = False,
 ) -> str | None:
-    """Return what of the data sets of a job is not read; None: nothing.
+    """Return which files, columns and keys of a job's data sets are not read; None: all are read.
 
     `reading`: counts the keys that the kind ignores. `is_text`: they may have documents. Raises
     SpecError.

@@ -21,7 +21,7 @@ class Lengths:
     longest: int = 0
     truncated: int = 0
     dropped: int = 0  # rows without a token to learn after truncation
-    diverging: int = 0  # rows whose prompt alone has other tokens than at their beginning
+    diverging: int = 0  # rows that do not begin with the tokens of their prompt alone
     first_divergence: str | None = None  # the place of the first one, and the end of its prompt
     _counts: dict[int, int] = field(default_factory=lambda: dict.fromkeys((*LIMITS, 0), 0))
 
@@ -37,7 +37,7 @@ class Lengths:
             self.dropped += learned == 0
 
     def add_divergence(self, place: str, end: str) -> None:
-        """Count a row whose prompt is tokenized otherwise alone; `end`: from there on."""
+        """Count a row that does not begin with its prompt's tokens; `end`: what differs."""
         self.diverging += 1
         self.first_divergence = self.first_divergence or f"{place}: from {end[:_SHOWN]!r} on"
 

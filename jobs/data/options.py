@@ -49,7 +49,7 @@ class RecordsSpec(Spec, ABC):
     def prompt_of(
         self, values: Mapping[str, Any], place: Place
     ) -> tuple[Content, Sequence[Content]] | None:
-        """Return the prompt of a record, and each completion with it before it; None without one.
+        """Return the prompt of a record, and prompt + completion for each; None without a prompt.
 
         Raises SpecError for a record that the kind cannot use.
         """

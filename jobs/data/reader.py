@@ -24,7 +24,9 @@ class Reading:
     skips_bad_rows: bool = False
     num_skipped: int = 0
     first_fault: str | None = None  # of the first record that was skipped
-    ignored: dict[str, int] = field(default_factory=dict)  # records by key that no one reads
+    ignored: dict[str, int] = field(
+        default_factory=dict
+    )  # number of records by key that is not read
 
     def skip(self, error: SpecError) -> None:
         """Count an unusable record. Raises its error if unusable records are not skipped."""

@@ -18,8 +18,8 @@ from .sources import TAKES, files_of, records
 
 NUM_EXAMPLES = 5
 
-# Of a prompt and each completion with it before it: the end of the prompt that is tokenized
-# otherwise alone; None if there is none.
+# Takes a prompt and, for each completion, prompt and completion. Returns the end of the prompt from
+# the first token that differs in these; None: no token does.
 Divergence = Callable[[Content, Sequence[Content]], str | None]
 
 

@@ -210,7 +210,7 @@ class Embedder:
         hidden: Tensor
         if not self._is_code:
             pad = self._tokenizer.pad_token_id or 0
-            pad = pad if pad < self._vocabulary.size else 0  # which one does not matter: masked
+            pad = pad if pad < self._vocabulary.size else 0  # any token will do: it is masked
             ids = self._pad([row.ids for row in rows], pad)
             hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
             return hidden

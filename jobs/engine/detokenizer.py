@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
-_CONTEXT = 5  # least tokens of context, so that a token's leading space is decoded
-_WINDOW = 3 * _CONTEXT  # most tokens that are decoded again for each new one
+_CONTEXT = 5  # minimum tokens of context, so that a token's leading space is decoded
+_WINDOW = 3 * _CONTEXT  # maximum tokens that are decoded again for each new token
 _CHARACTER = 4  # bytes of a UTF-8 character at most, and so tokens that it may take
 _INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
 

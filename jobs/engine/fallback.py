@@ -43,7 +43,7 @@ class FallbackSequence:
 
 @dataclass
 class _ImageFeatures(ModelOutput):
-    """The output of a model's own vision tower, which the model hands on in its own output."""
+    """Image features in the form that the model's own vision tower returns."""
 
     pooler_output: Any = None
     deepstack_features: Any = None
@@ -59,7 +59,7 @@ class FallbackRunner:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._parameters = inspect.signature(model.forward).parameters
-        # Some models hand the option on, among other keywords.
+        # Some models pass the option on as one of their keyword arguments.
         self._takes_use_cache = "use_cache" in self._parameters or any(
             one.kind is one.VAR_KEYWORD for one in self._parameters.values()
         )

@@ -21,7 +21,7 @@ class Metric:
     """A mean over questions with its 95 % interval: Wilson's of 0s and 1s, else Student's."""
 
     value: float
-    low: float | None  # None: unknown, of a single question
+    low: float | None  # None: unknown (a single question)
     high: float | None
     n: int
 

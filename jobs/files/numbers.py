@@ -1,4 +1,4 @@
-"""Numbers of JSON that the computer's numbers cannot hold: they keep their digits, as text.
+"""JSON numbers that neither 64-bit integers nor float64 can represent: kept as text.
 
 orjson reads an integer beyond 64 bits and a decimal of more than 17 digits as the nearest float64,
 without a word. Text is made of such values (answers, columns of rewards), so here they stay as they
@@ -32,7 +32,7 @@ _PLACES = 400  # at most, of a number that is written out; float64 has 309 befor
 
 
 class Digits(str):
-    """A number in the text of its file, since neither int64, uint64 nor float64 is equal to it."""
+    """The text of a number that int64, uint64 and float64 cannot represent exactly."""
 
     __slots__ = ()
 

@@ -218,8 +218,8 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         if rules < 1:
             found += [] if self.most_tokens is None else [FIXED]
             found.append(
-                "rewards get completions as they continue their prompts, with a leading space and "
-                "without an incomplete last character"
+                "rewards receive the text of a completion with its leading space and without an "
+                "incomplete last character"
             )
         return found
 

@@ -239,7 +239,7 @@ class CheckpointingTrainer(Trainer):
         missing = {name for name in missing if id(tensors[name]) not in loaded}  # those not tied
         if missing or unexpected:
             raise JobFailed(
-                f"model: must be the one that the checkpoint is of: {len(missing)} of "
+                f"model: must have the tensors of the checkpoint: {len(missing)} of "
                 f"{len(tensors)} tensors are missing in it ({listed(missing) or 'none'}), "
                 f"{len(unexpected)} unexpected ({listed(unexpected) or 'none'})"
             )

@@ -25,7 +25,7 @@ MOST_AT_ONCE = 10**5  # samples of one step
 MOST_TOKENS = 2**20  # of one sample
 MOST_PROCESSES = 1024  # of a job
 AS_IT_IS = "{question}"  # the prompt template that changes nothing
-# The prompt template of jobs that named none, before version 0.2: see Spec.of_stored.
+# The default prompt template of earlier versions, for stored jobs: see Spec.of_stored.
 FORMER_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 MOST_CHARACTERS = 100_000  # in a prompt template or a system message
 MOST_RANK = 4096  # of a LoRA adapter

@@ -80,7 +80,7 @@ class Rows(Generic[R]):
 class RowsDigest:
     """The sha256 of the rows that a job uses, in their order.
 
-    `holds_out`: whether rows are held out, of which those also trained on are counted.
+    `holds_out`: whether rows are held out; those that are also trained on are counted then.
     """
 
     def __init__(self, *, holds_out: bool = False) -> None:

@@ -13,7 +13,7 @@ from ..errors import JobFailed
 from ..models.vocabulary import Vocabulary
 from .rows import Row, Rows, RowsDigest
 
-FACTS = 2  # counted up when the facts of a corpus have more fields
+FACTS = 2  # version of the facts of a corpus: increase it with their fields
 
 Report = Callable[[str, int, int | None, str], None]
 
@@ -134,7 +134,7 @@ def tokenized(
 
 
 def _observed(rows: Iterable[Row], digest: RowsDigest, latest: list[Row]) -> Iterator[Row]:
-    """Yield rows; add each to the digest, and leave it in `latest`."""
+    """Yield rows; add each to the digest, and keep the latest one in `latest`, for its place."""
     for row in rows:
         digest.add([row])
         latest[:] = [row]

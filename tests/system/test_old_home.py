@@ -64,9 +64,9 @@ def test_interrupted_trainings_resume_from_their_checkpoints(old):
     old.finish("interrupted")
     assert old.resumed_from("interrupted") == 4
     said = [e["message"] for e in old.logged("interrupted") if e["type"] == "warning"]
-    (changed,) = [text for text in said if text.startswith("from step 5 on, this version of warmd")]
-    assert "completions of one token" in changed
-    assert "as they continue their prompts" in changed
+    (changed,) = [text for text in said if text.startswith("from step 5 on, results differ from")]
+    assert "every completion of one token is learned" in changed
+    assert "with its leading space" in changed
     before = [event["step"] for event in old.before["interrupted_mlm"] if event["type"] == "step"]
     old.finish("interrupted_mlm")
     assert 20 <= old.resumed_from("interrupted_mlm") <= before[-1]
