@@ -74,6 +74,7 @@ PARTS = {
     "clients": Part(
         "hostile and foreign clients of the gateway",
         ("daemon/gateway", "jobs/engine", "jobs/infer"),
+        processes=1,  # they measure how late the gateway answers
     ),
     "ends": Part(
         "lowest and newest versions of every dependency",

@@ -133,8 +133,8 @@ def test_hundreds_of_streams_and_half_open_connections_block_nobody(gateway):
             job = gateway.take()
             job.write("text")
             job.finish("text")
+    wait_until(lambda: gateway.waiting() == [], timeout_s=60)  # or the next test takes these jobs
     watch.check()
-    wait_until(lambda: gateway.waiting() == [], timeout_s=60)
 
 
 @pytest.mark.nightly(

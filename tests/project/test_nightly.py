@@ -22,6 +22,14 @@ MARK = 'nightly(part="{}", catches="this")'.format("slurm")  # no mark of this f
 PASSES = f"import pytest\n\n\n@pytest.mark.{MARK}\ndef test_it():\n    assert True\n"
 
 
+# Plugins that the tests of the project do not use take most of the time of a start.
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "CI_FULL"},
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "xdist.plugin",
+}
+
+
 class Project:
     """A repository with the script and one nightly test, of the part `slurm`."""
 
@@ -46,7 +54,7 @@ class Project:
         done = subprocess.run(
             [sys.executable, ".ci/nightly.py", *words],
             cwd=self.folder,
-            env={**{k: v for k, v in os.environ.items() if k != "CI_FULL"}, **environ},
+            env={**ENVIRONMENT, **environ},
             capture_output=True,
             text=True,
         )
@@ -111,7 +119,9 @@ def test_an_unknown_part_is_refused_by_name(project: Project):
 def test_a_part_that_is_terminated_leaves_no_process(project: Project):
     project.write("tests/test_it.py", PASSES.replace("assert True", "__import__('time').sleep(60)"))
     command = [sys.executable, ".ci/nightly.py", "slurm"]
-    with subprocess.Popen(command, cwd=project.folder, stdout=subprocess.DEVNULL) as script:
+    with subprocess.Popen(
+        command, cwd=project.folder, env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    ) as script:
         children = wait_until(psutil.Process(script.pid).children)
         script.terminate()
         assert script.wait(20) == 128 + signal.SIGTERM

@@ -101,9 +101,19 @@ def test_a_running_job_ends_unaffected_and_the_next_one_runs_in_new_processes(da
     assert daemon.status()["workers"][0]["pid"] != was["train-0"]
 
 
+OTHERS = pytest.mark.nightly(
+    part="storms", catches="a job lost when one of these processes is killed during a reload"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "victim", ["new zygote", "old zygote", "old worker", "supervisor", "server"]
+    "victim",
+    [
+        "new zygote",
+        "supervisor",
+        *(pytest.param(name, marks=OTHERS) for name in ("old zygote", "old worker", "server")),
+    ],
 )
 def test_a_job_finishes_whichever_process_is_killed_during_a_reload(daemon: Daemon, victim: str):
     running = begun(daemon)

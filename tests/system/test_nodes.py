@@ -19,6 +19,8 @@ from daemons import gone
 from hanging_proxy import HangingProxy
 from waiting import wait_until
 
+from warmd.daemon.queue.nodes import Node
+
 pytestmark = pytest.mark.slow
 
 
@@ -42,8 +44,12 @@ def test_a_node_runs_its_jobs_to_their_end_when_drained_and_another_takes_the_re
     running = machines.submit(needs={"gpu": "h200"}, epochs=40)
     machines.wait(running, "started")
     waiting = machines.submit()
-    node = machines.seen("first")
-    assert node is not None
+
+    def reported() -> Node | None:
+        found = machines.seen("first")
+        return found if found is not None and found.jobs else None
+
+    node = wait_until(reported)  # the node's next heartbeat has its jobs
     assert (node.jobs, node.labels["gpu"], node.queues) == (
         [running],
         "h200",
