@@ -82,6 +82,8 @@ class JobStore(Executions, Pausing, Ordering):
         def write(pipeline: Pipeline) -> None:
             if at is not None:
                 target.schedule_job(job, at, pipeline=pipeline)
+                # RQ cuts the time to whole seconds: the job would begin up to a second early.
+                pipeline.zadd(self._scheduled(job).key, {job.id: at.timestamp()})
             else:
                 target.enqueue_job(job, pipeline=pipeline, at_front=front)
                 if job.get_status(refresh=False) == JobStatus.QUEUED:

@@ -56,6 +56,13 @@ def move_until(place: Workplace, job_id: str, status: str) -> None:
     wait_until(is_there, timeout_s=5)
 
 
+def test_a_job_is_due_at_its_time_and_not_at_the_whole_second_before(place: Workplace):
+    at = datetime.fromtimestamp(int(place.store.clock()) + 1.9).astimezone()
+    job_id = place.submit(at=at)
+    move_until(place, job_id, "queued")
+    assert place.store.clock() >= at.timestamp()
+
+
 def test_a_scheduled_job_with_a_dependency_waits_for_both_if_its_time_comes_first(
     place: Workplace,
 ):
@@ -73,7 +80,7 @@ def test_a_scheduled_job_with_a_dependency_waits_for_both_if_the_dependency_ends
     place: Workplace,
 ):
     parent = place.submit()
-    child = place.submit(after=parent, at=soon(2.0))  # RQ counts whole seconds
+    child = place.submit(after=parent, at=soon(2.0))
     run(place, parent)
     DueJobs(place.store).enqueue()
     assert place.status(child) == "scheduled"

@@ -85,7 +85,7 @@ def test_scheduled_job_starts_when_its_time_has_come(daemon: Daemon):
     due = datetime.now().astimezone() + timedelta(seconds=2)
     job_id = daemon.submit(at=due)
     assert daemon.client.job(job_id)["status"] == "scheduled"
-    assert started_at(daemon, job_id) >= int(due.timestamp())
+    assert started_at(daemon, job_id) >= due.timestamp()
 
 
 def test_a_failing_job_is_retried_the_requested_number_of_times(daemon: Daemon):
