@@ -61,7 +61,9 @@ def rows(home: Path, *arguments: str) -> list[dict[str, Any]]:
     return done.objects
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a benchmark of GRPO whose two sides do not do the same work"
+)
 def test_grpo_is_compared_with_trl_in_time_and_memory(tmp_path):
     [row] = rows(tmp_path, "grpo", "--work", "tiny")
     assert row["work"] == "GRPO tiny: 2 x 8+4, beta 0.1, a step"

@@ -181,7 +181,7 @@ def test_an_idle_zygote_moves_its_memory_to_huge_pages(sturdy: Daemon):
     assert sturdy.wait(sturdy.submit())["status"] == "finished"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="storms", catches="memory that stays in small pages after many forks")
 def test_the_zygote_moves_memory_to_huge_pages_again_after_many_forks(sturdy: Daemon):
     for job_id in [sturdy.submit(samples=1, save_every=100) for _ in range(60)]:
         assert sturdy.wait(job_id)["status"] == "finished"

@@ -55,7 +55,10 @@ UNFINISHED = {  # what a client sends before it stops: when it is disconnected
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="clients",
+    catches="a client that stops in the middle of a request and keeps its connection",
+)
 def test_clients_that_stop_in_the_middle_of_a_request_are_disconnected(gateway):
     def stop(sent: bytes) -> tuple[float, bytes]:
         with socket.create_connection(address(gateway), timeout=max(UNFINISHED.values()) + 5) as s:

@@ -270,7 +270,9 @@ def test_a_zygote_killed_while_starting_is_restarted(daemon: Daemon):
         assert now[process] == counted.get(process, 0) + 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="homes", catches="a daemon that ends because the folder of a warm model is gone"
+)
 def test_a_running_daemon_survives_the_removal_of_a_model_folder(
     make_daemon: MakeDaemon, tmp_path: Path
 ):

@@ -224,7 +224,7 @@ def tls_url(port: int, certificate: Path) -> str:
     return f"rediss://:correct%20horse@127.0.0.1:{port}/0?ssl_ca_certs={certificate}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="networks", catches="a job that is lost when Redis hangs behind TLS")
 def test_jobs_run_through_redis_over_tls_also_when_it_hangs_for_20_s(
     make_daemon: MakeDaemon, tmp_path: Path
 ):

@@ -194,7 +194,9 @@ def test_an_upgrade_is_a_change_of_version_or_of_files(tmp_path: Path):
     assert installed.from_json("what an earlier version wrote") == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="homes", catches="an upgraded package that a running daemon does not notice"
+)
 def test_an_upgrade_is_reported_and_applied_by_reload_or_restart(tiny_model: Path):
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         package = Path(folder, "site", "warmd")

@@ -247,7 +247,7 @@ def test_worker_that_hangs_is_replaced_and_its_job_resumed(sturdy: Daemon):
     assert "train-0: hangs: no heartbeat" in sturdy.home.log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="storms", catches="a gateway that hangs for good")
 def test_gateway_that_hangs_is_replaced(make_daemon: MakeDaemon):
     daemon = make_daemon(http_port=0)
     daemon.start()

@@ -60,6 +60,10 @@ def horses_of(nodes: dict[str, subprocess.Popen[bytes]], *names: str) -> list[ps
     return [one for name in names for one in horses(psutil.Process(nodes[name].pid))]
 
 
+@pytest.mark.nightly(
+    part="storms",
+    catches="a job of several nodes that starts on two versions or holds up the queue",
+)
 def test_a_job_waits_for_enough_nodes_of_one_version_and_lets_others_pass(machines: Cluster):
     run_nodes(machines, "a")
     later = other_version(machines.folder, "9.9.9", schema=2)
@@ -127,6 +131,10 @@ def test_a_job_that_finds_too_few_free_nodes_in_time_lets_others_pass(machines: 
     assert machines.wait(waits, timeout_s=60)["status"] == "finished"
 
 
+@pytest.mark.nightly(
+    part="storms",
+    catches="a job of several nodes that a suspended worker or a damaged record blocks",
+)
 def test_a_gathering_survives_suspended_workers_damaged_records_and_killed_leaders(
     machines: Cluster,
 ):
@@ -168,6 +176,9 @@ def damaged(connection: redis.Redis, job_id: str) -> bool:
     return found.get(b"size") == b"many" or b"seat x" in found
 
 
+@pytest.mark.nightly(
+    part="storms", catches="a pause or a cancel that reaches one of two nodes only"
+)
 def test_a_job_of_two_nodes_is_paused_and_canceled_and_resumes_exactly(machines: Cluster):
     nodes = run_nodes(machines, "a", "b")
     job_id = submit_sft(machines, epochs=40)
@@ -221,6 +232,9 @@ def test_three_nodes_train_the_weights_of_one_also_while_their_leader_is_drained
         torch.testing.assert_close(weights(machines, job_id)[name], weight, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly(
+    part="storms", catches="a job of several nodes that continues without one of them"
+)
 def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(
     machines: Cluster, straight: str
 ):

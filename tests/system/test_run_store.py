@@ -55,6 +55,9 @@ def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
     return load_file(cluster.client.rundir(job_id).path / "model" / "model.safetensors")
 
 
+@pytest.mark.nightly(
+    part="storms", catches="a checkpoint in the bucket from which another machine cannot resume"
+)
 def test_a_job_of_a_node_that_lost_power_ends_on_another_disk_with_the_same_weights(
     machines: Cluster,
 ):
@@ -131,6 +134,9 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
     assert list(remote.bucket.sizes(job_id)) == []
 
 
+@pytest.mark.nightly(
+    part="storms", catches="a training that ends before its last files are in the bucket"
+)
 def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durable(
     machines: Cluster, server: S3Server
 ):
