@@ -1,7 +1,7 @@
 """Runs the stages of a curriculum, one job after another, and decides at the gates.
 
-A decision follows from the paired comparison of both models' answers to the same questions (exact
-McNemar test or paired t test, `jobs/statistics.py`):
+A decision follows from the paired comparison of both models' answers to the same questions
+(Student's paired t test, `jobs/statistics.py`):
 
   worse      roll back to the stage's beginning, with half the learning rate, at most twice
   undecided  compare on twice as many questions, up to a limit; then as not worse
@@ -26,7 +26,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
-from ...jobs.statistics import MCNEMAR, UNDECIDED, WORSE, is_significant
+from ...jobs.statistics import UNDECIDED, WORSE
 from ..queue.jobs import ENDED, JobStatus, JobStore
 from ..runs import events, labels, source
 from ..runs.events import EventLog
@@ -114,9 +114,7 @@ def _comparison(rundir: RunDir, level: float | None) -> dict[str, Any]:
     if level is None:
         return {"metric": metric, **found}
     found = {"metric": metric, **found, "level": level}
-    # An evaluation by a daemon of an earlier version has no test in its result.
-    test = found.get("test", MCNEMAR)
-    is_open = found["verdict"] == UNDECIDED or is_significant(found["p"], test, level)
+    is_open = found["verdict"] == UNDECIDED or found["p"] < level
     words = f"{UNDECIDED} at the level of this comparison, {level:.2g}"
     return found if is_open else {**found, "verdict": UNDECIDED, "words": words}
 
