@@ -198,16 +198,26 @@ class Comparison:
     p: float | None  # of the test; None: a single question
     verdict: str  # BETTER, WORSE or UNDECIDED, of the second model
     more_questions: int | None  # of an undecided one; None: decided, or no difference was seen
+    unscored: int = 0  # further questions, left out: one of the models has no score there
 
     @property
     def words(self) -> str:
         """The verdict as a clause: 'undecided: about 700 more questions would be needed'."""
+        return self._verdict_words + unscored_words(self.unscored, self.n)
+
+    @property
+    def _verdict_words(self) -> str:
         if self.verdict != UNDECIDED:
             return self.verdict
         if self.more_questions is None:
             return f"{UNDECIDED}: no difference on {self.n} questions"
         about = "about" if self.more_questions < _MOST_QUESTIONS else "more than"
         return f"{UNDECIDED}: {about} {self.more_questions} more questions would be needed"
+
+
+def unscored_words(unscored: int, n: int) -> str:
+    """Return the end of a comparison's words that counts what it left out, '' for nothing."""
+    return f"; unscored by one of both: {unscored} of {unscored + n} questions" if unscored else ""
 
 
 def compare(

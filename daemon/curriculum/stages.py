@@ -26,7 +26,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
-from ...jobs.statistics import UNDECIDED, WORSE
+from ...jobs.statistics import UNDECIDED, WORSE, unscored_words
 from ..queue.jobs import ENDED, JobStatus, JobStore
 from ..runs import events, labels, source
 from ..runs.events import EventLog
@@ -116,6 +116,7 @@ def _comparison(rundir: RunDir, level: float | None) -> dict[str, Any]:
     found = {"metric": metric, **found, "level": level}
     is_open = found["verdict"] == UNDECIDED or found["p"] < level
     words = f"{UNDECIDED} at the level of this comparison, {level:.2g}"
+    words += unscored_words(found.get("unscored", 0), found["n"])
     return found if is_open else {**found, "verdict": UNDECIDED, "words": words}
 
 
