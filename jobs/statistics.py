@@ -231,9 +231,10 @@ def compare(
 
     Decided by Student's paired t test: at 5 % where all questions that differ do so by the same
     amount, as for 0 and 1, else at 4.7 %. Of equal models it decides at most 5.6 % for rewards of
-    two values (of 8 questions), 6.1 % for three equally frequent ones (of 6), 5.1 % for more, and
-    less than 5 % where few questions differ. The exact McNemar test keeps below 5 % for two values,
-    but has up to 36 points less power (of 8 questions).
+    two values (of 8 questions), 6.3 % for three equally frequent ones (of 6 and 7; 5.1 % of more
+    questions), 5.7 % for four (of 6), 5.1 % for ten and more, and less than 5 % where few questions
+    differ. The exact McNemar test keeps below 5 % for two values, but has up to 36 points less
+    power (of 8 questions).
 
     The interval is Student's too, so that it leaves out 0 where the test decides; Agresti & Min's
     where all differences of 0s and 1s are equal, which leaves Student's no width. `weights`: of the
