@@ -59,6 +59,12 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
             "an earlier version counted them as 0",
         )
     pairing = None if spec.against is None else _pairing(ctx, spec.against, rows)
+    if pairing is not None and ctx.rules < 2:
+        ctx.emit(
+            "warning",
+            message="the comparison is by Student's paired t test; the version that submitted the "
+            "job used McNemar's test or the bootstrap",
+        )
     values: dict[str, Any] = {name: found.value for name, found in metrics.items()}
     intervals = {name: [found.low, found.high] for name, found in metrics.items()}
     n = next(iter(metrics.values())).n

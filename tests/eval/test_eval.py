@@ -168,6 +168,18 @@ def test_a_comparison_uses_the_questions_that_both_models_have_a_score_for(score
         evaluate(scored("fourth"), reward=["correctness"], against="first", samples=2, **options)
 
 
+def test_a_comparison_that_an_earlier_version_submitted_says_by_which_test_it_is(scored):
+    options = {"dataset": "numbers.jsonl", "max_tokens": 2}
+    evaluate(scored("first"), **options)
+    for name, rules in (("old", 1), ("new", RULES)):
+        job = scored(name)
+        job.ctx = replace(job.ctx, rules=rules)
+        evaluate(job, against="first", **options)
+        messages = [event["message"] for event in job.of_type("warning")]
+        assert len(messages) == (rules == 1)
+        assert all("Student's paired t test; the version that submit" in one for one in messages)
+
+
 def test_a_metric_of_several_completions_uses_those_that_have_a_score(scored):
     job = scored("repeats")
     options = {
