@@ -16,9 +16,11 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 T = TypeVar("T")
 
 # Version of the rules by which jobs compute. spec.json has the version at submission, which decides
-# how steps are planned; a checkpoint has the version that wrote it. In version 0 the steps of SFT
-# and DPO were planned before rows without tokens to learn were dropped.
-RULES = 1
+# how steps are planned; a checkpoint has the version that wrote it.
+# 0: the steps of SFT and DPO were planned before rows without tokens to learn were dropped.
+# 1: `eval` counted completions that no reward scores as 0; gates of curricula were decided by the
+#    exact McNemar test or the bootstrap, each comparison at 5 %.
+RULES = 2
 
 MANIFEST = "manifest.json"  # in a checkpoint: the one file that the job did not write
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})")

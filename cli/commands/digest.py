@@ -113,9 +113,10 @@ def _words(line: Line) -> list[str]:
         change = "" if found.before is None else f"{render.number(found.before)} -> "
         words.append(f"{found.metric} {change}{render.number(found.value)}")
         if found.low is not None and found.high is not None:
-            words.append(
-                f"95 % interval {interval_words(found.low, found.high, '.3f')} (n {found.n})"
-            )
+            interval = interval_words(found.low, found.high, ".3f")
+            words.append(f"95 % interval {interval} (n {found.n})")
+        if found.unscored:
+            words.append(f"unscored: {found.unscored} of {found.completions}")
     if line.error:
         words.append(render.one_line(line.error))
     if line.interruptions:

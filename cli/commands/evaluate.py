@@ -10,6 +10,7 @@ import click
 
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
+from ...jobs.eval.summary import count_words
 from ...jobs.statistics import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.option_values import gathered
@@ -85,7 +86,7 @@ def _print(client: Client, jobs: Sequence[Mapping[str, Any]]) -> None:
             name,
             f"{metric['value']:.4g}",
             interval_words(metric["low"], metric["high"]),
-            str(metric["n"]),
+            count_words(metric["n"], metric.get("unscored", 0), metric.get("completions", 0)),
             job["id"],
         ]
         for job in finished

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from ...jobs.eval.summary import count_words
 from ...jobs.statistics import interval_words
 from ..shared.app import App, common_options
 from ..view import render
@@ -36,7 +37,7 @@ def leaderboard(app: App, dataset: str) -> None:
             entry.metric,
             f"{entry.value:.4g}",
             interval_words(entry.low, entry.high),
-            str(entry.n),
+            count_words(entry.n, entry.unscored, entry.completions),
             entry.job,
             "" if entry.against_best is None else entry.against_best.words,
         ]

@@ -52,6 +52,10 @@ def _values(fields: Mapping[str, Any]) -> list[str]:
                 shown.append(render.duration(value))
             elif name.endswith("_s"):
                 shown.append(f"{name.removesuffix('_s')} {render.duration(value)}")
+            elif name == "unscored" and "completions" in fields:
+                shown.append(f"unscored: {value} of {fields['completions']}")
+            elif name == "completions" and "unscored" in fields:
+                pass  # shown there
             elif name == "bytes":
                 shown.append(render.size(value))
             elif name.endswith("_bytes"):

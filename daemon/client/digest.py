@@ -32,6 +32,8 @@ class Evaluation:
     low: float | None  # 95 % interval; None: the job has recorded none
     high: float | None
     n: int | None
+    unscored: int  # completions without a score, which are left out
+    completions: int  # in all, scored or not; 0: none is unscored
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,8 @@ def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
     before = first.get(metric) if first.get("phase") == "before" else None
     # A mean alone does not give its interval: one between 0 and 1 need not be of 0s and 1s.
     low, high = (latest.get("intervals") or {}).get(metric) or (None, None)
-    return Evaluation(metric, before, value, low, high, n)
+    left_out = (latest.get(name, 0) for name in ("unscored", "completions"))
+    return Evaluation(metric, before, value, low, high, n, *left_out)
 
 
 _METRICS = ("reward", "accuracy", "strict", "loss", "mlm_loss", "bits_per_byte")

@@ -34,8 +34,11 @@ class Entry:
     low: float | None  # None: unknown (a single question)
     high: float | None
     n: int
+    unscored: int  # completions without a score, which are left out; 0: also if not known
+    completions: int  # in all, scored or not; 0: not known
     weights: str | None  # digest
-    against_best: Comparison | None  # with the first of its rank; None: it is the first
+    # With the first of its rank; None: it is the first, or they share no scored question.
+    against_best: Comparison | None
 
 
 class Ranking(ClientConnection):
@@ -93,8 +96,10 @@ class Ranking(ClientConnection):
                 low=one["low"],
                 high=one["high"],
                 n=one["n"],
+                unscored=one.get("unscored", 0),  # not in results of earlier versions
+                completions=one.get("completions", 0),
                 weights=(result.get("weights") or {}).get("digest"),
-                against_best=None if pairing is None else pairing.comparisons[metric],
+                against_best=None if pairing is None else pairing.comparisons.get(metric),
             )
 
     def _rows(self, job_id: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Runs the stages of a curriculum, one job after another, and decides at the gates.
 
-A decision follows from the paired comparison of both models' answers to the same questions (exact
-McNemar test or paired t test, `jobs/statistics.py`):
+A decision follows from the paired comparison of both models' answers to the same questions
+(Student's paired t test, `jobs/statistics.py`):
 
   worse      roll back to the stage's beginning, with half the learning rate, at most twice
   undecided  compare on twice as many questions, up to a limit; then as not worse
@@ -26,7 +26,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
-from ...jobs.statistics import MCNEMAR, UNDECIDED, WORSE, is_significant
+from ...jobs.statistics import STUDENT, UNDECIDED, WORSE, unscored_words
 from ..queue.jobs import ENDED, JobStatus, JobStore
 from ..runs import events, labels, source
 from ..runs.events import EventLog
@@ -82,6 +82,7 @@ def _advance(
         if not _has_finished(store, runs, folder, plan, state, job_id):
             return folder.state() != state
     comparison = _comparison(RunDir(runs / last.after), level_of(plan, attempt.rounds))
+    comparison |= _change_of_test(plan, state, comparison)
     if comparison["verdict"] == UNDECIDED and last.questions < plan.most_questions:
         _begin_round(folder, plan, state, min(2 * last.questions, plan.most_questions))
     elif comparison["verdict"] != WORSE:
@@ -114,11 +115,29 @@ def _comparison(rundir: RunDir, level: float | None) -> dict[str, Any]:
     if level is None:
         return {"metric": metric, **found}
     found = {"metric": metric, **found, "level": level}
-    # An evaluation by a daemon of an earlier version has no test in its result.
-    test = found.get("test", MCNEMAR)
-    is_open = found["verdict"] == UNDECIDED or is_significant(found["p"], test, level)
+    is_open = found["verdict"] == UNDECIDED or found["p"] < level
     words = f"{UNDECIDED} at the level of this comparison, {level:.2g}"
+    words += unscored_words(found.get("unscored", 0), found["n"])
     return found if is_open else {**found, "verdict": UNDECIDED, "words": words}
+
+
+def _change_of_test(
+    plan: Curriculum, state: State, comparison: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return words that report the t test at the first gate that it decides, if others did not.
+
+    {} for a curriculum that was submitted under these rules, and at its later gates.
+    """
+    earlier = [attempt.comparison or {} for attempt in state.attempts]
+    is_first = not any(one.get("test") == STUDENT for one in earlier)
+    rules = plan.stages[0].document.get("rules", 0)  # see RULES
+    if rules >= 2 or comparison.get("test") != STUDENT or not is_first:
+        return {}
+    name = plan.stages[state.attempts[-1].stage].name
+    return {
+        "words": f"{comparison['words']}; from this gate ({name}) on by Student's paired t test: "
+        "the version that began the curriculum used McNemar's test or the bootstrap"
+    }
 
 
 def _begin_round(folder: CurriculumFolder, plan: Curriculum, state: State, questions: int) -> None:

@@ -20,6 +20,10 @@ _PATTERNS = {"date": (_DATE,), "date-time": (_DATE, "^.{17}[0-5]"), "time": ("^.
 # Keywords whose values are names with schemas, and those whose values are no schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _PLAIN = ("enum", "const", "default", "examples")
+# The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
+# compares keys as they are spelled, so that "\u0061" would be another key than "a".
+_ESCAPES = 'nrbtf\\"'
+_UNSPELLED = {chr(code) for code in range(32)} - set("\n\r\b\t\f")
 _MOST_LEVELS = 100
 _TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
@@ -50,7 +54,7 @@ def grammar_of(schema: str) -> str:
     try:
         # Compact: where whitespace is allowed, a model may generate it without end.
         grammar = LLMatcher.grammar_from_json_schema(
-            schema, overrides={"whitespace_flexible": False}
+            schema, overrides={"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
         )
     except ValueError as error:
         raise SpecError(FIELD, f"must be JSON, got {schema[:80]!r}: {error}") from error
@@ -103,6 +107,8 @@ def _walked(schema: Any, levels: int) -> Any:
 
 
 def _part(name: str, value: Any, levels: int) -> Any:
+    if name in ("enum", "const"):
+        _check_spelled(name, value)
     if name in _PLAIN:
         return value
     if name in _NAMED and isinstance(value, dict):
@@ -110,8 +116,28 @@ def _part(name: str, value: Any, levels: int) -> Any:
     return _walked(value, levels)
 
 
+def _check_spelled(name: str, value: Any) -> None:
+    """Raise SpecError for a text that no completion can have, in a value of any depth."""
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            pending += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            pending += one
+        elif isinstance(one, str) and not _UNSPELLED.isdisjoint(one):
+            raise SpecError(
+                FIELD,
+                f"unsupported schema: {name}: {one[:40]!r} has a control character other than "
+                r"\b, \f, \n, \r and \t",
+            )
+
+
 def _check_count(schema: dict[str, Any]) -> None:
-    """Raise SpecError for a number of properties that duplicates of one key could reach."""
+    """Raise SpecError for a number of properties that duplicates of one key could reach.
+
+    Declared keys are never duplicated; two additional keys may be equal.
+    """
     least, is_open = schema.get("minProperties", 0), schema.get("additionalProperties", True)
     if is_open is not False and isinstance(least, int) and least > 1:
         raise SpecError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -112,25 +113,29 @@ class Generation:
         by_name = self._score_rewards(prompt, texts)
         for index in range(len(texts)):
             scores = {name: found[index] for name, found in by_name.items()}
-            total = sum(self._weights[n] * s for n, s in scores.items() if s is not None)
+            known = [self._weights[n] * s for n, s in scores.items() if s is not None]
+            total = math.fsum(known) if known else None  # None: unscored, as in GRPO
             yield {"scores": {"reward": total, **(scores if len(scores) > 1 else {})}}
 
     def _metrics(self, prompt: Prompt, completions: list[dict[str, Any]]) -> dict[str, float]:
-        """Return the mean of each score, then pass@k and maj@k."""
+        """Return the mean of each score, then pass@k and maj@k.
+
+        Completions without a score are left out, and so is a metric that too few have.
+        """
         names = completions[0]["scores"]
-        values = {name: [one["scores"][name] for one in completions] for name in names}
-        found = {
-            name: fmean(known)
+        values = {
+            name: [one["scores"][name] for one in completions if one["scores"][name] is not None]
             for name in names
-            if (known := [value for value in values[name] if value is not None])
         }
+        found = {name: fmean(known) for name, known in values.items() if known}
         primary, *others = names
         judged = [primary, *others] if self._spec.variant is not None else [primary]
         for name in judged:
             prefix = "" if len(judged) == 1 else f"{name}_"
             right = sum(value >= _RIGHT for value in values[name])
             for k in self._spec.pass_k:
-                found[f"{prefix}pass@{k}"] = pass_at_k(len(completions), right, k)
+                if k <= len(values[name]):
+                    found[f"{prefix}pass@{k}"] = pass_at_k(len(values[name]), right, k)
             for k in self._spec.maj_k:
                 vote = majority([one["extracted"][name] for one in completions], k)
                 found[f"{prefix}maj@{k}"] = float(gsm8k.is_correct(vote, prompt.answer or ""))

@@ -18,7 +18,7 @@ from . import journal as journals
 from .options import PERPLEXITY, EvalSpec
 from .questions import Question, digest
 from .report import REPORT, report
-from .summary import Metric, Pairing, metrics_of, pair
+from .summary import Metric, Pairing, metrics_of, pair, unscored_fields
 
 if TYPE_CHECKING:
     from ..engine.request import Request
@@ -46,10 +46,29 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
         seconds = time.perf_counter() - begun
     rows = journal.rows
     metrics = metrics_of(rows)
+    if not metrics:
+        completions = sum(len(row["completions"]) for row in rows)
+        raise JobFailed(
+            f"reward: must score at least one completion, got None for each of {completions}"
+        )
+    unscored = unscored_fields(next(iter(metrics.values())))
+    if unscored and known and ctx.rules < 2:
+        ctx.emit(
+            "warning",
+            message=f"completions that no reward scores are left out from question {known + 1} on; "
+            "an earlier version counted them as 0",
+        )
     pairing = None if spec.against is None else _pairing(ctx, spec.against, rows)
+    if pairing is not None and ctx.rules < 2:
+        ctx.emit(
+            "warning",
+            message="the comparison is by Student's paired t test; the version that submitted the "
+            "job used McNemar's test or the bootstrap",
+        )
     values: dict[str, Any] = {name: found.value for name, found in metrics.items()}
     intervals = {name: [found.low, found.high] for name, found in metrics.items()}
-    ctx.emit("eval", n=len(rows), **values, intervals=intervals)
+    n = next(iter(metrics.values())).n
+    ctx.emit("eval", n=n, **unscored, **values, intervals=intervals)
     result = {
         "task": spec.task,
         "model": spec.model,
@@ -133,7 +152,9 @@ def _pairing(ctx: Context, against: str, rows: Sequence[dict[str, Any]]) -> Pair
     except OSError as error:
         raise JobFailed(f"against: {against} has no rows to compare with: {error}") from error
     if found is None:
-        raise JobFailed(f"against: {against} has no question or no metric of this evaluation")
+        raise JobFailed(
+            f"against: {against} has no question of this evaluation that both have a score for"
+        )
     return found
 
 

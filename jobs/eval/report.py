@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..statistics import interval_words
-from .summary import Change, Metric, Pairing
+from .summary import Change, Metric, Pairing, count_words
 
 REPORT = "report.md"  # in the run directory
 _SHOWN = 10  # examples of each kind
@@ -41,7 +42,8 @@ def _lines(
     yield from ("", "| Metric | Value | 95 % interval | n |", "| --- | --- | --- | --- |")
     for name, one in metrics.items():
         interval = interval_words(one.low, one.high)
-        yield f"| {_escaped(name)} | {one.value:.4g} | {interval} | {one.n} |"
+        n = count_words(one.n, one.unscored, one.completions)
+        yield f"| {_escaped(name)} | {one.value:.4g} | {interval} | {n} |"
     if pairing is None:
         yield from _examples("Wrong", [row for row in rows if _primary(row) == 0])
         return
@@ -91,8 +93,8 @@ def _completion(title: str, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _primary(row: Mapping[str, Any]) -> float:
-    """The value of a row's primary metric."""
-    value: float = next(iter(row["metrics"].values()))
+    """The value of a row's primary metric; NaN if it is unscored."""
+    value: float = next(iter(row["metrics"].values()), math.nan)
     return value
 
 

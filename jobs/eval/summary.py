@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..statistics import Comparison, compare, estimate, interval_of, mean_interval
@@ -24,15 +24,29 @@ class Metric:
     low: float | None  # None: unknown (a single question)
     high: float | None
     n: int
+    unscored: int = 0  # completions without this score, which are left out
+    completions: int = 0  # in all; 0: the metric is no score of completions
 
 
 def metrics_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     """Return the metrics of rows, in the order of the first row: its first is the primary one."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    found = {name: _metric(_values(rows, name), _weights(rows, name)) for name in names}
+    found = {
+        name: _metric(_values(rows, name), _weights(rows, name), scores_of(rows, name))
+        for name in names
+    }
     if BITS_PER_BYTE in found:
         found |= _perplexities(rows, found[BITS_PER_BYTE])
     return found
+
+
+def scores_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    """Return a score of each completion of all rows, None where it is unscored.
+
+    Empty for a metric that is no score of completions.
+    """
+    scores = [one.get("scores", {}) for row in rows for one in row.get("completions", ())]
+    return [found[name] for found in scores if name in found]
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -67,10 +81,28 @@ def _perplexities(rows: Sequence[Mapping[str, Any]], found: Metric) -> dict[str,
     return perplexities
 
 
-def _metric(values: Sequence[float], weights: Sequence[float] | None) -> Metric:
+def _metric(
+    values: Sequence[float], weights: Sequence[float] | None, scores: Sequence[float | None]
+) -> Metric:
     interval = interval_of(values) if weights is None else mean_interval(values, weights)
     low, high = interval or (None, None)
-    return Metric(estimate(values, weights).mean, low, high, len(values))
+    mean = estimate(values, weights).mean
+    return Metric(mean, low, high, len(values), scores.count(None), len(scores))
+
+
+def unscored_fields(metric: Metric) -> dict[str, int]:
+    """Return what an event says about the completions that a mean leaves out; {} for none."""
+    if not metric.unscored:
+        return {}
+    return {"unscored": metric.unscored, "completions": metric.completions}
+
+
+def count_words(n: int | None, unscored: int, completions: int) -> str:
+    """Return what a mean counts and leaves out: '40', or '37 (unscored: 3 of 40)'.
+
+    `n`: questions. `unscored`, `completions`: as in Metric.
+    """
+    return f"{n} (unscored: {unscored} of {completions})" if unscored else str(n)
 
 
 @dataclass(frozen=True)
@@ -106,26 +138,29 @@ class Pairing:
 
 
 def pair(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Pairing | None:
-    """Pair the rows of two evaluations by their questions; None if they share none."""
+    """Pair the rows of two evaluations by their questions.
+
+    Each metric is compared on the questions where both have it, and the others are counted as
+    unscored. None if there is no such metric.
+    """
     known = {row["question"]: row for row in before}
     pairs = [(known[row["question"]], row) for row in after if row["question"] in known]
-    names = [
-        name
-        for name in (pairs[0][1]["metrics"] if pairs else {})
-        if all(name in row["metrics"] for both in pairs for row in both)
-    ]
-    if not names:
-        return None
-    found = {}
-    for name in names:
-        first, second = ([both[i]["metrics"][name] for both in pairs] for i in (0, 1))
-        weights = _weights([after for _, after in pairs], name)
+    found: dict[str, Comparison] = {}
+    changes: list[Change] = []
+    for name in dict.fromkeys(name for _, row in pairs for name in row["metrics"]):
+        scored = [both for both in pairs if all(name in row["metrics"] for row in both)]
+        if not scored:
+            continue
+        first, second = ([both[i]["metrics"][name] for both in scored] for i in (0, 1))
+        weights = _weights([row for _, row in scored], name)
         lower = name in LOWER_IS_BETTER
-        found[name] = compare(first, second, weights=weights, lower_is_better=lower)
-    primary = names[0]
-    sign = -1 if primary in LOWER_IS_BETTER else 1
-    changes = [
-        Change(one, other, sign * (other["metrics"][primary] - one["metrics"][primary]))
-        for one, other in pairs
-    ]
-    return Pairing(found, [change for change in changes if change.difference])
+        one = compare(first, second, weights=weights, lower_is_better=lower)
+        if not found:  # the primary metric
+            sign = -1 if lower else 1
+            changes = [
+                Change(*both, sign * (b - a))
+                for both, a, b in zip(scored, first, second, strict=True)
+                if a != b
+            ]
+        found[name] = replace(one, unscored=len(pairs) - len(scored))
+    return Pairing(found, changes) if found else None

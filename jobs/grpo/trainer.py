@@ -387,8 +387,9 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
     def measure(self) -> dict[str, Any] | None:
         """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
 
-        Completions for which every reward returns None do not count, in `n` either; NaN when none
-        counts. The seed is fixed, and the random state of training is left unchanged.
+        Completions for which every reward returns None are left out, in `n` too, and counted as
+        `unscored`; the reward is NaN, with a warning, when none is left. The seed is fixed, and the
+        random state of training is left unchanged.
         """
         was_training = self.model.training
         self.model.eval()
@@ -402,12 +403,18 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
                     found += self._rewards_of(self.held_out[start : start + EVAL_BATCH])
         self.generation_s = 0.0
         self.model.train(was_training)
+        count = len(self.held_out)
+        unscored = count - len(found)
+        left_out = {"unscored": unscored, "completions": count} if unscored else {}
         if not found:
-            return {"reward": math.nan, "n": 0}
+            message = f"the held-out reward is unknown: no reward scores any of {count} completions"
+            self.job.emit("warning", step=self.state.global_step, message=message)
+            return {"reward": math.nan, "n": 0, **left_out}
         interval = interval_of(found)
         return {
             "reward": math.fsum(found) / len(found),
             "n": len(found),
+            **left_out,
             **({} if interval is None else {"intervals": {"reward": interval}}),
         }
 

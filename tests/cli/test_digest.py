@@ -47,6 +47,18 @@ def test_the_interval_of_an_evaluation_is_its_own(desk):
     assert "reward 0.5  95 % interval 0.450 to 0.550 (n 8)" in desk.warmd("digest").out
 
 
+def test_completions_without_a_score_are_counted(desk):
+    desk.submit()
+    run = desk.begin()
+    run.log.emit("eval", step=4, phase="after", reward=0.5, n=37, unscored=3, completions=40)
+    run.finish({})
+    assert "reward 0.5  unscored: 3 of 40" in desk.warmd("digest").out
+    (line,) = desk.warmd("digest", "--json").objects[0]["ended"]
+    evaluation = line["evaluation"]
+    assert (evaluation["n"], evaluation["unscored"], evaluation["completions"]) == (37, 3, 40)
+    assert "unscored: 3 of 40" in desk.warmd("tail").out
+
+
 def test_a_mean_whose_interval_is_unknown_is_shown_without_one(desk):
     desk.submit()
     run = desk.begin()

@@ -13,6 +13,7 @@ import tiny
 import torch
 from daemons import Daemon
 from gateways import openai_client
+from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from waiting import wait_until
@@ -213,6 +214,80 @@ def test_a_property_or_a_constant_named_like_a_keyword_is_none():
 def test_a_schema_that_a_repeated_key_would_break_is_refused(schema, problem):
     with pytest.raises(SpecError, match=f"^json_schema: unsupported schema: {problem}"):
         grammar_of(json.dumps(schema))
+
+
+NAMES = st.text(st.sampled_from('abé/"\\\n\b\x01\x7f\u2028😀'), max_size=3)
+SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\n": "\\n", "\b": "\\b"}
+
+
+@st.composite
+def spelled(draw: Any, text: str) -> str:
+    """A text as a JSON string, with each character raw or escaped, where JSON allows it."""
+    parts = []
+    for character in text:
+        units = character.encode("utf-16-be").hex()
+        code = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+        ways = [code, code.replace("a", "A"), SHORT.get(character, code)]
+        if character not in '"\\' and character >= " ":
+            ways.append(character)
+        parts.append(draw(st.sampled_from(ways)))
+    return f'"{"".join(parts)}"'
+
+
+@st.composite
+def objects(draw: Any) -> tuple[list[str], str]:
+    """The names that an object declares, and a text with these and other keys."""
+    names = draw(st.lists(NAMES, unique=True, min_size=1, max_size=3))
+    others = draw(st.lists(st.one_of(st.sampled_from(names), NAMES), max_size=3))
+    declared = [json.dumps(name, ensure_ascii=False) for name in names if draw(st.booleans())]
+    keys = [*declared, *(draw(spelled(name)) for name in others)]
+    return names, "{" + ",".join(f"{key}:1" for key in keys) + "}"
+
+
+FORMS: tuple[Any, ...] = (
+    lambda properties: {"type": "object", "properties": properties},
+    lambda properties: {"properties": properties, "additionalProperties": {"type": "integer"}},
+    lambda properties: {"allOf": [{"properties": {n: {}}} for n in properties], "type": "object"},
+    lambda properties: {"anyOf": [{"type": "object", "properties": properties}, {"type": "null"}]},
+    lambda properties: {"type": "object", "required": [*properties]},
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(objects(), st.sampled_from(FORMS))
+def test_no_declared_key_is_given_twice_in_any_spelling(made, form):
+    names, text = made
+    if accepts(form({name: {} for name in names}), text):
+        json.loads(text, object_pairs_hook=lambda pairs: check_unique(names, pairs))
+
+
+def check_unique(names: list[str], pairs: list[tuple[str, Any]]) -> None:
+    keys = [key for key, _ in pairs]
+    assert all(keys.count(name) <= 1 for name in names)
+
+
+def test_a_key_has_one_spelling():
+    schema = {"type": "object", "properties": {"a": {}, "\n": {}, "\x01": {}}}
+    assert accepts(schema, r'{"a":1,"\n":1,"\u0001":1,"b":1,"\t":1}')
+    for text in (
+        r'{"a":1,"\u0061":1}',
+        r'{"\u0061":1}',
+        r'{"a":1,"a":1}',
+        r'{"\n":1,"\u000a":1}',
+        r'{"\u0001":1,"\u0001":1}',
+        r'{"b":{"\u0061":1}}',
+    ):
+        assert not accepts(schema, text), text
+    loosened = {**schema, "x-guidance": {"json_allowed_escapes": 'u"', "lenient": False}}
+    assert not accepts(loosened, r'{"a":1,"\u0061":1}')
+
+
+@pytest.mark.parametrize("schema", [{"const": "\x01"}, {"enum": ["a", {"b": ["\x1f"]}]}])
+def test_a_value_that_no_completion_can_have_is_refused(schema):
+    with pytest.raises(SpecError, match=r"has a control character other than \\b, \\f") as caught:
+        grammar_of(json.dumps({"items": schema}))
+    assert caught.value.field == "json_schema"
+    assert accepts({"const": {"\n": "\t"}}, r'{"\n":"\t"}')
 
 
 @pytest.mark.parametrize("levels", [101, 900, 100_000])

@@ -89,6 +89,25 @@ def test_the_second_model_is_compared_with_the_first_and_both_are_ranked(
     assert first["job"] in [job["id"] for job in jobs]
 
 
+def test_tables_count_completions_without_a_score(
+    shared_daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    home = shared_daemon.home.path
+    (tmp_path / "partly.py").write_text(
+        "def odd(completions, number, **keywords):\n    return [n % 2 or None for n in number]\n"
+    )
+    data = tmp_path / "numbers.jsonl"
+    data.write_bytes(b"".join(b'{"prompt": "%d", "number": %d}\n' % (n, n) for n in range(1, 8)))
+    monkeypatch.chdir(tmp_path)
+    how = ("--dataset", str(data), "--reward", "partly:odd", "--max-tokens", "2")
+    table = warmd("eval", "tiny", *how, home=home)
+    assert table.code == 0, table.err
+    assert "4 (unscored: 3 of 7)" in table.out
+    assert "4 (unscored: 3 of 7)" in warmd("leaderboard", str(data), home=home).out
+    (entry,) = warmd("leaderboard", str(data), "--json", home=home).objects
+    assert (entry["n"], entry["unscored"], entry["completions"]) == (4, 3, 7)
+
+
 def test_nothing_is_queued_if_one_model_is_refused(shared_daemon: Daemon):
     before = len(shared_daemon.client.jobs())
     done = warmd("eval", "tiny", "./nowhere", "--samples", "2", home=shared_daemon.home.path)

@@ -16,7 +16,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from waiting import wait_until
 
+from warmd.cli.view.describe import describe
 from warmd.jobs import spec_class
+from warmd.jobs.context import RULES
 from warmd.jobs.engine import engines
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.eval.kind import run
@@ -91,12 +93,135 @@ def test_completions_are_scored_by_rewards_with_an_interval(job):
         "low": wilson(share, 20)[0],
         "high": wilson(share, 20)[1],
         "n": 20,
+        "unscored": 0,
+        "completions": 20,
     }
     assert (result["questions"], result["comparison"]) == (20, None)
     (event,) = job.of_type("eval")
     assert (event["reward"], event["n"]) == (share, 20)
     assert event["intervals"] == {"reward": [*wilson(share, 20)]}
     assert (job.ctx.run_dir / "report.md").read_text().startswith("# reward: demo\n")
+
+
+SCORES = """
+def from_the_third(completions, number, **keywords):
+    return [None if one < 3 else one % 2 for one in number]
+
+def none(completions, **keywords):
+    return [None for _ in completions]
+
+def of_some(completions, number, **keywords):
+    return [None if index % 2 or one == 4 else 1 for index, one in enumerate(number)]
+"""
+
+
+@pytest.fixture
+def scored(tmp_path, model, monkeypatch):
+    """Make a job whose rewards do not score every completion."""
+    lines = ({"prompt": f"{n}+{n}=", "answer": str(2 * n), "number": n} for n in range(1, 7))
+    write(tmp_path / "numbers.jsonl", *lines)
+    (tmp_path / "partial.py").write_text(SCORES)
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str) -> tiny.Surroundings:
+        found = tiny.surroundings(tmp_path / name, model)
+        found.ctx = replace(found.ctx, code_folders=(str(tmp_path),))
+        return found
+
+    return make
+
+
+def test_completions_that_no_reward_scores_are_left_out_and_counted(scored):
+    job = scored("one")
+    options = {"dataset": "numbers.jsonl", "max_tokens": 2}
+    result = evaluate(job, reward=["partial:from_the_third"], **options)
+    metric = result["metrics"]["reward"]
+    assert (metric["value"], metric["n"], metric["unscored"], metric["completions"]) == (
+        0.5,
+        4,
+        2,
+        6,
+    )
+    assert (metric["low"], metric["high"]) == wilson(0.5, 4)
+    (event,) = job.of_type("eval")
+    assert (event["n"], event["unscored"], event["completions"]) == (4, 2, 6)
+    assert "unscored: 2 of 6" in describe({"time": 0, **event})
+    assert (
+        "| reward | 0.5 | 0.15 to 0.85 | 4 (unscored: 2 of 6) |"
+        in (job.ctx.run_dir / "report.md").read_text()
+    )
+    assert [row["metrics"] for row in rows_of(job)[:3]] == [{}, {}, {"reward": 1.0}]
+
+
+def test_a_comparison_uses_the_questions_that_both_models_have_a_score_for(scored):
+    options = {"dataset": "numbers.jsonl", "max_tokens": 2}
+    evaluate(scored("first"), reward=["partial:from_the_third"], **options)
+    second = scored("second")
+    result = evaluate(second, reward=["correctness"], against="first", **options)
+    found = result["comparison"]["reward"]
+    assert (found["n"], found["unscored"]) == (4, 2)
+    assert found["words"].endswith("; unscored by one of both: 2 of 6 questions")
+    third = scored("third")
+    result = evaluate(third, reward=["partial:from_the_third"], against="second", **options)
+    assert result["comparison"]["reward"]["unscored"] == 2
+    with pytest.raises(JobFailed, match="first has no question of this evaluation that both"):
+        evaluate(scored("fourth"), reward=["correctness"], against="first", samples=2, **options)
+
+
+def test_a_comparison_that_an_earlier_version_submitted_says_by_which_test_it_is(scored):
+    options = {"dataset": "numbers.jsonl", "max_tokens": 2}
+    evaluate(scored("first"), **options)
+    for name, rules in (("old", 1), ("new", RULES)):
+        job = scored(name)
+        job.ctx = replace(job.ctx, rules=rules)
+        evaluate(job, against="first", **options)
+        messages = [event["message"] for event in job.of_type("warning")]
+        assert len(messages) == (rules == 1)
+        assert all("Student's paired t test; the version that submit" in one for one in messages)
+
+
+def test_a_metric_of_several_completions_uses_those_that_have_a_score(scored):
+    job = scored("repeats")
+    options = {
+        "dataset": "numbers.jsonl",
+        "samples": 4,
+        "max_tokens": 2,
+        "repeats": 4,
+        "temperature": 1.0,
+        "pass_k": [2, 3],
+    }
+    result = evaluate(job, reward=["partial:of_some"], **options)
+    metrics = result["metrics"]
+    assert (metrics["reward"]["n"], metrics["reward"]["unscored"]) == (3, 10)
+    assert metrics["pass@2"] == {**metrics["reward"], "unscored": 0, "completions": 0}
+    assert "pass@3" not in metrics  # no question has three scored completions
+
+
+def test_an_evaluation_without_any_score_fails(scored):
+    with pytest.raises(JobFailed) as failed:
+        evaluate(
+            scored("none"),
+            reward=["partial:none"],
+            dataset="numbers.jsonl",
+            samples=3,
+            max_tokens=2,
+        )
+    wanted = "reward: must score at least one completion, got None for each of 3"
+    assert str(failed.value) == wanted
+
+
+def test_a_job_of_an_earlier_version_says_from_which_question_on_it_leaves_out(scored):
+    options = {"dataset": "numbers.jsonl", "max_tokens": 2, "reward": ["partial:of_some"]}
+    for name, rules in (("old", 1), ("new", RULES)):
+        evaluate(scored(name), **options)
+        path = scored(name).ctx.run_dir / "rows.jsonl"
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+        job = scored(name)
+        job.ctx = replace(job.ctx, rules=rules)
+        evaluate(job, **options)
+        messages = [event["message"] for event in job.of_type("warning")]
+        expected = "completions that no reward scores are left out from question 4 on; an earlier "
+        assert messages == [f"{expected}version counted them as 0"][: 2 - rules]
 
 
 def test_a_stopped_job_resumes_at_the_next_row_with_equal_rows(tmp_path, model):

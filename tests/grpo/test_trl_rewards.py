@@ -158,6 +158,10 @@ def test_completions_without_a_score_have_no_effect(tmp_path):
     options: dict[str, Any] = {"samples": 2, "eval_samples": 1}
     result = run(spec(tmp_path / "rows.jsonl", rows(False), "judges_none", **options), job.ctx)
     assert result["reward_after"] != result["reward_after"]
+    for event in job.of_type("eval"):
+        assert (event["n"], event["unscored"], event["completions"]) == (0, 1, 1)
+    messages = [event["message"] for event in job.of_type("warning")]
+    assert "the held-out reward is unknown: no reward scores any of 1 completions" in messages
     before = tiny.model().state_dict()
     trained: Any = type(tiny.model()).from_pretrained(tmp_path / "none" / "model")
     assert all(torch.equal(before[k], v) for k, v in trained.state_dict().items())

@@ -190,6 +190,15 @@ def test_a_decision_of_a_sweep_is_not_made_again(taken):
     assert home.client.sweep(home.jobs["sweep"])["decisions"] == taken.decided
 
 
+def test_a_curriculum_says_from_which_gate_on_another_test_decides(taken):
+    home = taken.homes["home"]
+    attempts = home.client.curriculum(home.jobs["curriculum"])["attempts"]
+    words = [(one["comparison"] or {"words": ""})["words"] for one in attempts]
+    (changed,) = (number for number, text in enumerate(words) if "paired t test" in text)
+    assert changed == 1  # the first gate had been decided
+    assert f"from this gate ({attempts[1]['stage']}) on" in words[1]
+
+
 @pytest.mark.parametrize("where", ["home", "cloud"])
 def test_scores_decisions_and_counters_are_those_of_the_earlier_version(taken, where):
     expected, found = taken.expected[where], taken.outcomes[where]

@@ -56,11 +56,13 @@ function Group({ jobs }) {
 // The primary metric is the first one.
 function Row({ job }) {
   const { model, metrics, comparison, against } = job.result;
-  const [[name, { value, low, high }]] = Object.entries(metrics);
+  const [[name, { value, low, high, unscored, completions }]] = Object.entries(metrics);
+  // Results of earlier versions have no counts.
+  const leftOut = unscored ? ` (unscored: ${unscored} of ${completions})` : "";
   return html`<tr>
     <th scope="row">${model}</th>
     <td>${name}</td>
-    <td>${number(value)}</td>
+    <td>${number(value)}${leftOut}</td>
     <td>${number(low)} to ${number(high)}</td>
     <td><${JobLink} id=${job.id} /></td>
     <td>${comparison && html`${comparison[name].words} (<${JobLink} id=${against} />)`}</td>
