@@ -10,10 +10,9 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import SpecError
 from ..files import jsonl
@@ -22,8 +21,7 @@ from ..files.jsonl import MAX_LINE_BYTES, Place
 BATCH_ROWS = 256  # of a Parquet or Arrow file, in memory at a time
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A record of a data set and its place."""
 
     place: Place

@@ -28,6 +28,11 @@ class Reading:
         default_factory=dict
     )  # number of records by key that is not read
 
+    @property
+    def skipped(self) -> str:
+        """The number of records that were skipped, and why the first one was."""
+        return f"{self.num_skipped} bad rows, the first: {self.first_fault}"
+
     def skip(self, error: SpecError) -> None:
         """Count an unusable record. Raises its error if unusable records are not skipped."""
         if not self.skips_bad_rows:

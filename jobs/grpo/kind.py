@@ -45,12 +45,10 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
     check_can_generate(warm.model)
-    of_training, of_both = spec.reading(), spec.reading()
-    training, held_out = spec.training_problems(of_training), spec.held_out_problems(of_both)
-    if not held_out or spec.eval_dataset is not None:
-        report_skipped(ctx.emit, of_training)
-    report_skipped(ctx.emit, of_both)
-    if held_out:
+    training, held_out = spec.parts.training, spec.parts.held_out
+    for reading in spec.parts.readings:
+        report_skipped(ctx.emit, reading)
+    if spec.eval_dataset is not None:  # within a data set, prompts are distinct
         seen = {problems.key_of(problem) for problem in training}
         num_shared = sum(problems.key_of(problem) in seen for problem in held_out)
         report_shared(ctx.emit, num_shared, len(held_out))

@@ -17,6 +17,7 @@ from ..codegraph.syntax_reader import Module
 from ..data import texts
 from ..data.columns import Columns
 from ..data.corpus import Corpus, Writer, open_or_build, tokenizer_digest
+from ..data.held_out import digest, split_by_content
 from ..data.reader import Reading
 from ..errors import SpecError
 
@@ -24,26 +25,6 @@ TOKENIZER = "tokenizer"  # in a corpus: the folder of the one that was trained f
 _BLOCK_BYTES = 1 << 24
 
 Item = TypeVar("Item")
-
-
-# The split.
-
-
-def digest(content: str | bytes) -> int:
-    """Return a 64-bit hash of a document."""
-    content = content.encode(errors="replace") if isinstance(content, str) else content
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
-
-
-def held_out(digests: Iterable[int], share: float) -> frozenset[int]:
-    """Choose the documents to hold out: a fraction of the distinct ones, by their digests.
-
-    Equal documents are on the same side. At least one is held out when `share` > 0 and there are
-    two, and at least one is left for training.
-    """
-    different = sorted(set(digests))
-    count = min(max(round(share * len(different)), int(share > 0)), len(different) - 1)
-    return frozenset(different[: max(count, 0)])
 
 
 # From data to examples.
@@ -176,7 +157,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         digests = list(map(digest, recipe.counted("reading", recipe.texts(reading))))
         num_documents = len(digests)
         apart = frozenset(map(digest, recipe.held_out_texts()))
-        sides = apart or held_out(digests, recipe.share)
+        sides = apart or split_by_content(digests, recipe.share)
 
         def read(activity: str) -> Iterator[str]:
             return recipe.counted(activity, recipe.texts(), num_documents)
@@ -240,7 +221,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         digests = [digest((recipe.data / module.file).read_bytes()) for module in modules]
         by_side: dict[bool, list[Module]] = {False: [], True: []}
         if recipe.held_out_data is None:
-            sides = held_out(digests, recipe.share)
+            sides = split_by_content(digests, recipe.share)
         else:
             sides = frozenset(digest(path.read_bytes()) for path in others)
             apart = read_modules(others, recipe.held_out_data, on_skip=lambda *_: None)
