@@ -28,26 +28,31 @@ class Record(NamedTuple):
     parse: Callable[[], dict[str, Any]]  # its columns by name; raises SpecError
 
 
-def records_of(option: str, path: Path) -> Iterator[Record]:
-    """Yield the records of a file. Blank lines are skipped.
+def records_of(
+    option: str, path: Path, on_blank: Callable[[], None] = lambda: None
+) -> Iterator[Record]:
+    """Yield the records of a file. Blank lines are skipped; `on_blank` is called for each.
 
     A file with another suffix than `.csv`, `.parquet` and `.arrow` is JSONL. Raises OSError for a
     file that cannot be read and SpecError for one that is not in its format. `option`: the option
     that names the file.
     """
-    readers = {".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
-    yield from readers.get(path.suffix.lower(), _jsonl)(option, path)
+    suffix = path.suffix.lower()
+    if suffix in _OF_TABLES:
+        yield from _OF_TABLES[suffix](option, path)
+    else:
+        yield from (_csv if suffix == ".csv" else _jsonl)(option, path, on_blank)
 
 
-def _jsonl(option: str, path: Path) -> Iterator[Record]:
-    for place, line in jsonl.lines(option, path):
+def _jsonl(option: str, path: Path, on_blank: Callable[[], None]) -> Iterator[Record]:
+    for place, line in jsonl.lines(option, path, on_blank):
         yield Record(place, partial(jsonl.parse, line, place))
 
 
 # CSV.
 
 
-def _csv(option: str, path: Path) -> Iterator[Record]:
+def _csv(option: str, path: Path, on_blank: Callable[[], None]) -> Iterator[Record]:
     """Yield the rows below the header. Cells are text; a quoted cell may span lines."""
     csv.field_size_limit(MAX_LINE_BYTES)
     with path.open("rb") as file:
@@ -64,6 +69,7 @@ def _csv(option: str, path: Path) -> Iterator[Record]:
                 yield Record(place, partial(_raise_fault, place, "CSV", str(error)))
                 continue
             if not cells:
+                on_blank()
                 continue
             if header is None:
                 header = _header(cells, place)
@@ -148,6 +154,9 @@ def _rows(option: str, path: Path, batches: Iterator[Any]) -> Iterator[Record]:
             number += 1
             place = Place.of_row(option, path, number)
             yield Record(place, partial(_plain_row, row, place))
+
+
+_OF_TABLES = {".parquet": _parquet, ".arrow": _arrow}  # by suffix
 
 
 @contextmanager

@@ -18,11 +18,12 @@ Row = TypeVar("Row")
 
 @dataclass
 class Reading:
-    """How the records of a data set are read, and how many of them were skipped."""
+    """How the records of a data set are read, and what of it was left out."""
 
     columns: Columns = field(default_factory=Columns)
     skips_bad_rows: bool = False
-    num_skipped: int = 0
+    num_blank: int = 0  # blank lines
+    num_skipped: int = 0  # unusable records
     first_fault: str | None = None  # of the first record that was skipped
     ignored: dict[str, int] = field(
         default_factory=dict
@@ -32,6 +33,10 @@ class Reading:
     def skipped(self) -> str:
         """The number of records that were skipped, and why the first one was."""
         return f"{self.num_skipped} bad rows, the first: {self.first_fault}"
+
+    def add_blank(self) -> None:
+        """Count a blank line."""
+        self.num_blank += 1
 
     def skip(self, error: SpecError) -> None:
         """Count an unusable record. Raises its error if unusable records are not skipped."""
@@ -59,7 +64,7 @@ class Reader(Generic[Row]):
 
     def rows(self, option: str, source: str, takes: str = TAKES) -> Iterator[Row]:
         """Yield the usable records of a data set."""
-        for record in records(option, source, takes):
+        for record in records(option, source, takes, self.reading.add_blank):
             try:
                 values, place = self.reading.columns.rename(record.parse(), record.place)
                 row = self._convert(values, place)

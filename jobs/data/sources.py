@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +38,10 @@ def located(option: str, source: str, folder: Path, takes: str = TAKES) -> str:
     return str(path)
 
 
-def records(option: str, source: str, takes: str = TAKES) -> Iterator[Record]:
-    """Yield the records of a data set, file by file.
+def records(
+    option: str, source: str, takes: str = TAKES, on_blank: Callable[[], None] = lambda: None
+) -> Iterator[Record]:
+    """Yield the records of a data set, file by file; call `on_blank` for each blank line.
 
     `takes`: the values that `option` accepts. Raises SpecError if it is not a data set, or has no
     records.
@@ -47,7 +49,7 @@ def records(option: str, source: str, takes: str = TAKES) -> Iterator[Record]:
     is_empty = True
     for path in files_of(option, source, takes):
         try:
-            for record in records_of(option, path):
+            for record in records_of(option, path, on_blank):
                 is_empty = False
                 yield record
         except OSError as error:

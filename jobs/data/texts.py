@@ -10,6 +10,7 @@ from ..files import jsonl
 from ..files.documents import documents, text_files
 from ..files.folders import has_suffix
 from ..files.jsonl import Place
+from . import keys
 from .hub import SUFFIXES, Name, is_hub_folder
 from .reader import Reader, Reading
 from .sources import files_of
@@ -20,7 +21,9 @@ TAKES = "a text, JSONL, CSV or Parquet file, a folder of them or a hub data set"
 def read(option: str, source: str, reading: Reading) -> Iterator[str]:
     """Yield texts that are not blank. Raises SpecError for a file or record that has none."""
     if holds_records(option, source):
-        return filter(str.strip, Reader(text_of, reading).rows(option, source, TAKES))
+        return filter(
+            str.strip, Reader(text_of, reading, keys.READ["texts"]).rows(option, source, TAKES)
+        )
     return documents(option, Path(source))
 
 

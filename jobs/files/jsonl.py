@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -59,8 +59,10 @@ def shown(source: str | Path) -> str:
     return name if name and name.isprintable() else repr(name)
 
 
-def lines(option: str, source: str | Path) -> Iterator[tuple[Place, bytes]]:
-    """Yield the lines of a file that are not blank, with their places.
+def lines(
+    option: str, source: str | Path, on_blank: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Place, bytes]]:
+    """Yield the lines of a file that are not blank, with their places; call `on_blank` for others.
 
     Raises OSError, and SpecError for a line of more than 64 MiB.
     """
@@ -75,6 +77,8 @@ def lines(option: str, source: str | Path) -> Iterator[tuple[Place, bytes]]:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             if line.strip():
                 yield place, line
+            else:
+                on_blank()
 
 
 def parse(line: bytes, place: Place) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         require_same(ctx.ranks, "reward", trainer.sources)
         about = {
             "first_prompt": shown_prompt(prompts[0].text),
-            "left_out": left_out.of_job("dataset", *spec.data_sets),
+            "left_out": left_out.of_job("dataset", *spec.data_sets, readings=spec.parts.readings),
             "data_s": data_done - begun,
             "trainer_s": time.perf_counter() - data_done,
         }

@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 import orjson
 from tokenizers.processors import TemplateProcessing
 
-from ..codegraph.python_graph import find_sources, read_modules
+from ..codegraph.python_graph import read_modules, sources_in
 from ..codegraph.sequences import CLS_ID, SEP_ID, build_examples, train_tokenizer
 from ..codegraph.syntax_reader import Module
-from ..data import texts
+from ..data import left_out, texts
 from ..data.columns import Columns
 from ..data.corpus import Corpus, Writer, open_or_build, tokenizer_digest
 from ..data.held_out import digest, split_by_content
@@ -66,11 +66,11 @@ class Recipe:
         reading = reading or Reading(self.columns, self.skip_bad_rows)
         return texts.read("data", str(self.data), reading)
 
-    def held_out_texts(self) -> Iterator[str]:
+    def held_out_texts(self, reading: Reading | None = None) -> Iterator[str]:
         """Yield the documents of `held_out_data`; none without it. Raises SpecError."""
         if self.held_out_data is None:
             return iter(())
-        reading = Reading(self.columns, self.skip_bad_rows)
+        reading = reading or Reading(self.columns, self.skip_bad_rows)
         return texts.read("eval_dataset", str(self.held_out_data), reading)
 
     def key(
@@ -156,7 +156,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         reading = Reading(recipe.columns, recipe.skip_bad_rows)
         digests = list(map(digest, recipe.counted("reading", recipe.texts(reading))))
         num_documents = len(digests)
-        apart = frozenset(map(digest, recipe.held_out_texts()))
+        apart = frozenset(map(digest, recipe.held_out_texts(reading)))
         sides = apart or split_by_content(digests, recipe.share)
 
         def read(activity: str) -> Iterator[str]:
@@ -177,6 +177,8 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         if reading.num_skipped:
             skipped = {"rows_skipped": reading.num_skipped, "first_fault": reading.first_fault}
             writer.facts |= skipped
+        if (note := left_out.of_reading(reading)) is not None:
+            writer.facts["left_out"] = note
 
     others = recipe.held_out_data
     found = None if others is None else texts.files("eval_dataset", str(others))
@@ -246,8 +248,12 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
             "triples": sum(len(module.triples) for module in modules),
         }
 
-    files = find_sources(recipe.data)
-    others = [] if recipe.held_out_data is None else find_sources(recipe.held_out_data)
+    files = sources_in("data", recipe.data).files
+    others = (
+        []
+        if recipe.held_out_data is None
+        else sources_in("eval_dataset", recipe.held_out_data).files
+    )
     found = None if recipe.held_out_data is None else (recipe.held_out_data, others)
     dtypes = {
         "ids": "<i4",
@@ -263,7 +269,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
 
 def check_sources(option: str, data: Path) -> None:
     """Check that there is a Python file. Raises SpecError."""
-    if not data.is_dir() or not find_sources(data):
+    if not data.is_dir() or not sources_in(option, data).files:
         raise SpecError(
             option,
             f"must be a folder of Python sources (the objective mlm takes text), got {str(data)!r}",

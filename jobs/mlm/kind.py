@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..codegraph.python_graph import sources_in
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
 from ..data.reader import progress
@@ -204,6 +205,16 @@ def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
     )
 
 
+def _left_out(spec: MlmSpec, corpus: Corpus) -> str | None:
+    """Return what of the data is not read; None: all is read."""
+    held_out = spec.eval_dataset
+    if spec.objective != GRAPH:
+        files = left_out.of_job("data", str(spec.data_path), held_out, is_text=True)
+        return left_out.joined(files, corpus.facts.get("left_out"))
+    folders = [spec.data_path, *([] if held_out is None else [Path(held_out)])]
+    return left_out.joined(*(left_out.of_files(sources_in("data", path)) for path in folders))
+
+
 def _announce(
     spec: MlmSpec,
     ctx: Context,
@@ -234,9 +245,7 @@ def _announce(
         seq_len=spec.seq_len,
         learning_rate=trainer.args.learning_rate,
         warmup_steps=spec.warmup,
-        left_out=None
-        if spec.objective == GRAPH
-        else left_out.of_job("data", str(spec.data_path), spec.eval_dataset, is_text=True),
+        left_out=_left_out(spec, trainer.corpus),
         **compute_summary(ctx.device),
         **seconds,
     )

@@ -151,7 +151,7 @@ def _announce(
         pack_tokens=trainer.most_tokens,  # most in one pass of the model
         learning_rate=trainer.args.learning_rate,
         left_out=left_out.of_job(
-            "dataset", spec.dataset, spec.eval_dataset, reading=spec.rows.reading
+            "dataset", spec.dataset, spec.eval_dataset, readings=[spec.rows.reading]
         ),
         first_prompt=shown_prompt(spec.first_prompt(), chat_template_of(trainer.processing_class)),
         **compute_summary(ctx.device),
