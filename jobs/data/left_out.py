@@ -29,6 +29,9 @@ def of_job(
     `readings`: how they were read. `is_text`: they may have documents. Raises SpecError.
     """
     of_source = of_texts if is_text else of_records
+    readings = list(readings)
+    if any(reading.former is not None for reading in readings):
+        sources = ()  # other files are left out: `report_former` names them
     return joined(
         *(of_source(option, source) for source in sources if source), *map(of_reading, readings)
     )

@@ -11,6 +11,7 @@ from ..context import Emit
 from ..errors import SpecError
 from ..files.jsonl import Place
 from .columns import Columns
+from .former import Former
 from .sources import TAKES, records
 
 Row = TypeVar("Row")
@@ -22,6 +23,7 @@ class Reading:
 
     columns: Columns = field(default_factory=Columns)
     skips_bad_rows: bool = False
+    former: Former | None = None  # the rules of a job that an earlier version began
     num_blank: int = 0  # blank lines
     num_skipped: int = 0  # unusable records
     first_fault: str | None = None  # of the first record that was skipped
@@ -64,7 +66,8 @@ class Reader(Generic[Row]):
 
     def rows(self, option: str, source: str, takes: str = TAKES) -> Iterator[Row]:
         """Yield the usable records of a data set."""
-        for record in records(option, source, takes, self.reading.add_blank):
+        reading = self.reading
+        for record in records(option, source, takes, reading.add_blank, reading.former):
             try:
                 values, place = self.reading.columns.rename(record.parse(), record.place)
                 row = self._convert(values, place)
@@ -75,6 +78,16 @@ class Reader(Generic[Row]):
                 for name in values.keys() - self._known:
                     self.reading.ignored[name] = self.reading.ignored.get(name, 0) + 1
             yield row
+
+
+def report_former(emit: Emit, former: Former | None) -> None:
+    """Emit a warning when a job reads otherwise than a new one would."""
+    if former is not None and former.note is not None:
+        emit(
+            "warning",
+            message="data: read as by the earlier version that this job was submitted to, with the "
+            f"same records in the same order: {former.note}; a new job reads otherwise",
+        )
 
 
 def report_skipped(emit: Emit, reading: Reading) -> None:

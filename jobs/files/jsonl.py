@@ -81,10 +81,13 @@ def lines(
                 on_blank()
 
 
-def parse(line: bytes, place: Place) -> dict[str, Any]:
-    """Return the JSON object of a line. Raises SpecError."""
+def parse(line: bytes, place: Place, reads: Callable[[bytes], Any] = loads) -> dict[str, Any]:
+    """Return the JSON object of a line. Raises SpecError.
+
+    `reads` raises orjson.JSONDecodeError.
+    """
     try:
-        values = loads(line)
+        values = reads(line)
     except orjson.JSONDecodeError as error:
         _check_encoding(line, place)
         raise place.fault("a JSON object", f"{error.msg} at column {error.colno}") from None

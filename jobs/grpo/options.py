@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ..context import RULES
+from ..data.former import Former
 from ..data.options import Content, RecordsSpec
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
@@ -303,15 +305,19 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         found = (self.dataset, self.eval_dataset)
         return [source for source in found if source not in (None, problems.ARITHMETIC)]
 
-    def reading(self) -> Reading:
-        """How records are read; it counts those that are skipped."""
-        return Reading(self.column_names, self.skip_bad_rows)
+    def reading(self, rules: int) -> Reading:
+        """How records are read by these RULES; it counts those that are skipped."""
+        return Reading(self.column_names, self.skip_bad_rows, Former.of(rules))
 
     @cached_property
     def parts(self) -> Parts:
         """The problems to train on and those held out, read and checked. Raises SpecError."""
+        return self.parts_by(RULES)
+
+    def parts_by(self, rules: int) -> Parts:
+        """Return the same as a job reads it that was submitted with these RULES."""
         is_apart = self.eval_dataset is not None
-        readings = [self.reading()]
+        readings = [self.reading(rules)]
         training, held_out = problems.load_both(
             self.dataset,
             template=self.template,
@@ -321,7 +327,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             check=self.check_answer,
         )
         if is_apart:
-            readings.append(self.reading())
+            readings.append(self.reading(rules))
             held_out = problems.load(
                 self.eval_dataset or "",
                 template=self.template,

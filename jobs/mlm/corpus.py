@@ -14,9 +14,11 @@ from tokenizers.processors import TemplateProcessing
 from ..codegraph.python_graph import read_modules, sources_in
 from ..codegraph.sequences import CLS_ID, SEP_ID, build_examples, train_tokenizer
 from ..codegraph.syntax_reader import Module
+from ..context import RULES
 from ..data import left_out, texts
 from ..data.columns import Columns
 from ..data.corpus import Corpus, Writer, open_or_build, tokenizer_digest
+from ..data.former import Former
 from ..data.held_out import digest, split_by_content
 from ..data.reader import Reading
 from ..errors import SpecError
@@ -45,6 +47,16 @@ class Recipe:
     columns: Columns = field(default_factory=Columns)  # of records
     skip_bad_rows: bool = False
     held_out_data: Path | None = None  # the documents to hold out; None: a share of `data`
+    former: Former | None = None  # the rules of a job that an earlier version began
+
+    def reading(self) -> Reading:
+        """How records are read; it counts what is left out."""
+        return Reading(self.columns, self.skip_bad_rows, self.former)
+
+    def _again(self) -> Reading:
+        """The same for data that has been counted."""
+        former = None if self.former is None else Former()
+        return Reading(self.columns, self.skip_bad_rows, former)
 
     def counted(
         self,
@@ -63,14 +75,14 @@ class Recipe:
 
     def texts(self, reading: Reading | None = None) -> Iterator[str]:
         """Yield the documents of text data; `reading` counts skipped records. Raises SpecError."""
-        reading = reading or Reading(self.columns, self.skip_bad_rows)
+        reading = reading or self._again()
         return texts.read("data", str(self.data), reading)
 
     def held_out_texts(self, reading: Reading | None = None) -> Iterator[str]:
         """Yield the documents of `held_out_data`; none without it. Raises SpecError."""
         if self.held_out_data is None:
             return iter(())
-        reading = reading or Reading(self.columns, self.skip_bad_rows)
+        reading = reading or self._again()
         return texts.read("eval_dataset", str(self.held_out_data), reading)
 
     def key(
@@ -153,7 +165,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
     """
 
     def build(writer: Writer) -> None:
-        reading = Reading(recipe.columns, recipe.skip_bad_rows)
+        reading = recipe.reading()
         digests = list(map(digest, recipe.counted("reading", recipe.texts(reading))))
         num_documents = len(digests)
         apart = frozenset(map(digest, recipe.held_out_texts(reading)))
@@ -181,8 +193,10 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
             writer.facts["left_out"] = note
 
     others = recipe.held_out_data
-    found = None if others is None else texts.files("eval_dataset", str(others))
-    key = recipe.key("text", *texts.files("data", str(recipe.data)), found)
+    found = None if others is None else texts.files("eval_dataset", str(others), recipe.former)
+    key = recipe.key("text", *texts.files("data", str(recipe.data), recipe.former), found)
+    if recipe.former is None:  # its values may be read otherwise
+        key["rules"] = RULES
     return open_or_build(cache, key, {"ids": "<i4"}, build, recipe.check_stop)
 
 

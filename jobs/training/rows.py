@@ -16,7 +16,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import orjson
 
+from ..context import RULES
 from ..data.columns import Columns
+from ..data.former import Former
 from ..data.held_out import split
 from ..data.reader import Reader, Reading
 from ..errors import SpecError
@@ -131,6 +133,7 @@ class RowSource(ABC, Generic[R]):
     system: str | None = None
     skip_bad_rows: bool = False
     columns: Columns = field(default_factory=Columns)
+    rules: int = RULES  # version at submission
 
     known: ClassVar[frozenset[str]]  # the keys of a record that the kind reads
 
@@ -140,7 +143,7 @@ class RowSource(ABC, Generic[R]):
 
     def reading(self) -> Reading:
         """How records are read; it counts those that are skipped."""
-        return Reading(self.columns, self.skip_bad_rows)
+        return Reading(self.columns, self.skip_bad_rows, Former.of(self.rules))
 
     def rows(self, option: str, path: str, reading: Reading) -> Iterator[R]:
         """Yield the usable rows of a data set. Raises SpecError for a bad one."""

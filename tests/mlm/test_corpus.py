@@ -288,7 +288,7 @@ def test_text_columns_of_a_table_are_documents(tmp_path):
     columns = Columns({"text": "content"})
     assert list(documents(folder, columns=columns)) == ["one", "two"]
     found = text_corpus(tmp_path / "cache", recipe(folder, columns=columns))
-    assert found.facts == {"documents": 2}
+    assert found.facts == {"documents": 2, "left_out": "columns (records): n (1)"}
 
 
 def test_skipped_records_are_counted_in_the_facts_of_the_corpus(tmp_path):
