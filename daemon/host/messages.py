@@ -30,10 +30,14 @@ import orjson
 from ...configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from ...configs.gpus import AUTO
 from ...jobs.context import Activity
-from ...jobs.errors import WarmdError
+from ...jobs.errors import Conflict, JobFailed, NotFound, SpecError, Unavailable, WarmdError
 
 RETIRE = signal.SIGTERM  # to a zygote that another replaces (warmd reload): end with the last horse
 
+# The classes that an error keeps between processes: callers and HTTP statuses depend on them.
+_ERRORS: dict[str, type[WarmdError]] = {
+    error.__name__: error for error in (SpecError, NotFound, Conflict, Unavailable, JobFailed)
+}
 _CLASSES: dict[str, type[Message]] = {}  # by `op`
 
 
@@ -145,13 +149,18 @@ class Failure(Message, op="error"):
 
     error: str
     exit_code: int = 1
+    kind: str = ""  # the class of the error, one of _ERRORS; "": WarmdError
 
     @classmethod
     def of(cls, error: WarmdError) -> Self:
-        return cls(str(error), error.exit_code)
+        classes = (base.__name__ for base in type(error).__mro__)
+        kind = next((name for name in classes if name in _ERRORS), "")
+        return cls(str(error), error.exit_code, kind)
 
     def to_exception(self) -> WarmdError:
-        failure = WarmdError(self.error)
+        if self.kind == SpecError.__name__:
+            return SpecError(*self.error.split(": ", 1))
+        failure = _ERRORS.get(self.kind, WarmdError)(self.error)
         failure.exit_code = self.exit_code
         return failure
 

@@ -13,7 +13,7 @@ import redis
 from ... import __version__
 from ...configs.config import redacted_url
 from ...configs.queues import QUEUES
-from ...jobs.errors import Conflict, NotFound, Unavailable, WarmdError
+from ...jobs.errors import Conflict, NotFound, Unavailable
 from ..host import downloads, memory
 from ..host.channel import Channel
 from ..host.messages import (
@@ -120,9 +120,8 @@ def _unload(supervisor: Supervisor, request: UnloadModel) -> Message:
     """Unload a model, or forget one that is to be kept warm and could not be loaded."""
     try:
         reply = _request_zygote(supervisor, request)
-    except WarmdError as error:
-        is_warm = error.exit_code != NotFound.exit_code
-        if is_warm or not supervisor.warm_set.discard(request.name):
+    except NotFound:
+        if not supervisor.warm_set.discard(request.name):
             raise
         return Unloaded(request.name, [])
     supervisor.warm_set.discard(request.name)

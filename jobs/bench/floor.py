@@ -195,7 +195,7 @@ def step_work(spec: TrainingSpec, count: CountTokens | None) -> tuple[StepWork, 
 
 
 def _of_grpo(spec: GrpoSpec, count: CountTokens | None) -> tuple[StepWork, StepWork]:
-    prompt = _mean_tokens((problem.prompt for problem in spec.training_problems()), count)
+    prompt = _mean_tokens((problem.prompt for problem in spec.parts.training), count)
     completions = spec.prompts_per_step * spec.num_generations
     longest = spec.max_completion_length or 256
     decode_bytes = {"int8": 1, "bf16": 2}.get(spec.rollout_dtype, _WEIGHT_BYTES)

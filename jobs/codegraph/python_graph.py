@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import ast
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import decode_source
 from pathlib import Path
 
+from ..errors import SpecError
+from ..files.folders import Found, files_in
 from .syntax_reader import Module, Reader
 from .triples import Triple
 
 NOT_SOURCES = frozenset({"test", "tests", "idle_test", "site-packages", "__pycache__"})
 
 
-def find_sources(folder: Path) -> list[Path]:
-    """Return the Python files below a folder in a fixed order, without tests and hidden folders."""
-    found: list[Path] = []
-    for place, folders, files in os.walk(folder):
-        # Pruned before descending: site-packages next to a standard library can be large.
-        folders[:] = filter(_is_source, folders)
-        found += [Path(place, name) for name in files if name.endswith(".py") and _is_source(name)]
-    return sorted(found)
+def sources_in(option: str, folder: Path) -> Found:
+    """Return the Python files below a folder in a fixed order, without tests and hidden folders.
 
-
-def _is_source(name: str) -> bool:
-    return name not in NOT_SOURCES and not name.startswith(".")
+    Raises SpecError for a folder that cannot be read; `option` names it.
+    """
+    try:
+        return files_in(folder, (".py",), hiding=(".",), skipped=NOT_SOURCES)
+    except OSError as error:
+        raise SpecError(
+            option, f"must be a folder that can be read, got {error.filename}: {error.strerror}"
+        ) from None
 
 
 def read_modules(

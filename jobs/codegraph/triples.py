@@ -26,13 +26,15 @@ A relation between the same two entities counts once per file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
-from ..errors import SpecError
+from ..data.formats import records_of
+from ..files import jsonl
+from ..files.jsonl import Place
 
 RELATIONS = (
     "calls",
@@ -76,20 +78,31 @@ def write_triples(triples: Iterable[Triple], path: Path) -> None:
 
 
 def read_triples(path: Path) -> Iterator[Triple]:
-    """Yield the triples of a JSONL file. Raises SpecError that names the invalid line."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                record = orjson.loads(line)
-                values = [record["head"], record["relation"], record["tail"]]
-                values += [record["qualifiers"][name] for name in Qualifiers._fields]
-            except (ValueError, KeyError, TypeError):
-                values = []
-            if not values or not all(isinstance(value, str) and value for value in values):
-                takes = "an object with head, relation, tail and qualifiers, all texts non-empty"
-                raise SpecError(f"{path}, line {number}", f"must be {takes}, got {line[:60]!r}")
-            if values[1] not in RELATIONS:
-                takes = f"one of {', '.join(RELATIONS)}"
-                raise SpecError(f"{path}, line {number}", f"must be {takes}, got {values[1]!r}")
-            head, relation, tail, *qualifiers = values
-            yield Triple(head, relation, tail, Qualifiers(*qualifiers))
+    """Yield the triples of a file of records. Raises SpecError that names the invalid line."""
+    for record in records_of("triples", path):
+        yield _triple(record.parse(), record.place)
+
+
+def _triple(record: Mapping[str, Any], place: Place) -> Triple:
+    qualifiers = record.get("qualifiers")
+    if not isinstance(qualifiers, dict) or not {"head", "relation", "tail"} <= record.keys():
+        takes = "an object with head, relation, tail and qualifiers"
+        raise place.fault(takes, jsonl.keys_of(dict(record)))
+    head, relation, tail = (_name(record, part, place) for part in ("head", "relation", "tail"))
+    if relation not in RELATIONS:
+        raise place.field("relation").fault(f"one of {', '.join(RELATIONS)}", repr(relation)[:80])
+    of_place = place.field("qualifiers")
+    return Triple(
+        head,
+        relation,
+        tail,
+        Qualifiers(*(_name(qualifiers, part, of_place) for part in Qualifiers._fields)),
+    )
+
+
+def _name(record: Mapping[str, Any], part: str, place: Place) -> str:
+    value = record.get(part)
+    if not jsonl.is_text(value) or not value:
+        got = "an empty one" if value == "" else jsonl.kind_of(value)
+        raise place.field(part).fault("text", got)
+    return value

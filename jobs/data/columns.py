@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ..errors import SpecError
@@ -43,4 +43,4 @@ class Columns:
         moved = {*self.names, *self.names.values()}
         kept = {name: value for name, value in values.items() if name not in moved}
         renamed = {name: values[column] for name, column in self.names.items()}
-        return renamed | kept, replace(place, columns=self.names)
+        return renamed | kept, place._replace(columns=self.names)

@@ -10,46 +10,64 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from ..errors import SpecError
 from ..files import jsonl
 from ..files.jsonl import MAX_LINE_BYTES, Place
+from .former import Former
 
 BATCH_ROWS = 256  # of a Parquet or Arrow file, in memory at a time
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A record of a data set and its place."""
 
     place: Place
     parse: Callable[[], dict[str, Any]]  # its columns by name; raises SpecError
 
 
-def records_of(option: str, path: Path) -> Iterator[Record]:
-    """Yield the records of a file. Blank lines are skipped.
+def records_of(
+    option: str,
+    path: Path,
+    on_blank: Callable[[], None] = lambda: None,
+    former: Former | None = None,
+) -> Iterator[Record]:
+    """Yield the records of a file. Blank lines are skipped; `on_blank` is called for each.
+
+    `former`: the rules of a job that an earlier version began.
 
     A file with another suffix than `.csv`, `.parquet` and `.arrow` is JSONL. Raises OSError for a
     file that cannot be read and SpecError for one that is not in its format. `option`: the option
     that names the file.
     """
-    readers = {".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
-    yield from readers.get(path.suffix.lower(), _jsonl)(option, path)
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        yield from _csv(option, path, on_blank)
+    elif suffix in _OF_TABLES:
+        yield from _OF_TABLES[suffix](option, path, former)
+    else:
+        yield from _jsonl(option, path, on_blank, former)
 
 
-def _jsonl(option: str, path: Path) -> Iterator[Record]:
-    for place, line in jsonl.lines(option, path):
-        yield Record(place, partial(jsonl.parse, line, place))
+def _jsonl(
+    option: str, path: Path, on_blank: Callable[[], None], former: Former | None
+) -> Iterator[Record]:
+    for place, line in jsonl.lines(option, path, on_blank):
+        parse = partial(jsonl.parse, line, place)
+        if former is not None:
+            parse = partial(former.parsed, partial(parse, orjson.loads), parse, place)
+        yield Record(place, parse)
 
 
 # CSV.
 
 
-def _csv(option: str, path: Path) -> Iterator[Record]:
+def _csv(option: str, path: Path, on_blank: Callable[[], None]) -> Iterator[Record]:
     """Yield the rows below the header. Cells are text; a quoted cell may span lines."""
     csv.field_size_limit(MAX_LINE_BYTES)
     with path.open("rb") as file:
@@ -66,6 +84,7 @@ def _csv(option: str, path: Path) -> Iterator[Record]:
                 yield Record(place, partial(_raise_fault, place, "CSV", str(error)))
                 continue
             if not cells:
+                on_blank()
                 continue
             if header is None:
                 header = _header(cells, place)
@@ -110,7 +129,7 @@ def _raise_fault(place: Place, takes: str, got: str) -> dict[str, Any]:
 # Parquet and Arrow.
 
 
-def _parquet(option: str, path: Path) -> Iterator[Record]:
+def _parquet(option: str, path: Path, former: Former | None) -> Iterator[Record]:
     import pyarrow.parquet as pq
 
     with _arrow_errors(option, path, "a Parquet file"):
@@ -119,10 +138,10 @@ def _parquet(option: str, path: Path) -> Iterator[Record]:
         names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
         # Arrow's threads would not survive the fork of a horse.
         batches = file.iter_batches(BATCH_ROWS, columns=names, use_threads=False)
-        yield from _rows(option, path, batches)
+        yield from _rows(option, path, batches, former)
 
 
-def _arrow(option: str, path: Path) -> Iterator[Record]:
+def _arrow(option: str, path: Path, former: Former | None) -> Iterator[Record]:
     """Yield the rows of an Arrow stream, in which `datasets` stores prepared data sets."""
     import pyarrow as pa
 
@@ -135,10 +154,12 @@ def _arrow(option: str, path: Path) -> Iterator[Record]:
             for batch in stream
             for first in range(0, batch.num_rows, BATCH_ROWS)
         )
-        yield from _rows(option, path, batches)
+        yield from _rows(option, path, batches, former)
 
 
-def _rows(option: str, path: Path, batches: Iterator[Any]) -> Iterator[Record]:
+def _rows(
+    option: str, path: Path, batches: Iterator[Any], former: Former | None
+) -> Iterator[Record]:
     number = 0
     while True:
         with _arrow_errors(option, path, "readable to its end"):
@@ -149,7 +170,13 @@ def _rows(option: str, path: Path, batches: Iterator[Any]) -> Iterator[Record]:
         for row in rows:
             number += 1
             place = Place.of_row(option, path, number)
-            yield Record(place, partial(_plain_row, row, place))
+            parse = partial(_plain_row, row, place)
+            if former is not None:
+                parse = partial(former.parsed, partial(_without_nulls, row), parse, place)
+            yield Record(place, parse)
+
+
+_OF_TABLES = {".parquet": _parquet, ".arrow": _arrow}  # by suffix
 
 
 @contextmanager
@@ -185,6 +212,13 @@ def _plain(value: Any, place: Place) -> Any:
     if math.isinf(number):
         raise place.fault("a finite number", str(number))
     return None if math.isnan(number) else number
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the fields that are null, as earlier versions read it."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def left_out_columns(option: str, path: Path) -> list[str]:

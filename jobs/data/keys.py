@@ -22,6 +22,9 @@ READ: Mapping[str, frozenset[str]] = {
             *("preferred_output", "non_preferred_output"),
         )
     ),
+    "encode": frozenset(("text", "id")),
+    "infer": frozenset(("prompt", "messages")),
+    "texts": frozenset(("text",)),  # mlm, and eval of perplexity
 }
 
 # Keys that change what a model reads or learns, by OpenAI's and TRL's formats.

@@ -11,6 +11,7 @@ from ..context import Emit
 from ..errors import SpecError
 from ..files.jsonl import Place
 from .columns import Columns
+from .former import Former
 from .sources import TAKES, records
 
 Row = TypeVar("Row")
@@ -18,15 +19,26 @@ Row = TypeVar("Row")
 
 @dataclass
 class Reading:
-    """How the records of a data set are read, and how many of them were skipped."""
+    """How the records of a data set are read, and what of it was left out."""
 
     columns: Columns = field(default_factory=Columns)
     skips_bad_rows: bool = False
-    num_skipped: int = 0
+    former: Former | None = None  # the rules of a job that an earlier version began
+    num_blank: int = 0  # blank lines
+    num_skipped: int = 0  # unusable records
     first_fault: str | None = None  # of the first record that was skipped
     ignored: dict[str, int] = field(
         default_factory=dict
     )  # number of records by key that is not read
+
+    @property
+    def skipped(self) -> str:
+        """The number of records that were skipped, and why the first one was."""
+        return f"{self.num_skipped} bad rows, the first: {self.first_fault}"
+
+    def add_blank(self) -> None:
+        """Count a blank line."""
+        self.num_blank += 1
 
     def skip(self, error: SpecError) -> None:
         """Count an unusable record. Raises its error if unusable records are not skipped."""
@@ -54,7 +66,8 @@ class Reader(Generic[Row]):
 
     def rows(self, option: str, source: str, takes: str = TAKES) -> Iterator[Row]:
         """Yield the usable records of a data set."""
-        for record in records(option, source, takes):
+        reading = self.reading
+        for record in records(option, source, takes, reading.add_blank, reading.former):
             try:
                 values, place = self.reading.columns.rename(record.parse(), record.place)
                 row = self._convert(values, place)
@@ -65,6 +78,16 @@ class Reader(Generic[Row]):
                 for name in values.keys() - self._known:
                     self.reading.ignored[name] = self.reading.ignored.get(name, 0) + 1
             yield row
+
+
+def report_former(emit: Emit, former: Former | None) -> None:
+    """Emit a warning when a job reads otherwise than a new one would."""
+    if former is not None and former.note is not None:
+        emit(
+            "warning",
+            message="data: read as by the earlier version that this job was submitted to, with the "
+            f"same records in the same order: {former.note}; a new job reads otherwise",
+        )
 
 
 def report_skipped(emit: Emit, reading: Reading) -> None:

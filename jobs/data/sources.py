@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ..files import jsonl
 from ..files.folders import Found, files_in
 from ..spec import path_of
 from .formats import Record, records_of
+from .former import Former
 from .hub import SUFFIXES, Name, is_hub_folder, local_copy, split_files
 
 TAKES = "a JSONL, CSV or Parquet file, a folder of them or a hub data set"
@@ -38,16 +39,23 @@ def located(option: str, source: str, folder: Path, takes: str = TAKES) -> str:
     return str(path)
 
 
-def records(option: str, source: str, takes: str = TAKES) -> Iterator[Record]:
-    """Yield the records of a data set, file by file.
+def records(
+    option: str,
+    source: str,
+    takes: str = TAKES,
+    on_blank: Callable[[], None] = lambda: None,
+    former: Former | None = None,
+) -> Iterator[Record]:
+    """Yield the records of a data set, file by file; call `on_blank` for each blank line.
 
-    `takes`: the values that `option` accepts. Raises SpecError if it is not a data set, or has no
+    `takes`: the values that `option` accepts. `former`: the rules of a job that an earlier version
+    began. Raises SpecError if it is not a data set, or has no
     records.
     """
     is_empty = True
-    for path in files_of(option, source, takes):
+    for path in found_in(option, source, takes, former).files:
         try:
-            for record in records_of(option, path):
+            for record in records_of(option, path, on_blank, former):
                 is_empty = False
                 yield record
         except OSError as error:
@@ -61,7 +69,7 @@ def files_of(option: str, source: str, takes: str = TAKES) -> list[Path]:
     return found_in(option, source, takes).files
 
 
-def found_in(option: str, source: str, takes: str = TAKES) -> Found:
+def found_in(option: str, source: str, takes: str = TAKES, former: Former | None = None) -> Found:
     """Return the files of a data set, and those of its folder left out. Raises SpecError."""
     path = Path(source)
     try:
@@ -74,7 +82,7 @@ def found_in(option: str, source: str, takes: str = TAKES) -> Found:
             raise _refused(option, source, takes, "not a regular file")
         if is_hub_folder(option, path):
             return Found(split_files(option, Name(source)))
-        found = files_in(path, SUFFIXES)
+        found = (files_in if former is None else former.files_in)(path, SUFFIXES)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL or a lone surrogate
         reason = error.strerror if isinstance(error, OSError) else error
         raise _refused(option, source, takes, reason) from None

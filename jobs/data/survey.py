@@ -11,9 +11,10 @@ from ..errors import JobFailed, SpecError
 from ..files import jsonl
 from .columns import Columns
 from .formats import Record
-from .left_out import of_records
+from .left_out import of_job
 from .lengths import Lengths, divergence_warning
 from .options import Content, RecordsSpec
+from .reader import Reading
 from .sources import TAKES, files_of, records
 
 NUM_EXAMPLES = 5
@@ -114,15 +115,15 @@ def survey(
         for kind, spec in specs.items()
     }
     seen: dict[str, dict[str, int]] = {}  # column -> JSON type -> rows
-    num_rows = 0
-    found = records("dataset", source)
+    num_rows, reading = 0, Reading()
+    found = records("dataset", source, TAKES, reading.add_blank)
     for record in found:
         num_rows += 1
         _add(record, columns, usages, seen, count, divergence)
     return {
         "dataset": source,
         "files": len(files),
-        "left_out": of_records("dataset", source),
+        "left_out": of_job("dataset", source, readings=[reading]),
         "bytes": sum(path.stat().st_size for path in files),
         "rows": num_rows,
         "columns": seen,

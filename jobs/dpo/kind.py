@@ -50,6 +50,7 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     return row_job.train(
         spec,
         ctx,
+        rows,
         trainer,
         checkpoint,
         measured=("loss", *REWARDS),

@@ -50,12 +50,13 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
         is_int8=_is_int8(spec, ctx),
         device=ctx.device,
     )
-    passages = _passages(spec, ctx, embedder, is_code=warm.model.config.model_type == CODE_GRAPH)
+    is_code = warm.model.config.model_type == CODE_GRAPH
+    passages, left_out = _passages(spec, ctx, embedder, is_code=is_code)
     digest = hashlib.sha256(identity(passages) + _identity(spec, warm)).digest()
     read_done = time.perf_counter()
     with Journal(ctx.run_dir / "vectors.bin", digest, embedder.width) as journal:
         work = _Work(spec, ctx, embedder, passages, journal)
-        work.encode()
+        work.encode(left_out)
         result = work.result()
         written = time.perf_counter()
         result |= _deliver(spec, ctx, passages, journal)
@@ -67,25 +68,29 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
 
 def _passages(
     spec: EncodeSpec, ctx: Context, embedder: Embedder, *, is_code: bool
-) -> list[Passage]:
+) -> tuple[list[Passage], str | None]:
+    """Return what is to be encoded, and what of the input is left out."""
+    from ..data.reader import Reading
     from . import passages
 
     if spec.input is None:
-        return passages.from_texts(spec.text)
-    path = Path(spec.input)
+        return passages.from_texts(spec.text), None
+    path, reading = Path(spec.input), Reading()
     if not (is_code and passages.is_sources(path)):
-        return passages.from_files(path)
+        found = passages.from_files(path, reading)
+        return found, passages.left_out_of(path, reading, of_code=False)
 
     def check_stop() -> None:
         if ctx.stop.is_set():
             raise Stopped(0)
 
-    return passages.from_sources(
+    found = passages.from_sources(
         path,
         chains=embedder.chains if spec.chains else None,
         on_skip=lambda file, reason: ctx.emit("warning", message=f"{file}: {reason}"),
         check_stop=check_stop,
     )
+    return found, passages.left_out_of(path, reading, of_code=True)
 
 
 def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
@@ -129,7 +134,7 @@ class _Work:
         self.tokenize_s = self.prepare_s = self.encode_s = 0.0
         self._event_at = time.monotonic()
 
-    def encode(self) -> None:
+    def encode(self, left_out: str | None) -> None:
         """Encode the passages that are not in the journal."""
         from .embedder import batches
 
@@ -138,7 +143,7 @@ class _Work:
         done = set(self.journal.read()["row"].tolist())
         waiting = [number for number in range(len(self.passages)) if number not in done]
         self.done = len(done)
-        self._begin()
+        self._begin(left_out)
         rows = self._tokenize(waiting)
         if not rows:
             return
@@ -184,7 +189,7 @@ class _Work:
             self.journal.sync()
             raise Stopped(self.done)
 
-    def _begin(self) -> None:
+    def _begin(self, left_out: str | None) -> None:
         import torch
 
         from ..compute.levels import compute_summary
@@ -193,6 +198,7 @@ class _Work:
             "begin",
             rows=len(self.passages),
             done=self.done,
+            left_out=left_out,
             model=self.spec.model,
             dtype=self.spec.dtype,
             max_length=self.embedder.max_length,

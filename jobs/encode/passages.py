@@ -7,21 +7,23 @@ code-graph encoder every module, class and function.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..codegraph.python_graph import find_sources, read_modules
+from ..codegraph.python_graph import read_modules, sources_in
 from ..codegraph.sequences import Example, build_examples
 from ..codegraph.syntax_reader import Block, Module
-from ..data.formats import records_of
+from ..data import keys, left_out
 from ..data.hub import SUFFIXES
-from ..data.texts import text_of
+from ..data.reader import Reader, Reading
+from ..data.texts import TAKES, text_of
 from ..errors import SpecError
 from ..files import jsonl
 from ..files.documents import check_regular, documents, read_text, text_files
 from ..files.folders import has_suffix
+from ..files.jsonl import Place
 
 PYTHON = ".py"
 
@@ -41,10 +43,11 @@ def from_texts(texts: Iterable[str]) -> list[Passage]:
     return [Passage(str(number), text) for number, text in enumerate(texts)]
 
 
-def from_files(path: Path) -> list[Passage]:
+def from_files(path: Path, reading: Reading | None = None) -> list[Passage]:
     """Read records, paragraphs of a text file, a Python file, or the files of a folder.
 
-    Raises SpecError that names the invalid record or file.
+    `reading` counts what of the records is left out. Raises SpecError that names the invalid record
+    or file.
     """
     if path.is_dir():
         return [
@@ -52,7 +55,8 @@ def from_files(path: Path) -> list[Passage]:
             for file in text_files(path).files
         ]
     if has_suffix(path, SUFFIXES):
-        return list(_rows(path))
+        reader = Reader(_passage, reading or Reading(), keys.READ["encode"])
+        return list(reader.rows("input", str(path), TAKES))
     if path.suffix == PYTHON:
         return [Passage(path.name, read_text("input", path))]
     return from_texts(documents("input", path))
@@ -71,7 +75,7 @@ def from_sources(
     every block that has one; None: code alone. `check_stop` is called periodically.
     """
     root = path if path.is_dir() else path.parent
-    files = find_sources(path) if path.is_dir() else [path]
+    files = sources_in("input", path).files if path.is_dir() else [path]
     modules = []
     for module in read_modules(files, root, on_skip=on_skip):
         check_stop()
@@ -84,13 +88,21 @@ def is_sources(path: Path) -> bool:
     return path.suffix == PYTHON or path.is_dir()
 
 
+def left_out_of(path: Path, reading: Reading, *, of_code: bool) -> str | None:
+    """Return what of an input is not read, after it was read; None: all is read."""
+    if path.is_dir():
+        return left_out.of_files(sources_in("input", path) if of_code else text_files(path))
+    files = left_out.of_records("input", str(path)) if has_suffix(path, SUFFIXES) else None
+    return left_out.joined(files, left_out.of_reading(reading))
+
+
 def check(path: Path, *, of_code: bool) -> None:
     """Check that there is something to encode; Python files are not read. Raises SpecError."""
     if not path.exists():
         raise SpecError("input", f"must be a file or a folder, got {str(path)!r}")
     check_regular("input", path)
     if of_code and is_sources(path):
-        found: Sequence[object] = find_sources(path) if path.is_dir() else [path]
+        found: Sequence[object] = sources_in("input", path).files if path.is_dir() else [path]
     else:
         found = from_files(path)
     if not found:
@@ -130,13 +142,8 @@ def _blocks(
         yield Passage(block.name, block.text, block.file, example)
 
 
-def _rows(path: Path) -> Iterator[Passage]:
-    try:
-        for record in records_of("input", path):
-            values, place = record.parse(), record.place
-            name = values.get("id", place.line - 1)
-            if not isinstance(name, str | int) or isinstance(name, bool):
-                raise place.field("id").fault("text or an integer", jsonl.kind_of(name))
-            yield Passage(str(name), text_of(values, place))
-    except OSError as error:
-        raise SpecError("input", f"must be a file, got {path}: {error.strerror}") from None
+def _passage(values: Mapping[str, Any], place: Place) -> Passage:
+    name = values.get("id", place.line - 1)
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise place.field("id").fault("text or an integer", jsonl.kind_of(name))
+    return Passage(str(name), text_of(values, place))

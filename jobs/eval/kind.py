@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
 from ..data import left_out
-from ..data.reader import report_skipped
+from ..data.reader import Reading, report_skipped
 from ..errors import JobFailed, Stopped
 from ..files.atomic import write_atomic
 from ..models.chat_templates import chat_template_of, shown_prompt
@@ -42,7 +42,7 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
         if journal.is_stale:
             ctx.emit("warning", message="the questions or the model have changed: begun again")
         begun, known = time.perf_counter(), len(journal.rows)
-        precision = _evaluate(spec, ctx, warm, questions, journal)
+        precision = _evaluate(spec, ctx, warm, questions, reading, journal)
         seconds = time.perf_counter() - begun
     rows = journal.rows
     metrics = metrics_of(rows)
@@ -91,6 +91,7 @@ def _evaluate(
     ctx: Context,
     warm: WarmModel,
     questions: Sequence[Question],
+    reading: Reading,
     journal: Journal,
 ) -> str:
     """Append the rows that are missing; return the precision that the model was served in."""
@@ -107,7 +108,9 @@ def _evaluate(
         rows=total,
         done=done,
         model=spec.model,
-        left_out=left_out.of_job("dataset", *spec.data_sets, is_text=spec.task == PERPLEXITY),
+        left_out=left_out.of_job(
+            "dataset", *spec.data_sets, readings=[reading], is_text=spec.task == PERPLEXITY
+        ),
         first_prompt=shown_prompt(
             spec.rendered_prompt(questions[0].problem), chat_template_of(warm.tokenizer)
         ),

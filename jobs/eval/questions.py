@@ -21,6 +21,7 @@ from ..errors import SpecError
 from ..files import jsonl
 from ..files.jsonl import Place
 from ..rewards.problems import ARITHMETIC, Problem, iter_arithmetic, problem_of
+from ..training.options import AS_IT_IS
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -74,9 +75,9 @@ def open_ended(
         return
 
     def convert(values: Mapping[str, Any], place: Place) -> Question:
-        raw = problem_of("{question}", values, place)
+        raw = problem_of(AS_IT_IS, values, place)
         check(raw)
-        problem = problem_of(template, values, place)
+        problem = raw if template == AS_IT_IS else problem_of(template, values, place)
         return Question(problem, _identity(raw.prompt, raw.answer))
 
     yield from Reader(convert, reading).rows(named_by, source, f"{TAKES} or {ARITHMETIC}")
@@ -93,7 +94,7 @@ def multiple_choice(source: str, template: str, reading: Reading) -> Iterator[Qu
         choices = _choices(values, place)
         right = _right_choice(values.get("answer"), choices, place.field("answer"))
         rest = {name: value for name, value in values.items() if name != "answer"}
-        raw = problem_of("{question}", rest, place)
+        raw = problem_of(AS_IT_IS, rest, place)
         if not isinstance(raw.prompt, str):
             raise place.field("prompt").fault("text", "chat messages")
         problem = replace(problem_of(template, rest, place), answer=choices[right])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,13 +12,16 @@ from .folders import Found, files_in
 TEXTS = (".txt", ".md", ".py")  # the files of a folder that are documents
 
 
-def documents(field: str, data: Path) -> Iterator[str]:
+def documents(
+    field: str, data: Path, find: Callable[[Path, Collection[str]], Found] = files_in
+) -> Iterator[str]:
     """Read documents one by one: paragraphs of a text file, files of a folder.
 
-    Raises SpecError naming `field`, the option that named `data`, and the invalid file.
+    `find` lists the files of a folder. Raises SpecError naming `field`, the option that named
+    `data`, and the invalid file.
     """
     if data.is_dir():
-        files = text_files(data).files
+        files = text_files(data, find).files
         yield from filter(str.strip, (read_text(field, path) for path in files))
     else:
         yield from _paragraphs(field, data)
@@ -36,9 +39,9 @@ def read_text(field: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def text_files(folder: Path) -> Found:
+def text_files(folder: Path, find: Callable[[Path, Collection[str]], Found] = files_in) -> Found:
     """Return the documents of a folder and its subfolders, in a reproducible order."""
-    return files_in(folder, TEXTS)
+    return find(folder, TEXTS)
 
 
 def _paragraphs(field: str, path: Path) -> Iterator[str]:

@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HIDDEN, INDEX, LINKS, OTHERS = "hidden", "index", "links", "others"  # why a file is left out
+# Why a file or folder is left out.
+HIDDEN, INDEX, LINKS, OTHERS, SKIPPED = "hidden", "index", "links", "others", "skipped"
+_HIDING = (".", "__")  # how the names of hidden folders begin
 # Descriptions of data sets, by `datasets` and other trainers; they have no records.
 _INDEX_FILES = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _NAMED = 5  # files that are named
@@ -45,13 +47,20 @@ class Found:
         return "; ".join(_described(*item) for item in self.left_out.items()) or None
 
 
-def files_in(folder: Path, suffixes: Collection[str]) -> Found:
+def files_in(
+    folder: Path,
+    suffixes: Collection[str],
+    *,
+    hiding: tuple[str, ...] = _HIDING,
+    skipped: Collection[str] = (),
+) -> Found:
     """Return the files with these suffixes, in lower or upper case, below a folder.
 
+    `hiding`: how the names of hidden folders begin. `skipped`: names of folders to leave out.
     Raises OSError for a folder that cannot be read.
     """
     found = Found([])
-    for name, reason in sorted(_walk(folder, suffixes)):
+    for name, reason in sorted(_walk(folder, suffixes, hiding, skipped), key=lambda pair: pair[0]):
         if reason is None:
             found.files.append(folder / name)
         else:
@@ -65,14 +74,23 @@ def has_suffix(path: Path, suffixes: Collection[str]) -> bool:
     return path.suffix.lower() in suffixes
 
 
-def _walk(folder: Path, suffixes: Collection[str]) -> Iterator[tuple[str, str | None]]:
+def _walk(
+    folder: Path, suffixes: Collection[str], hiding: tuple[str, ...], skipped: Collection[str]
+) -> Iterator[tuple[str, str | None]]:
     """Yield the name of each file, and of each folder that is not entered, with the reason."""
     for place, folders, names in os.walk(folder, onerror=_raise):
         inside = Path(place).relative_to(folder)
         for name in [*folders]:
-            if name.startswith((".", "__")) or Path(place, name).is_symlink():
-                folders.remove(name)
-                yield f"{inside / name}/", HIDDEN if name.startswith((".", "__")) else LINKS
+            if name in skipped:
+                reason = SKIPPED
+            elif name.startswith(hiding):
+                reason = HIDDEN
+            elif Path(place, name).is_symlink():
+                reason = LINKS
+            else:
+                continue
+            folders.remove(name)
+            yield f"{inside / name}/", reason
         for name in names:
             yield str(inside / name), _why_left_out(Path(place, name), suffixes)
 
@@ -94,6 +112,7 @@ _WORDS = {
     INDEX: "descriptions of data sets",
     LINKS: "links to folders",
     OTHERS: "of other types",
+    SKIPPED: "folders of tests or packages",
 }
 
 

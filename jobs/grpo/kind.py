@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
-from ..data.reader import report_shared, report_skipped
+from ..data.reader import report_former, report_shared, report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import shown_prompt
@@ -45,12 +45,12 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
     check_can_generate(warm.model)
-    of_training, of_both = spec.reading(), spec.reading()
-    training, held_out = spec.training_problems(of_training), spec.held_out_problems(of_both)
-    if not held_out or spec.eval_dataset is not None:
-        report_skipped(ctx.emit, of_training)
-    report_skipped(ctx.emit, of_both)
-    if held_out:
+    parts = spec.parts_by(ctx.rules)
+    training, held_out = parts.training, parts.held_out
+    for reading in parts.readings:
+        report_former(ctx.emit, reading.former)
+        report_skipped(ctx.emit, reading)
+    if spec.eval_dataset is not None:  # within a data set, prompts are distinct
         seen = {problems.key_of(problem) for problem in training}
         num_shared = sum(problems.key_of(problem) in seen for problem in held_out)
         report_shared(ctx.emit, num_shared, len(held_out))
@@ -77,7 +77,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         require_same(ctx.ranks, "reward", trainer.sources)
         about = {
             "first_prompt": shown_prompt(prompts[0].text),
-            "left_out": left_out.of_job("dataset", *spec.data_sets),
+            "left_out": left_out.of_job("dataset", *spec.data_sets, readings=parts.readings),
             "data_s": data_done - begun,
             "trainer_s": time.perf_counter() - data_done,
         }

@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ..context import RULES
+from ..data.former import Former
 from ..data.options import Content, RecordsSpec
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
@@ -37,6 +40,15 @@ from .prompt_checks import check_prompts, unchecked
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
 COMPLETION_LENGTH = 64  # default, in tokens
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The problems that a job uses."""
+
+    training: list[problems.Problem]
+    held_out: list[problems.Problem]
+    readings: list[Reading]  # of each data set; they count the records that were skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,45 +305,38 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         found = (self.dataset, self.eval_dataset)
         return [source for source in found if source not in (None, problems.ARITHMETIC)]
 
-    def reading(self) -> Reading:
-        """How records are read; it counts those that are skipped."""
-        return Reading(self.column_names, self.skip_bad_rows)
+    def reading(self, rules: int) -> Reading:
+        """How records are read by these RULES; it counts those that are skipped."""
+        return Reading(self.column_names, self.skip_bad_rows, Former.of(rules))
 
-    def training_problems(self, reading: Reading | None = None) -> list[problems.Problem]:
-        """Read the problems to train on; `reading` counts skipped records. Raises SpecError."""
-        return self._problems("train", self.samples, reading or self.reading())
+    @cached_property
+    def parts(self) -> Parts:
+        """The problems to train on and those held out, read and checked. Raises SpecError."""
+        return self.parts_by(RULES)
 
-    def held_out_problems(self, reading: Reading | None = None) -> list[problems.Problem]:
-        """Read the held-out problems, disjoint from the training problems. Raises SpecError.
-
-        `reading` counts skipped records, also those among the training problems of the same data
-        set.
-        """
-        if self.eval_dataset is not None:
-            return problems.load(
-                self.eval_dataset,
+    def parts_by(self, rules: int) -> Parts:
+        """Return the same as a job reads it that was submitted with these RULES."""
+        is_apart = self.eval_dataset is not None
+        readings = [self.reading(rules)]
+        training, held_out = problems.load_both(
+            self.dataset,
+            template=self.template,
+            samples=self.samples,
+            held_out=0 if is_apart else self.eval_samples,
+            reading=readings[0],
+            check=self.check_answer,
+        )
+        if is_apart:
+            readings.append(self.reading(rules))
+            held_out = problems.load(
+                self.eval_dataset or "",
                 template=self.template,
                 samples=self.eval_samples or None,
-                reading=reading or self.reading(),
+                reading=readings[1],
                 check=self.check_answer,
                 named_by="eval_dataset",
             )
-        return self._problems("eval", self.eval_samples, reading or self.reading())
-
-    def _problems(
-        self, part: problems.Part, count: int | None, reading: Reading
-    ) -> list[problems.Problem]:
-        if count == 0:
-            return []
-        return problems.load(
-            self.dataset,
-            template=self.template,
-            samples=count,
-            part=part,
-            train_samples=self.samples or 0,
-            reading=reading,
-            check=self.check_answer,
-        )
+        return Parts(training, held_out, readings)
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
@@ -345,7 +350,9 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
 
     def first_prompt(self) -> Content:
         return self.rendered_prompt(
-            replace(self, samples=1, prompts_per_step=1).training_problems()[0]
+            replace(
+                self, samples=1, prompts_per_step=1, eval_samples=0, eval_dataset=None
+            ).parts.training[0]
         )
 
     def cut_at(self, positions: int | None) -> int | None:
@@ -366,17 +373,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
                 takes = f"{TAKES} or {problems.ARITHMETIC}"
                 changes: dict[str, Any] = {name: located(name, source, folder, takes)}
                 spec = replace(spec, **changes)
-        if spec.samples is not None:
-            return spec
-        found = len(spec.training_problems())
-        is_apart = spec.dataset == problems.ARITHMETIC or spec.eval_dataset is not None
-        held_out = 0 if is_apart else spec.eval_samples
-        if found <= held_out:
-            raise SpecError(
-                "eval_samples",
-                f"must be below {found} (the distinct prompts of {spec.dataset}), got {held_out}",
-            )
-        return replace(spec, samples=found - held_out)
+        return spec if spec.samples is not None else replace(spec, samples=len(spec.parts.training))
 
     def extended(self, steps: int) -> Self:
         """Return the spec with another total number of steps. Raises SpecError."""
@@ -391,8 +388,8 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         super().check_inputs(model_config)
         self._check_reward_log()
         check_generates(model_config or {})
-        training = self.training_problems()
-        self.check_columns([*training, *self.held_out_problems()])
+        training = self.parts.training
+        self.check_columns([*training, *self.parts.held_out])
         with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
             self.reward_functions(training)
         config = model_config or {}
@@ -429,7 +426,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
 
         Returns how many were left to the job.
         """
-        problems = [*self.training_problems(), *self.held_out_problems()]
+        problems = [*self.parts.training, *self.parts.held_out]
         left = check_prompts(
             problems,
             folder,

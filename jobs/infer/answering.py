@@ -15,6 +15,8 @@ from typing import Any
 from ..compute.levels import compute_summary
 from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
+from ..data import left_out
+from ..data.reader import Reading
 from ..engine.cancellation import cancel_on_exit
 from ..engine.engines import engine_of, report_uncached
 from ..engine.grammar import Grammar
@@ -297,7 +299,8 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     """
     seed = spec.seed if spec.seed is not None else _stored_seed(ctx)
     source = Path(spec.input)
-    total = sum(1 for _ in batch_file.read(source))
+    reading = Reading()
+    total = sum(1 for _ in batch_file.read(source, reading))
     engine = _engine(spec, warm)
     usage: dict[str, int] = {}
     begun = time.perf_counter()
@@ -305,7 +308,13 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
         batch_file.Answers(Path(spec.output), ctx.job_id) as answers,
         cancel_on_exit(ctx) as is_canceled,
     ):
-        ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
+        ctx.emit(
+            "begin",
+            rows=total,
+            done=answers.done,
+            left_out=left_out.of_job("input", spec.input, readings=[reading]),
+            **compute_summary(ctx.device),
+        )
         ctx.emit("progress", done=answers.done, total=total)
         emitted_at = time.perf_counter()
         found = _in_order(spec, warm, engine, source, answers.done, seed, is_canceled)

@@ -15,28 +15,32 @@ from typing import Any, BinaryIO, Self
 import orjson
 
 from ..data import keys
-from ..data.formats import records_of
+from ..data.reader import Reader, Reading
 from ..errors import JobFailed, SpecError
 from ..files import jsonl
 from ..files.documents import check_regular
 from ..files.jsonl import Place
 from . import chat_messages
 
+_TAKES = "a file of records (JSONL, CSV, Parquet or Arrow)"
 
-def read(path: Path) -> Iterator[str | list[dict[str, Any]]]:
-    """Yield the prompt of every record: text, or chat messages. Raises SpecError."""
-    try:
-        for record in records_of("input", path):
-            yield _prompt(record.parse(), record.place)
-    except OSError as error:
-        raise SpecError("input", f"must be a file, got {path}: {error.strerror}") from error
+
+def read(path: Path, reading: Reading | None = None) -> Iterator[str | list[dict[str, Any]]]:
+    """Yield the prompt of every record: text, or chat messages; `reading` counts what is left out.
+
+    Raises SpecError.
+    """
+    if path.is_dir():  # its files may change their order; the answers are told apart by it
+        raise SpecError("input", f"must be {_TAKES}, got {path}: a folder")
+    reader = Reader(_prompt, reading or Reading(), keys.READ["infer"])
+    return reader.rows("input", str(path), _TAKES)
 
 
 def check(source: Path, target: Path) -> None:
     """Check that all records are valid and the output can be created. Raises SpecError."""
     check_regular("input", source)
-    if sum(1 for _ in read(source)) == 0:
-        raise SpecError("input", f"must have records, got {source} without any")
+    for _ in read(source):
+        pass
     if not target.parent.is_dir():
         raise SpecError("output", f"must be in a folder that exists, got {target}")
     if target.exists():

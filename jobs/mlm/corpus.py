@@ -11,12 +11,15 @@ from typing import Any, TypeVar, cast
 import orjson
 from tokenizers.processors import TemplateProcessing
 
-from ..codegraph.python_graph import find_sources, read_modules
+from ..codegraph.python_graph import read_modules, sources_in
 from ..codegraph.sequences import CLS_ID, SEP_ID, build_examples, train_tokenizer
 from ..codegraph.syntax_reader import Module
-from ..data import texts
+from ..context import RULES
+from ..data import left_out, texts
 from ..data.columns import Columns
 from ..data.corpus import Corpus, Writer, open_or_build, tokenizer_digest
+from ..data.former import Former
+from ..data.held_out import digest, split_by_content
 from ..data.reader import Reading
 from ..errors import SpecError
 
@@ -24,26 +27,6 @@ TOKENIZER = "tokenizer"  # in a corpus: the folder of the one that was trained f
 _BLOCK_BYTES = 1 << 24
 
 Item = TypeVar("Item")
-
-
-# The split.
-
-
-def digest(content: str | bytes) -> int:
-    """Return a 64-bit hash of a document."""
-    content = content.encode(errors="replace") if isinstance(content, str) else content
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
-
-
-def held_out(digests: Iterable[int], share: float) -> frozenset[int]:
-    """Choose the documents to hold out: a fraction of the distinct ones, by their digests.
-
-    Equal documents are on the same side. At least one is held out when `share` > 0 and there are
-    two, and at least one is left for training.
-    """
-    different = sorted(set(digests))
-    count = min(max(round(share * len(different)), int(share > 0)), len(different) - 1)
-    return frozenset(different[: max(count, 0)])
 
 
 # From data to examples.
@@ -64,6 +47,16 @@ class Recipe:
     columns: Columns = field(default_factory=Columns)  # of records
     skip_bad_rows: bool = False
     held_out_data: Path | None = None  # the documents to hold out; None: a share of `data`
+    former: Former | None = None  # the rules of a job that an earlier version began
+
+    def reading(self) -> Reading:
+        """How records are read; it counts what is left out."""
+        return Reading(self.columns, self.skip_bad_rows, self.former)
+
+    def _again(self) -> Reading:
+        """The same for data that has been counted."""
+        former = None if self.former is None else Former()
+        return Reading(self.columns, self.skip_bad_rows, former)
 
     def counted(
         self,
@@ -82,14 +75,14 @@ class Recipe:
 
     def texts(self, reading: Reading | None = None) -> Iterator[str]:
         """Yield the documents of text data; `reading` counts skipped records. Raises SpecError."""
-        reading = reading or Reading(self.columns, self.skip_bad_rows)
+        reading = reading or self._again()
         return texts.read("data", str(self.data), reading)
 
-    def held_out_texts(self) -> Iterator[str]:
+    def held_out_texts(self, reading: Reading | None = None) -> Iterator[str]:
         """Yield the documents of `held_out_data`; none without it. Raises SpecError."""
         if self.held_out_data is None:
             return iter(())
-        reading = Reading(self.columns, self.skip_bad_rows)
+        reading = reading or self._again()
         return texts.read("eval_dataset", str(self.held_out_data), reading)
 
     def key(
@@ -172,11 +165,11 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
     """
 
     def build(writer: Writer) -> None:
-        reading = Reading(recipe.columns, recipe.skip_bad_rows)
+        reading = recipe.reading()
         digests = list(map(digest, recipe.counted("reading", recipe.texts(reading))))
         num_documents = len(digests)
-        apart = frozenset(map(digest, recipe.held_out_texts()))
-        sides = apart or held_out(digests, recipe.share)
+        apart = frozenset(map(digest, recipe.held_out_texts(reading)))
+        sides = apart or split_by_content(digests, recipe.share)
 
         def read(activity: str) -> Iterator[str]:
             return recipe.counted(activity, recipe.texts(), num_documents)
@@ -196,10 +189,14 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         if reading.num_skipped:
             skipped = {"rows_skipped": reading.num_skipped, "first_fault": reading.first_fault}
             writer.facts |= skipped
+        if (note := left_out.of_reading(reading)) is not None:
+            writer.facts["left_out"] = note
 
     others = recipe.held_out_data
-    found = None if others is None else texts.files("eval_dataset", str(others))
-    key = recipe.key("text", *texts.files("data", str(recipe.data)), found)
+    found = None if others is None else texts.files("eval_dataset", str(others), recipe.former)
+    key = recipe.key("text", *texts.files("data", str(recipe.data), recipe.former), found)
+    if recipe.former is None:  # its values may be read otherwise
+        key["rules"] = RULES
     return open_or_build(cache, key, {"ids": "<i4"}, build, recipe.check_stop)
 
 
@@ -240,7 +237,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         digests = [digest((recipe.data / module.file).read_bytes()) for module in modules]
         by_side: dict[bool, list[Module]] = {False: [], True: []}
         if recipe.held_out_data is None:
-            sides = held_out(digests, recipe.share)
+            sides = split_by_content(digests, recipe.share)
         else:
             sides = frozenset(digest(path.read_bytes()) for path in others)
             apart = read_modules(others, recipe.held_out_data, on_skip=lambda *_: None)
@@ -265,8 +262,12 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
             "triples": sum(len(module.triples) for module in modules),
         }
 
-    files = find_sources(recipe.data)
-    others = [] if recipe.held_out_data is None else find_sources(recipe.held_out_data)
+    files = sources_in("data", recipe.data).files
+    others = (
+        []
+        if recipe.held_out_data is None
+        else sources_in("eval_dataset", recipe.held_out_data).files
+    )
     found = None if recipe.held_out_data is None else (recipe.held_out_data, others)
     dtypes = {
         "ids": "<i4",
@@ -282,7 +283,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
 
 def check_sources(option: str, data: Path) -> None:
     """Check that there is a Python file. Raises SpecError."""
-    if not data.is_dir() or not find_sources(data):
+    if not data.is_dir() or not sources_in(option, data).files:
         raise SpecError(
             option,
             f"must be a folder of Python sources (the objective mlm takes text), got {str(data)!r}",

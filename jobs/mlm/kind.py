@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..codegraph.python_graph import sources_in
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
-from ..data.reader import progress
+from ..data.former import Former
+from ..data.reader import progress, report_former
 from ..errors import JobFailed, Stopped
 from ..models.weight_headers import listed
 from ..training.same_inputs import require_same
@@ -105,10 +107,12 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         report=progress(ctx.emit),
         columns=spec.column_names,
         skip_bad_rows=spec.skip_bad_rows,
+        former=Former.of(ctx.rules),
     )
     begun = time.perf_counter()
     build = made.graph_corpus if is_graph else made.text_corpus
     corpus = build(ctx.cache_dir / FOLDER, recipe)
+    report_former(ctx.emit, recipe.former)
     ctx.emit(
         "data",
         built=corpus.is_new,
@@ -204,6 +208,18 @@ def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
     )
 
 
+def _left_out(spec: MlmSpec, ctx: Context, corpus: Corpus) -> str | None:
+    """Return what of the data is not read; None: all is read."""
+    held_out = spec.eval_dataset
+    if Former.of(ctx.rules) is not None:
+        return None  # other files are left out: `report_former` names them
+    if spec.objective != GRAPH:
+        files = left_out.of_job("data", str(spec.data_path), held_out, is_text=True)
+        return left_out.joined(files, corpus.facts.get("left_out"))
+    folders = [spec.data_path, *([] if held_out is None else [Path(held_out)])]
+    return left_out.joined(*(left_out.of_files(sources_in("data", path)) for path in folders))
+
+
 def _announce(
     spec: MlmSpec,
     ctx: Context,
@@ -234,9 +250,7 @@ def _announce(
         seq_len=spec.seq_len,
         learning_rate=trainer.args.learning_rate,
         warmup_steps=spec.warmup,
-        left_out=None
-        if spec.objective == GRAPH
-        else left_out.of_job("data", str(spec.data_path), spec.eval_dataset, is_text=True),
+        left_out=_left_out(spec, ctx, trainer.corpus),
         **compute_summary(ctx.device),
         **seconds,
     )

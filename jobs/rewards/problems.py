@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import orjson
 
 from ..data import keys
+from ..data.held_out import split
 from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
 from ..errors import SpecError
@@ -46,8 +47,6 @@ def load(
     *,
     template: str = AS_IT_IS,
     samples: int | None = None,
-    part: Part = "train",
-    train_samples: int = 0,
     reading: Reading | None = None,
     check: Callable[[Problem], None] = lambda _: None,
     named_by: str = "dataset",
@@ -58,33 +57,82 @@ def load(
     template, or `messages` (as in OpenAI's API), and optionally an `answer`. Other keys are kept
     for rewards. Duplicate prompts are skipped. Lines after the last sample are not read.
 
-    The part "eval" of a data set is the distinct prompts after the first `train_samples`; of
-    `arithmetic`, sums that are not in the part "train".
-
     `reading`: how records are read; it counts those that are skipped; `check` raises
     SpecError for a problem that cannot be used; `named_by` is the option with the source. Raises
     SpecError naming the line of an invalid record, or when there are too few distinct prompts.
     """
-    if "{question}" not in template:
-        raise SpecError("template", f"must contain {{question}}, got {template[:60]!r}")
-    option = "samples" if part == "train" and named_by == "dataset" else "eval_samples"
+    option = "samples" if named_by == "dataset" else "eval_samples"
+    _check_samples(option, samples)
+    candidates = _candidates(named_by, source, template, reading or Reading(), check)
+    found = [problem for problem, _ in split(candidates, samples, 0)]
+    _check_count(option, samples, len(found), source)
+    return found
+
+
+def load_both(
+    source: str,
+    *,
+    template: str = AS_IT_IS,
+    samples: int | None = None,
+    held_out: int,
+    reading: Reading | None = None,
+    check: Callable[[Problem], None] = lambda _: None,
+) -> tuple[list[Problem], list[Problem]]:
+    """Return the problems to train on and those held out, like `load`, in one pass.
+
+    Held out are the `held_out` distinct prompts after the `samples`, or the last ones if `samples`
+    is None; of `arithmetic`, sums that are never trained on.
+    """
+    _check_samples("samples", samples)
+    if source == ARITHMETIC:
+        measured = list(islice(iter_arithmetic("eval"), held_out))
+        _check_count("eval_samples", held_out, len(measured), source)
+        return load(source, template=template, samples=samples), measured
+    reading = reading or Reading()
+    parts: dict[bool, list[Problem]] = {False: [], True: []}
+    candidates = _candidates("dataset", source, template, reading, check)
+    for problem, is_held_out in split(candidates, samples, held_out):
+        parts[is_held_out].append(problem)
+    training, measured = parts[False], parts[True]
+    if samples is not None:
+        _check_count("samples", samples, len(training), source)
+        rest = f" after the {samples} of the training"
+        _check_count("eval_samples", held_out, len(measured), source, rest)
+    elif not (training or measured):
+        raise SpecError("dataset", f"must have a prompt, got {source}: {reading.skipped}")
+    elif not training:
+        raise SpecError(
+            "eval_samples",
+            f"must be below {len(measured)} (the distinct prompts of {source}), got {held_out}",
+        )
+    return training, measured
+
+
+def _check_samples(option: str, samples: int | None) -> None:
     if samples is not None and samples < 1:
         raise SpecError(option, f"must be at least 1, got {samples}")
-    skipped = train_samples if part == "eval" and source != ARITHMETIC else 0
-    if source == ARITHMETIC:
-        candidates = iter_arithmetic(part)
-    else:
-        candidates = _distinct(_read(named_by, source, template, reading or Reading(), check))
-    stop = None if samples is None else skipped + samples
-    problems = list(islice(candidates, skipped, stop))
-    if samples is not None and len(problems) < samples:
-        rest = f" after the {skipped} of the training" if skipped else ""
+
+
+def _check_count(option: str, wanted: int | None, found: int, source: str, rest: str = "") -> None:
+    if wanted is not None and found < wanted:
         raise SpecError(
             option,
-            f"must be at most {len(problems)} (the distinct prompts of {source}{rest}), "
-            f"got {samples}",
+            f"must be at most {found} (the distinct prompts of {source}{rest}), got {wanted}",
         )
-    return problems
+
+
+def _candidates(
+    option: str,
+    source: str,
+    template: str,
+    reading: Reading,
+    check: Callable[[Problem], None],
+) -> Iterator[Problem]:
+    if "{question}" not in template:
+        raise SpecError("template", f"must contain {{question}}, got {template[:60]!r}")
+    if source == ARITHMETIC:
+        return iter_arithmetic("train")
+    return _distinct(_read(option, source, template, reading, check))
 
 
 def key_of(problem: Problem) -> bytes:

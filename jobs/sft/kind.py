@@ -49,6 +49,7 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     return row_job.train(
         spec,
         ctx,
+        rows,
         trainer,
         checkpoint,
         measured=("loss", "mean_token_accuracy"),

@@ -6,13 +6,14 @@ Imports torch only in its functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
 from ..data.lengths import divergence_warning
-from ..data.reader import progress, report_shared, report_skipped
+from ..data.reader import progress, report_former, report_shared, report_skipped
 from ..errors import Stopped
 from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
     """Read the rows of a job; report how many were skipped."""
-    rows = spec.rows
+    rows: Rows[Any] = replace(spec.source, rules=ctx.rules).load()
+    report_former(ctx.emit, rows.reading.former)
     report_skipped(ctx.emit, rows.reading)
     report_shared(ctx.emit, rows.num_shared, len(rows.held_out))
     return rows
@@ -91,6 +93,7 @@ def planned_steps(
 def train(
     spec: RowTrainingSpec,
     ctx: Context,
+    rows: Rows[Any],
     trainer: RowTrainer,
     checkpoint: Path | None,
     measured: Sequence[str],
@@ -104,7 +107,7 @@ def train(
     from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
 
     gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-    _announce(spec, ctx, trainer, checkpoint, gemm=gemm, **about)
+    _announce(spec, ctx, rows, trainer, checkpoint, gemm=gemm, **about)
     with fast_kernels(onednn=gemm == ONEDNN):
         if checkpoint is None and trainer.held_out and ctx.ranks.rank == 0:
             trainer.check_weights()
@@ -127,6 +130,7 @@ def _chosen(evaluation: Mapping[str, Any] | None, names: Sequence[str]) -> dict[
 def _announce(
     spec: RowTrainingSpec,
     ctx: Context,
+    rows: Rows[Any],
     trainer: RowTrainer,
     checkpoint: Path | None,
     **about: Any,
@@ -151,9 +155,11 @@ def _announce(
         pack_tokens=trainer.most_tokens,  # most in one pass of the model
         learning_rate=trainer.args.learning_rate,
         left_out=left_out.of_job(
-            "dataset", spec.dataset, spec.eval_dataset, reading=spec.rows.reading
+            "dataset", spec.dataset, spec.eval_dataset, readings=[rows.reading]
         ),
-        first_prompt=shown_prompt(spec.first_prompt(), chat_template_of(trainer.processing_class)),
+        first_prompt=shown_prompt(
+            next(iter(rows.train)).opening, chat_template_of(trainer.processing_class)
+        ),
         **compute_summary(ctx.device),
         **about,
     )

@@ -16,12 +16,17 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import orjson
 
+from ..context import RULES
 from ..data.columns import Columns
+from ..data.former import Former
+from ..data.held_out import split
 from ..data.reader import Reader, Reading
 from ..errors import SpecError
 from ..files import jsonl
 
 Messages = list[dict[str, str]]
+
+_BOUNDARY = b"null\n"  # in a digest, between the rows to train on and those held out
 
 
 class Row(Protocol):
@@ -78,46 +83,42 @@ class Rows(Generic[R]):
 
 
 class RowsDigest:
-    """The sha256 of the rows that a job uses, in their order.
+    """The sha256 of the rows that a job uses, in their order: those to train on come first.
 
-    `holds_out`: whether rows are held out; those that are also trained on are counted then.
+    `counts_shared`: whether held-out rows that are also trained on are counted.
     """
 
-    def __init__(self, *, holds_out: bool = False) -> None:
+    def __init__(self, *, counts_shared: bool = False) -> None:
         self.has_chats = False
         self.num_shared = 0
-        self._trained: set[int] = set()  # hashes of the rows to train on
-        self._holds_out = holds_out
+        self._trained: set[int] | None = set() if counts_shared else None  # hashes of rows
         self._is_training = True
         self._digest = sha256()
 
-    def add(self, rows: Iterable[Row]) -> int:
-        """Add rows; return how many there were."""
-        count = 0
-        for row in rows:
+    def add(self, rows: Iterable[tuple[Row, bool]]) -> tuple[int, int]:
+        """Add rows, each with whether it is held out; return how many are not, and how many are."""
+        counts = [0, 0]
+        for row, is_held_out in rows:
+            if is_held_out and self._is_training:
+                self._is_training = False
+                self._digest.update(_BOUNDARY)
             self.has_chats = self.has_chats or row.is_chat
-            line = self._add(row.content)
-            count += 1
-            if not self._holds_out:
+            line = orjson.dumps(row.content, option=orjson.OPT_SORT_KEYS) + b"\n"
+            self._digest.update(line)
+            counts[is_held_out] += 1
+            if self._trained is None:
                 continue
-            if self._is_training:
-                self._trained.add(hash(line))
-            else:
+            if is_held_out:
                 self.num_shared += hash(line) in self._trained
-        return count
-
-    def end_part(self) -> None:
-        """Add the boundary between the rows to train on and those held out."""
-        self._add(None)
-        self._is_training = False
-
-    def _add(self, content: Any) -> bytes:
-        line = orjson.dumps(content, option=orjson.OPT_SORT_KEYS) + b"\n"
-        self._digest.update(line)
-        return line
+            else:
+                self._trained.add(hash(line))
+        return counts[False], counts[True]
 
     def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+        digest = self._digest.copy()
+        if self._is_training:
+            digest.update(_BOUNDARY)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,7 @@ class RowSource(ABC, Generic[R]):
     system: str | None = None
     skip_bad_rows: bool = False
     columns: Columns = field(default_factory=Columns)
+    rules: int = RULES  # version at submission
 
     known: ClassVar[frozenset[str]]  # the keys of a record that the kind reads
 
@@ -141,7 +143,7 @@ class RowSource(ABC, Generic[R]):
 
     def reading(self) -> Reading:
         """How records are read; it counts those that are skipped."""
-        return Reading(self.columns, self.skip_bad_rows)
+        return Reading(self.columns, self.skip_bad_rows, Former.of(self.rules))
 
     def rows(self, option: str, path: str, reading: Reading) -> Iterator[R]:
         """Yield the usable rows of a data set. Raises SpecError for a bad one."""
@@ -155,18 +157,15 @@ class RowSource(ABC, Generic[R]):
         there are fewer rows than requested.
         """
         holds_out = bool(self.eval_samples) or self.eval_dataset is not None
-        reading, digest = self.reading(), RowsDigest(holds_out=holds_out)
-        samples = self._count() if self.samples is None else self.samples
+        reading, digest = self.reading(), RowsDigest(counts_shared=holds_out)
         following = 0 if self.eval_dataset is not None else self.eval_samples or 0
         found = self.rows("dataset", self.dataset, reading)
-        count = digest.add(islice(found, samples))
-        digest.end_part()
-        count += digest.add(islice(found, following))
-        self._check_count("samples", samples, count - following, self.dataset, reading, following)
+        counts = digest.add(split(found, self.samples, following))
+        samples = self._num_trained(*counts, following, reading)
         held_out = Part(self, "dataset", self.dataset, samples, following)
         if self.eval_dataset is not None:
             found = self.rows("eval_dataset", self.eval_dataset, reading)
-            count = digest.add(islice(found, self.eval_samples))
+            _, count = digest.add((row, True) for row in islice(found, self.eval_samples))
             wanted = count if self.eval_samples is None else self.eval_samples
             self._check_count("eval_samples", wanted, count, self.eval_dataset, reading)
             held_out = Part(self, "eval_dataset", self.eval_dataset, 0, count)
@@ -174,16 +173,20 @@ class RowSource(ABC, Generic[R]):
         found_in_all = digest.has_chats, digest.hexdigest(), digest.num_shared
         return Rows(train, held_out, reading, *found_in_all)
 
-    def _count(self) -> int:
-        """Return the number of rows to train on: all but those held out. Raises SpecError."""
-        count = sum(1 for _ in self.rows("dataset", self.dataset, self.reading()))
-        held_out = 0 if self.eval_dataset is not None else self.eval_samples or 0
-        if 0 < count <= held_out:
+    def _num_trained(self, trained: int, held_out: int, following: int, reading: Reading) -> int:
+        """Return the number of rows to train on; `following` are to be held out after them.
+
+        Raises SpecError when there are too few.
+        """
+        found = trained + held_out
+        if self.samples is None and found and not trained:
             raise SpecError(
                 "eval_samples",
-                f"must be below {count} (the rows of {self.dataset}), got {held_out}",
+                f"must be below {found} (the rows of {self.dataset}), got {following}",
             )
-        return max(count - held_out, 1)  # if there is none, `load` raises the reason
+        wanted = self.samples or 1
+        self._check_count("samples", wanted, found - following, self.dataset, reading, following)
+        return trained
 
     def _check_count(
         self, option: str, wanted: int, found: int, path: str, reading: Reading, others: int = 0
@@ -192,8 +195,7 @@ class RowSource(ABC, Generic[R]):
         if found + others <= 0:
             raise SpecError(
                 "dataset" if option == "samples" else "eval_dataset",
-                f"must have a row to learn from, got {path}: {reading.num_skipped} bad rows, "
-                f"the first: {reading.first_fault}",
+                f"must have a row to learn from, got {path}: {reading.skipped}",
             )
         if found < wanted:
             held_out = f", but for the {others} held out" if others else ""

@@ -101,15 +101,13 @@ def tokenized(
         for part, is_held_out in ((rows.train, False), (rows.held_out, True)):
             lengths = Lengths(how.max_length)
             latest: list[Row] = []
-            observed = _observed(part, digest, latest)
+            observed = _observed(part, is_held_out, digest, latest)
             counted = _counted(observed, len(part), check_stop, report)
             for example in how.encode(counted, lengths):
                 if vocabulary is not None:
                     place = latest[0].place
                     vocabulary.check(f"{place.option}: {place.text}", example.columns()["ids"])
                 writer.add(example.columns(), held_out=is_held_out)
-            if not is_held_out:
-                digest.end_part()
             if lengths.rows and lengths.rows == lengths.dropped:
                 raise JobFailed(
                     "max_length: must leave a token to learn in one row at least, got "
@@ -133,10 +131,12 @@ def tokenized(
     return open_or_build(cache / FOLDER, key, how.dtypes, build, check_stop)
 
 
-def _observed(rows: Iterable[Row], digest: RowsDigest, latest: list[Row]) -> Iterator[Row]:
+def _observed(
+    rows: Iterable[Row], is_held_out: bool, digest: RowsDigest, latest: list[Row]
+) -> Iterator[Row]:
     """Yield rows; add each to the digest, and keep the latest one in `latest`, for its place."""
     for row in rows:
-        digest.add([row])
+        digest.add([(row, is_held_out)])
         latest[:] = [row]
         yield row
 

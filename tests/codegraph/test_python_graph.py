@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from warmd.jobs.codegraph.python_graph import build_triples, find_sources, read_modules
+from warmd.jobs.codegraph.python_graph import build_triples, read_modules, sources_in
 from warmd.jobs.codegraph.triples import (
     RELATIONS,
     Qualifiers,
@@ -18,6 +18,7 @@ from warmd.jobs.codegraph.triples import (
     write_triples,
 )
 from warmd.jobs.errors import SpecError
+from warmd.jobs.files.folders import HIDDEN, OTHERS, SKIPPED, Found, LeftOut
 
 SHOP = '''
 import os.path
@@ -248,7 +249,14 @@ def test_syntax_warnings_of_the_sources_are_not_shown(write, tmp_path):
 def test_sources_come_in_order_without_tests_and_hidden_folders(write, tmp_path):
     for name in ("b.py", "a/z.py", "a/tests/t.py", ".git/h.py", "site-packages/p.py", "a.txt"):
         write(name, "")
-    assert find_sources(tmp_path) == [tmp_path / "a/z.py", tmp_path / "b.py"]
+    assert sources_in("data", tmp_path) == Found(
+        [tmp_path / "a/z.py", tmp_path / "b.py"],
+        {
+            HIDDEN: LeftOut(1, [".git/"]),
+            OTHERS: LeftOut(1, ["a.txt"]),
+            SKIPPED: LeftOut(2, ["a/tests/", "site-packages/"]),
+        },
+    )
 
 
 def test_the_order_does_not_change_from_one_reading_to_the_next(write, tmp_path):
@@ -271,18 +279,18 @@ def test_triples_survive_a_round_trip_through_jsonl(triples, tmp_path_factory):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: must be an object with head, relation, tail and qualifiers"),
-        ("[]", "line 2: must be an object"),
-        ('{"head": "a", "relation": "calls", "tail": "b"}', "line 2: must be an object"),
+        ("{", "triples: .*triples.jsonl, line 2: must be a JSON object, got "),
+        ("[]", "line 2: must be a JSON object, got a list"),
+        ('{"head": "a", "relation": "calls", "tail": "b"}', "line 2: must be an object with head,"),
         (
             '{"head": "", "relation": "calls", "tail": "b",'
             '"qualifiers": {"language": "python", "file": "m.py", "module": "m"}}',
-            "line 2: must be an object .*, all texts non-empty",
+            "line 2: head: must be text, got an empty one",
         ),
         (
             '{"head": "a", "relation": "likes", "tail": "b",'
             '"qualifiers": {"language": "python", "file": "m.py", "module": "m"}}',
-            "line 2: must be one of calls, returns, .*, got 'likes'",
+            "line 2: relation: must be one of calls, returns, .*, got 'likes'",
         ),
     ],
 )

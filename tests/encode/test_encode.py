@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -297,6 +298,29 @@ def test_records_keep_their_ids(code_job, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
     assert code_job.run(input=str(path))["ids"] == ["a", "7", "2"]
+
+
+def test_what_is_not_encoded_is_counted_in_the_begin_event(code_job, tmp_path, tokenizer, sources):
+    job = Job(tmp_path / "bert", make("bert"), tokenizer)
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "one", "mark": 3}\n\n \n{"text": "two"}\n')
+    job.run(input=str(path))
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "._a.txt", "b.pdf"):
+        (folder / name).write_text("words")
+    job.run(input=str(folder))
+    job.run(text=["one"])
+    assert [event["left_out"] for event in job.made.of_type("begin")] == [
+        "blank lines: 2; columns (records): mark (1)",
+        "files: 1 hidden (._a.txt); 1 of other types (b.pdf)",
+        None,
+    ]
+    shutil.copytree(sources, tmp_path / "code")
+    shutil.copytree(sources, tmp_path / "code" / "tests")
+    code_job.run(input=str(tmp_path / "code"))
+    [begin] = [event for event in code_job.made.of_type("begin") if event["left_out"]]
+    assert begin["left_out"] == "files: 1 folders of tests or packages (tests/)"
 
 
 def test_a_killed_job_resumes_after_the_last_record(tmp_path, tokenizer, monkeypatch):

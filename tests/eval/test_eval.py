@@ -335,6 +335,25 @@ def test_a_record_without_choices_is_named(tmp_path, record, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "record", "left_out"),
+    [
+        ({"task": "perplexity"}, {"text": "words", "id": 3}, "; columns (records): id (2)"),
+        ({"task": "reward"}, {"prompt": "1+1=", "answer": "2"}, ""),
+        ({"task": "choice"}, {"question": "a?", "choices": ["x", "y"], "answer": 0}, ""),
+    ],
+)
+def test_what_is_not_evaluated_is_counted_in_the_begin_event(
+    job, tmp_path, options, record, left_out
+):
+    data = tmp_path / "rows.jsonl"
+    line = orjson.dumps(record)
+    data.write_bytes(b"\n".join((line, b"", b"{}", b" ", line)))
+    evaluate(job, dataset=str(data), skip_bad_rows=True, **options)
+    [begin] = job.of_type("begin")
+    assert begin["left_out"] == f"blank lines: 2; unusable records: 1{left_out}"
+
+
 def test_perplexity_is_that_of_all_texts_together(job, tmp_path, model):
     texts = ["the cat sat on the mat", "1+1=2", "x" * 700]
     data = write(tmp_path / "t.jsonl", *({"text": text} for text in texts))

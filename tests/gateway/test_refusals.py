@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx2 as httpx
+import orjson
 import pytest
 
 
@@ -118,6 +119,43 @@ def test_unsupported_field_is_refused_in_openais_format(gateway, path, body, mes
     answer = httpx.post(f"{gateway.url}/v1/{path}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(message)
+    assert gateway.waiting() == []
+
+
+CHAT_ROW = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+PAIR = {
+    "input": {"messages": [{"role": "user", "content": "?"}]},
+    "preferred_output": [{"role": "assistant", "content": "yes"}],
+    "non_preferred_output": [{"role": "assistant", "content": "no"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "row"),
+    [("supervised", CHAT_ROW), ("dpo", PAIR), ("reinforcement", {"prompt": "1+1=", "answer": "2"})],
+)
+@pytest.mark.parametrize("role", ["training_file", "validation_file"])
+def test_a_key_with_a_meaning_that_is_not_supported_is_refused_by_file_line_and_name(
+    gateway, method, row, role
+):
+    lines = [row, {**row, "tools": []}, {**row, "tools": [{"type": "function"}]}]
+    files = [
+        httpx.post(
+            f"{gateway.url}/v1/files",
+            files={"file": ("rows.jsonl", b"\n".join(map(orjson.dumps, content)))},
+            data={"purpose": "fine-tune"},
+        ).json()["id"]
+        for content in (lines, lines[:2])
+    ]
+    names = {"training_file": files[1], "validation_file": files[1], role: files[0]}
+    answer = httpx.post(
+        f"{gateway.url}/v1/fine_tuning/jobs",
+        json={"model": "tiny", **names, "method": {"type": method, method: {}}},
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, role)
+    assert f"{files[0]}" in error["message"]
+    assert ", line 3: tools: must be absent or empty: it is not supported" in error["message"]
     assert gateway.waiting() == []
 
 

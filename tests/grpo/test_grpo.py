@@ -204,7 +204,7 @@ def test_a_grader_scores_completions_by_their_records_also_held_out_ones(tmp_pat
     options = {"dataset": data, "eval_dataset": held_out, "samples": "all", "reward": ["grader"]}
     job = tiny.surroundings(tmp_path / "run")
     made = spec(**options, grader=orjson.dumps(grader).decode(), steps=2).located(tmp_path)
-    assert (made.samples, len(made.held_out_problems())) == (4, 2)
+    assert (made.samples, len(made.parts.held_out)) == (4, 2)
     run(made, job.ctx)
     assert len(job.of_type("step")) == 2
     for event in job.of_type("eval"):

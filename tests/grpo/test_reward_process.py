@@ -126,7 +126,7 @@ def test_the_other_group_of_a_step_is_learned_from(tmp_path, monkeypatch):
         return tiny.digit_share(prompts, completions, [])
 
     monkeypatch.setattr(tiny, "faulty", first_row_fails, raising=False)
-    first = spec().training_problems()[0].prompt
+    first = spec().parts.training[0].prompt
     options = {"reward": ["tiny:faulty", "general"], "prompts_per_step": 6, "epochs": 2}
     job = trained(tmp_path, reward_timeout=30, **options)
     for step in job.of_type("step"):
@@ -172,7 +172,7 @@ def test_the_log_has_a_line_for_each_completion_of_each_step(tmp_path):
     path = tmp_path / "rewards.jsonl"
     options = {"reward": ["tiny:digit_share", "general"], "log_completions": 4}
     job = trained(tmp_path / "run", reward_log=str(path), **options)
-    rows = {problem.prompt: problem.row for problem in spec().training_problems()}
+    rows = {problem.prompt: problem.row for problem in spec().parts.training}
     expected = [
         {
             "job": job.ctx.job_id,

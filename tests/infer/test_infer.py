@@ -346,6 +346,14 @@ def test_a_file_of_prompts_is_answered_in_order(job, tmp_path):
     assert (last["done"], last["total"]) == (50, 50)
 
 
+def test_what_is_not_answered_is_counted_in_the_begin_event(job, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'\n{"prompt": "a", "id": 7}\n\n{"prompt": "b"}\n')
+    answer(job, input=str(source), output=str(tmp_path / "out.jsonl"), max_tokens=2)
+    [begin] = job.of_type("begin")
+    assert (begin["rows"], begin["left_out"]) == (2, "blank lines: 2; columns (records): id (1)")
+
+
 def test_a_resumed_file_continues_after_the_last_completed_record(job, tmp_path):
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "ab"[: 1 + n % 2]} for n in range(60)])
     target = tmp_path / "out.jsonl"

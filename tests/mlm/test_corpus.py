@@ -15,11 +15,12 @@ from small_disks import small_disk
 
 from warmd.jobs.codegraph.sequences import train_tokenizer
 from warmd.jobs.data.columns import Columns
+from warmd.jobs.data.held_out import split_by_content
 from warmd.jobs.data.reader import Reading
 from warmd.jobs.data.texts import read
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm import corpus
-from warmd.jobs.mlm.corpus import Recipe, graph_corpus, held_out, text_corpus
+from warmd.jobs.mlm.corpus import Recipe, graph_corpus, text_corpus
 
 SOURCE = '''
 def double(number: int) -> int:
@@ -178,11 +179,11 @@ def test_two_jobs_at_once_build_one_corpus(tmp_path, texts):
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=60), st.floats(0, 0.9), st.randoms())
 def test_the_split_depends_on_the_documents_only(digests, share, random):
-    chosen = held_out(digests, share)
+    chosen = split_by_content(digests, share)
     different = set(digests)
     shuffled = digests * 2
     random.shuffle(shuffled)
-    assert held_out(shuffled, share) == chosen
+    assert split_by_content(shuffled, share) == chosen
     assert chosen <= different
     assert len(chosen) < len(different) or not different
     if share > 0 and len(different) > 1:
@@ -287,7 +288,7 @@ def test_text_columns_of_a_table_are_documents(tmp_path):
     columns = Columns({"text": "content"})
     assert list(documents(folder, columns=columns)) == ["one", "two"]
     found = text_corpus(tmp_path / "cache", recipe(folder, columns=columns))
-    assert found.facts == {"documents": 2}
+    assert found.facts == {"documents": 2, "left_out": "columns (records): n (1)"}
 
 
 def test_skipped_records_are_counted_in_the_facts_of_the_corpus(tmp_path):

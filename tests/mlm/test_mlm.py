@@ -48,6 +48,21 @@ def test_a_job_on_text_learns_and_leaves_a_model_that_loads(home, name):
     assert tokenizer.decode(tokenizer("then 7")["input_ids"]) == "[CLS]then 7[SEP]"
 
 
+def test_what_is_not_read_is_counted_in_the_begin_event_also_of_a_cached_corpus(home, name):
+    folder = home / name
+    folder.mkdir()
+    rows = (home / "texts.jsonl").read_bytes()
+    (folder / "rows.jsonl").write_bytes(b"\n\n" + rows + b'\n{"text": "of", "id": 3}\n')
+    (folder / "._rows.jsonl").write_bytes(rows)
+    for number in range(2):
+        job = begin(home, f"{name}_{number}")
+        run(text_spec(home, data=str(folder), steps=1), job.ctx)
+        assert job.of_type("data")[0]["built"] == (number == 0)
+        assert job.of_type("begin")[0]["left_out"] == (
+            "files: 1 hidden (._rows.jsonl); blank lines: 2; columns (records): id (1)"
+        )
+
+
 def test_metrics_csv_has_a_row_per_step_with_accuracies_at_evaluations(home, name):
     job = begin(home, name)
     run(graph_spec(home), job.ctx)

@@ -314,7 +314,14 @@ def test_load_http_and_jobs_on_a_folder_say_which_tensor_is_missing(shared_daemo
         f"{shared_daemon.status()['http']['url']}/v1/warmd/models/load",
         json={"name": "later-broken"}, headers={"X-Warmd": "1"}, timeout=30,
     )  # fmt: skip
-    assert words in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (
+        *(400, "invalid_request_error"),
+        "name",
+    )
+    assert words in error["message"]
+    assert error["message"].startswith("model: later-broken cannot be loaded from ")
+    assert "\n" not in error["message"]
     job = client.submit(spec_class("infer").parse({"model": str(folder), "prompt": "a"}))
     wait_until(lambda: client.job(job)["status"] == "failed")
     assert words in client.job(job)["error"]

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from warmd.jobs.data.reader import Reading
 from warmd.jobs.data.sources import TAKES
 from warmd.jobs.errors import SpecError
 from warmd.jobs.rewards.problems import (
@@ -18,6 +19,7 @@ from warmd.jobs.rewards.problems import (
     fingerprint,
     iter_arithmetic,
     load,
+    load_both,
 )
 
 
@@ -34,9 +36,9 @@ def dataset(tmp_path):
     return write
 
 
-def refusal(source: str, **options: Any) -> str:
+def refusal(source: str, read: Any = load, **options: Any) -> str:
     with pytest.raises(SpecError) as caught:
-        load(source, **options)
+        read(source, **options)
     message = str(caught.value)
     assert "\n" not in message
     return message.replace(source, "FILE") if source else message
@@ -88,13 +90,27 @@ def test_more_samples_than_distinct_prompts_are_refused_with_both_numbers(datase
 
 def test_evaluation_takes_the_prompts_after_those_of_the_training(dataset):
     source = dataset(*({"prompt": p} for p in "abacbd"))
-    train = load(source, samples=2)
-    held_out = load(source, samples=2, part="eval", train_samples=2)
-    assert [p.prompt for p in train] == ["a", "b"]
-    assert [p.prompt for p in held_out] == ["c", "d"]
-    assert refusal(source, samples=3, part="eval", train_samples=2) == (
+    for samples in (2, None):
+        train, held_out = load_both(source, samples=samples, held_out=2)
+        assert [p.prompt for p in train] == ["a", "b"]
+        assert [p.prompt for p in held_out] == ["c", "d"]
+    assert refusal(source, read=load_both, samples=2, held_out=3) == (
         "eval_samples: must be at most 2 (the distinct prompts of FILE after the 2 of the "
         "training), got 3"
+    )
+    assert refusal(source, read=load_both, held_out=4) == (
+        "eval_samples: must be below 4 (the distinct prompts of FILE), got 4"
+    )
+    assert refusal("arithmetic", read=load_both, held_out=1001) == (
+        "eval_samples: must be at most 1000 (the distinct prompts of FILE), got 1001"
+    )
+
+
+def test_a_data_set_without_a_usable_record_is_refused_with_the_reason(dataset):
+    source = dataset({"prompt": 3})
+    assert refusal(source, read=load_both, held_out=0, reading=Reading(skips_bad_rows=True)) == (
+        "dataset: must have a prompt, got FILE: 1 bad rows, the first: dataset: FILE, line 1: "
+        "prompt: must be text, got a number"
     )
 
 
@@ -203,7 +219,8 @@ def test_no_evaluation_sum_is_in_the_training_not_even_with_swapped_operands():
     assert len(pairs["train"]) == len(set(pairs["train"])) == 4050
     assert len(pairs["eval"]) == len(set(pairs["eval"])) == 1000
     assert not set(pairs["train"]) & set(pairs["eval"])
-    held_out = load("arithmetic", samples=1000, part="eval", train_samples=80)
+    train, held_out = load_both("arithmetic", samples=80, held_out=1000)
+    assert train == load("arithmetic", samples=80)
     assert held_out == list(iter_arithmetic("eval"))
 
 
@@ -244,20 +261,25 @@ def garbage_path(tmp_path_factory):
 @given(
     lines=st.lists(LINE, max_size=4),
     samples=st.none() | st.integers(-1, 4),
-    part=st.sampled_from(["train", "eval"]),
+    held_out=st.none() | st.integers(0, 2),
 )
-def test_any_file_gives_problems_or_a_one_line_error(garbage_path, lines, samples, part):
+def test_any_file_gives_problems_or_a_one_line_error(garbage_path, lines, samples, held_out):
     garbage_path.write_bytes(b"\n".join(lines))
     problems, refused = [], None
     try:
-        problems = load(str(garbage_path), samples=samples, part=part, train_samples=1)
+        if held_out is None:
+            problems = load(str(garbage_path), samples=samples)
+        else:
+            parts = load_both(str(garbage_path), samples=samples, held_out=held_out)
+            assert len(parts[1]) == held_out
+            problems = parts[0] + parts[1]
     except SpecError as error:
         refused = error
     if refused:
         assert len(str(refused).splitlines()) == 1
         assert refused.field in ("dataset", "samples", "eval_samples")
     else:
-        assert samples is None or len(problems) == samples
+        assert samples is None or len(problems) == samples + (held_out or 0)
         assert len({orjson.dumps(p.prompt) for p in problems}) == len(problems)
 
 

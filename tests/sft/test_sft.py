@@ -221,10 +221,11 @@ def test_what_is_not_read_and_held_out_rows_that_are_trained_on_are_reported(tmp
     rows = [{"prompt": f"{n % 5}", "completion": " a", "id": n} for n in range(8)]
     write(folder / "rows.jsonl", rows)
     write(folder / "._rows.jsonl", rows)
+    (folder / "rows.jsonl").write_bytes(b"\n\n" + (folder / "rows.jsonl").read_bytes())
     job = tiny.surroundings(tmp_path / "run")
     run(spec(tmp_path, dataset=str(folder), eval_samples=3, steps=1), job.ctx)
     assert job.of_type("begin")[0]["left_out"] == (
-        "files: 1 hidden (._rows.jsonl); columns (records): id (8)"
+        "files: 1 hidden (._rows.jsonl); blank lines: 2; columns (records): id (8)"
     )
     [warning] = [w for w in job.of_type("warning") if "rows_shared" in w]
     assert warning["rows_shared"] == 3

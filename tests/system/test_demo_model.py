@@ -13,10 +13,10 @@ from tiny import surroundings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import warmd.configs
-from warmd.jobs.rewards.problems import Problem, iter_arithmetic, load
+from warmd.jobs.rewards.problems import Problem, iter_arithmetic
 
 FOLDER = Path(warmd.configs.__file__).parent / "demo"
-HELD_OUT = load("arithmetic", part="eval", samples=100)
+HELD_OUT = list(iter_arithmetic("eval"))[:100]
 
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")

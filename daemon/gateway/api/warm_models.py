@@ -8,10 +8,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.config import ModelConfig
+from ....jobs.errors import JobFailed
 from ...client import control
 from ...host.warm_set import known_models, on_demand_models
 from ..core.state import AppState, StateDep
-from ..http.errors import RESPONSES
+from ..http.errors import RESPONSES, ApiError
 from ..http.strict import StrictRoute
 from .changes import ChangeDep
 
@@ -45,10 +46,16 @@ class UnloadedModel(BaseModel):
 
 @router.post("/load", response_model=LoadedModel)
 async def load_model(body: ModelName, state: StateDep, _: ChangeDep) -> Any:
-    """Load a model and keep it in memory."""
+    """Load a model and keep it in memory.
+
+    A model that cannot be loaded is refused: its files do not fit, or there is no memory for it.
+    """
     await state.in_thread(state.model_index.check, body.name)
     model = await state.in_thread(_config_of, state, body.name)
-    return await state.in_control_thread(control.load_model, state.config, model)
+    try:
+        return await state.in_control_thread(control.load_model, state.config, model)
+    except JobFailed as error:
+        raise ApiError(400, str(error), param="name") from error
 
 
 @router.post("/unload", response_model=UnloadedModel)
