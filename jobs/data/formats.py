@@ -145,9 +145,7 @@ def _plain_columns(option: str, path: Path, schema: Any) -> list[str]:
     """Return the names of the columns that are read. Raises SpecError for two of one name."""
     if len(set(schema.names)) < len(schema.names):
         got = ",".join(schema.names)[:80]
-        raise SpecError(
-            option, f"{jsonl.shown(path)}: must have distinct column names, got {got}"
-        )
+        raise SpecError(option, f"{jsonl.shown(path)}: must have distinct column names, got {got}")
     return [field.name for field in schema if _is_plain(field.type)]
 
 
@@ -219,7 +217,7 @@ def _shortest(number: float, form: str) -> float:
     learned. `form`: the precision as the module struct names it, e or f.
     """
     exact = struct.pack(form, number)
-    texts = (f"{number:.{digits}g}" for digits in range(3, 10))  # 9 digits determine 32 bits
+    texts = (f"{number:.{digits}g}" for digits in range(1, 10))  # 9 digits determine 32 bits
     return next(found for found in map(float, texts) if struct.pack(form, found) == exact)
 
 

@@ -37,7 +37,7 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
     JobFailed.
     """
     from .embedder import Embedder
-    from .journal import Floats, Journal
+    from .journal import Journal
     from .passages import identity
 
     begun = time.perf_counter()

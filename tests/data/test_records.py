@@ -100,7 +100,10 @@ def test_csv_cells_are_text_and_lines_are_counted_through_quoted_cells(tmp_path)
         (b"a,b\n1,caf\xe9\n", "line 2: b: must be UTF-8, got byte 0xe9"),
         (b'a\n"b"c\n', "line 2: must be CSV, got "),
         (b'a\n"b\n', "line 2: must be CSV, got unexpected end of data"),
-        (b'a,b\n1,"2\n3,4\n5,"6"\n7,8\n', "line 2: must be CSV, got ',' expected after '\"' on line 4"),
+        (
+            b'a,b\n1,"2\n3,4\n5,"6"\n7,8\n',
+            "line 2: must be CSV, got ',' expected after '\"' on line 4",
+        ),
     ],
 )
 def test_a_bad_line_of_csv_is_named(tmp_path, content, message):
@@ -169,9 +172,8 @@ def test_a_number_of_16_or_32_bits_keeps_the_digits_of_its_own_precision(tmp_pat
 def test_two_columns_of_one_name_are_refused(tmp_path):
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["answer", "answer"])
     pq.write_table(table, tmp_path / "rows.parquet")
-    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as file:
-        with pa.ipc.new_stream(file, table.schema) as stream:
-            stream.write_table(table)
+    with pa.ipc.new_stream(str(tmp_path / "rows.arrow"), table.schema) as stream:
+        stream.write_table(table)
     for name in ("rows.parquet", "rows.arrow"):
         message = "dataset: FILE: must have distinct column names, got answer,answer"
         assert refusal(tmp_path / name) == message
