@@ -184,8 +184,8 @@ class _Work:
         """Raise JobFailed for a vector with NaN or Inf, which JSON would have as null."""
         import numpy as np
 
-        for number, is_finite in zip(numbers, np.isfinite(vectors).all(1).tolist(), strict=True):
-            if not is_finite:
+        for number, vector in zip(numbers, vectors, strict=True):
+            if not np.isfinite(vector).all():
                 raise JobFailed(f"model: NaN or Inf in its embedding of {self.passages[number].id}")
 
     def _check_stop(self) -> None:

@@ -77,7 +77,7 @@ def _evaluate(
     """Append the rows that are missing; return the precision that the model was served in."""
     from ..compute.levels import compute_summary
     from ..engine.cancellation import cancel_on_exit
-    from ..engine.engines import engine_of, report_uncached
+    from ..engine.engines import engine_of, warn_of_model
     from .answers import answered
     from .tasks import task_of
 
@@ -109,7 +109,7 @@ def _evaluate(
             for subject, answers in answered(engine, work()):
                 number = len(journal.rows)
                 if number == done:
-                    report_uncached(ctx, engine)
+                    warn_of_model(ctx, engine, warm)
                 head = {
                     "row": number + 1,
                     "question": questions[number].identity,

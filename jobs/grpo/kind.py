@@ -17,6 +17,7 @@ from ..data.reader import report_shared, report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import shown_prompt
+from ..models.pretrained_tokenizer import appended_end_words
 from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
 from ..rewards import problems, rewards
@@ -83,6 +84,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         }
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
         _announce(spec, ctx, trainer, checkpoint, gemm, about)
+        if warm.appended_end is not None:
+            ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
 
         evaluates = bool(eval_prompts) and ctx.ranks.rank == 0
         with fast_kernels(onednn=gemm == ONEDNN):

@@ -16,7 +16,7 @@ from ..compute.levels import compute_summary
 from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
 from ..engine.cancellation import cancel_on_exit
-from ..engine.engines import engine_of, report_uncached
+from ..engine.engines import engine_of, warn_of_model
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
 from ..engine.scheduler import Engine, end_tokens
@@ -141,7 +141,7 @@ def answer_all(
         for answer in answers:
             engine.submit(answer.request)
         _emit_text(ctx, answers, pieces)
-        report_uncached(ctx, engine)
+        warn_of_model(ctx, engine, warm)
         for answer in answers:
             _check_complete(answer)
     return {
@@ -314,7 +314,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
                 answers.append_error(str(answer))
             else:
                 if not usage:
-                    report_uncached(ctx, engine)
+                    warn_of_model(ctx, engine, warm)
                 answers.append({"choices": answer.choices, "usage": answer.usage})
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value

@@ -157,7 +157,7 @@ def test_a_number_of_16_or_32_bits_keeps_the_digits_of_its_own_precision(tmp_pat
         "list": pa.list_(pa.float32()),
         "object": pa.struct({"x": pa.float32()}),
     }
-    columns = {"wide": wide, "half": half, "exact": [0.1 + 0.2] * 7}
+    columns: dict[str, list[Any]] = {"wide": wide, "half": half, "exact": [0.1 + 0.2] * 7}
     columns |= {"list": [[0.1]] * 7, "object": [{"x": 0.1}] * 7}
     arrays = {name: pa.array(columns[name], kind) for name, kind in kinds.items()}
     arrays["category"] = pa.array([0.1] * 7, pa.float32()).dictionary_encode()
