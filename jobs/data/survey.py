@@ -14,7 +14,7 @@ from .formats import Record
 from .left_out import of_records
 from .lengths import Lengths, divergence_warning
 from .options import Content, RecordsSpec
-from .sources import TAKES, files_of, records
+from .sources import TAKES, files_of, records, splits_note
 
 NUM_EXAMPLES = 5
 
@@ -123,6 +123,7 @@ def survey(
         "dataset": source,
         "files": len(files),
         "left_out": of_records("dataset", source),
+        "splits": splits_note("dataset", source),
         "bytes": sum(path.stat().st_size for path in files),
         "rows": num_rows,
         "columns": seen,

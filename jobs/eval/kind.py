@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
 from ..data import left_out
-from ..data.reader import report_skipped
+from ..data.reader import report_skipped, report_splits
 from ..errors import JobFailed, Stopped
 from ..files.atomic import write_atomic
 from ..models.chat_templates import chat_template_of, shown_prompt
@@ -36,6 +36,8 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
     warm = ctx.models.take(spec.model)
     reading = spec.reading()
     questions = spec.questions(reading)
+    if spec.task != PERPLEXITY:
+        report_splits(ctx.emit, "dataset", *spec.data_sets)
     report_skipped(ctx.emit, reading)
     identities = [question.identity for question in questions]
     with journals.Journal(ctx.run_dir / journals.ROWS, identities, warm.weights) as journal:

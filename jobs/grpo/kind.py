@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
-from ..data.reader import report_shared, report_skipped
+from ..data.reader import report_shared, report_skipped, report_splits
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import shown_prompt
@@ -48,6 +48,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     check_can_generate(warm.model)
     of_training, of_both = spec.reading(), spec.reading()
     training, held_out = spec.training_problems(of_training), spec.held_out_problems(of_both)
+    report_splits(ctx.emit, "dataset", *spec.data_sets)
     if not held_out or spec.eval_dataset is not None:
         report_skipped(ctx.emit, of_training)
     report_skipped(ctx.emit, of_both)
