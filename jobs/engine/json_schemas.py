@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ _PATTERNS = {"date": (_DATE,), "date-time": (_DATE, "^.{17}[0-5]"), "time": ("^.
 # Keywords whose values are names with schemas, and those whose values are no schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _PLAIN = ("enum", "const", "default", "examples")
+_EXACT = 2**53  # llguidance reads bounds, and writes integers, as float64
+_LEAST = -(2**63 - 2**10)  # the float64 after -2^63, at which llguidance overflows the stack
 _MOST_LEVELS = 100
 _TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
@@ -93,7 +97,11 @@ def _walked(schema: Any, levels: int) -> Any:
     if schema.get("patternProperties"):
         raise SpecError(FIELD, "unsupported schema: patternProperties: keys could be duplicated")
     _check_count(schema)
+    _check_numbers(schema)
     walked = {name: _part(name, value, levels - 1) for name, value in schema.items()}
+    for name, inwards in (("minimum", math.inf), ("maximum", -math.inf)):
+        if _is_number(bound := walked.get(name)) and abs(bound) > _EXACT:
+            walked[name] = _within(bound, inwards)
     given = schema.get("format")
     patterns = _PATTERNS.get(given, ()) if isinstance(given, str) else ()
     if patterns:
@@ -119,6 +127,59 @@ def _check_count(schema: dict[str, Any]) -> None:
             "unsupported schema: minProperties above 1 needs additionalProperties: false, since "
             "keys could be duplicated",
         )
+
+
+def _check_numbers(schema: dict[str, Any]) -> None:
+    """Raise SpecError for numbers that llguidance would change, or not survive."""
+    for name in ("enum", "const"):
+        for number in _numbers(schema.get(name)):
+            if abs(number) > _EXACT and number == math.floor(number):
+                raise _beyond(name, "from -2^53 to 2^53", number)
+    for name in ("exclusiveMinimum", "exclusiveMaximum"):
+        if _is_number(number := schema.get(name)) and abs(number) >= _EXACT:
+            raise _beyond(name, "between -2^53 and 2^53", number)
+    if _is_number(number := schema.get("minimum")) and number < -(2**63):
+        raise _beyond("minimum", "at least -2^63", number)
+    if _is_number(number := schema.get("maximum")) and number < _LEAST:
+        raise _beyond("maximum", f"at least {_LEAST}", number)
+
+
+def _beyond(name: str, takes: str, got: float) -> SpecError:
+    return SpecError(
+        FIELD, f"unsupported schema: {name}: integers must be {takes}, got {got}"[:200]
+    )
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield all numbers in a JSON value. Raises SpecError for infinite ones."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif _is_number(value):
+            if math.isinf(value):
+                raise SpecError(FIELD, "must have numbers that float64 can hold, got a larger one")
+            yield value
+
+
+def _within(bound: float, inwards: float) -> float:
+    """Return the float64 nearest to a bound that is not beyond it. `inwards`: -inf or inf."""
+    if isinstance(bound, float):
+        return max(bound, float(_LEAST))
+    try:
+        found = float(bound)
+    except OverflowError:
+        return bound  # refused by llguidance
+    if (found < bound) if inwards > 0 else (found > bound):
+        found = math.nextafter(found, inwards)
+    return max(int(found), _LEAST)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def unsupported(error: str) -> str:
