@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import SpecError
 from ..spec import path_of
@@ -136,12 +136,12 @@ def _check_numbers(schema: dict[str, Any]) -> None:
             if abs(number) > _EXACT and number == math.floor(number):
                 raise _beyond(name, "from -2^53 to 2^53", number)
     for name in ("exclusiveMinimum", "exclusiveMaximum"):
-        if _is_number(number := schema.get(name)) and abs(number) >= _EXACT:
-            raise _beyond(name, "between -2^53 and 2^53", number)
-    if _is_number(number := schema.get("minimum")) and number < -(2**63):
-        raise _beyond("minimum", "at least -2^63", number)
-    if _is_number(number := schema.get("maximum")) and number < _LEAST:
-        raise _beyond("maximum", f"at least {_LEAST}", number)
+        if _is_number(bound := schema.get(name)) and abs(bound) >= _EXACT:
+            raise _beyond(name, "between -2^53 and 2^53", bound)
+    if _is_number(lower := schema.get("minimum")) and lower < -(2**63):
+        raise _beyond("minimum", "at least -2^63", lower)
+    if _is_number(upper := schema.get("maximum")) and upper < _LEAST:
+        raise _beyond("maximum", f"at least {_LEAST}", upper)
 
 
 def _beyond(name: str, takes: str, got: float) -> SpecError:
@@ -167,8 +167,6 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def _within(bound: float, inwards: float) -> float:
     """Return the float64 nearest to a bound that is not beyond it. `inwards`: -inf or inf."""
-    if isinstance(bound, float):
-        return max(bound, float(_LEAST))
     try:
         found = float(bound)
     except OverflowError:
@@ -178,7 +176,7 @@ def _within(bound: float, inwards: float) -> float:
     return max(int(found), _LEAST)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
