@@ -55,6 +55,7 @@ class WarmModel:
     new_head: tuple[str, ...] = ()  # tensors of a head that the files lack: random values
     left_out: tuple[str, ...] = ()  # tensors of the files that the model does not use
     unembedded: tuple[str, ...] = ()  # tokens of the tokenizer that have no embedding
+    appended_end: str | None = None  # the end token that the tokenizer appends to every prompt
 
 
 class Models(Protocol):

@@ -53,6 +53,8 @@ def show(app: App, dataset: str, model: str | None, columns: tuple[str, ...]) ->
     )
     if found["left_out"] is not None:
         click.echo(f"left out: {render.one_line(found['left_out'])}\n")
+    if found["splits"] is not None:
+        click.echo(f"{render.one_line(found['splits'])}\n")
     columns_found = found["columns"].items()
     rows = [[name, ", ".join(types), f"{sum(types.values()):,}"] for name, types in columns_found]
     render.print_table(["COLUMN", "TYPE", ">ROWS"], rows, empty="no columns")

@@ -44,6 +44,7 @@ def load(app: App, models: tuple[str, ...], once: bool) -> None:
 
 def _note_differences(model: dict[str, Any]) -> None:
     """Print how a loaded model differs from its files, and its tokenizer from the model."""
+    from ...jobs.models.pretrained_tokenizer import appended_end_words
     from ...jobs.models.weight_headers import listed
 
     for names, what in (
@@ -53,6 +54,8 @@ def _note_differences(model: dict[str, Any]) -> None:
     ):
         if names:
             note(f"{model['name']}: {len(names)} {what}: {listed(names)}")
+    if model["appended_end"] is not None:
+        note(f"{model['name']}: {appended_end_words(model['appended_end'])}")
 
 
 @click.command()

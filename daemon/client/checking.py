@@ -17,7 +17,7 @@ from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.models.chat_templates import shown_prompt
 from ...jobs.models.model_types import check_type
 from ...jobs.models.tokenizer_folder import TokenizerFolder
-from ...jobs.models.weight_headers import check_names
+from ...jobs.models.weight_headers import check_headers
 from ...jobs.spec import Spec, path_of
 from ..host import fetch
 from ..host.home import Home
@@ -155,7 +155,7 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
         raise SpecError("model", f"must be a model folder, got {path} that is not a JSON object")
     check_type("model", settings)
     try:
-        check_names(path.parent)
+        check_headers(path.parent)
     except ValueError as error:
         raise SpecError(
             "model", f"must be a model with its weights, got {path.parent}: {error}"

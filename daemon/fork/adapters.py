@@ -19,6 +19,7 @@ import orjson
 from ...configs.config import ModelConfig
 from ...jobs.context import WarmModel
 from ...jobs.models import adapters
+from ...jobs.models.pretrained_tokenizer import read_tokenizer
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _TEMPLATES = "additional_chat_templates"
@@ -120,14 +121,12 @@ def _tokenizer(base: WarmModel, folder: Path) -> Any:
 
     Raises NotServedUnmerged if it produces other tokens than the base's: the engine uses only one.
     """
-    import transformers
-
     if not (folder / "tokenizer_config.json").is_file():
         return base.tokenizer
     is_same = all(_content(folder / name) == _content(base.path / name) for name in _TOKENIZER)
     if is_same and not (folder / _TEMPLATES).exists():
         return base.tokenizer
-    own: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    own = read_tokenizer(folder)
     if _rules(own) != _rules(base.tokenizer) or own.eos_token_id != base.tokenizer.eos_token_id:
         raise NotServedUnmerged("its tokenizer differs from the base's")
     shared = copy.copy(base.tokenizer)  # a vocabulary takes more memory than most adapters

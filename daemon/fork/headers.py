@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 
 from ...jobs.models.model_types import check_type
-from ...jobs.models.weight_headers import check_names, tensors
+from ...jobs.models.weight_headers import check_headers, tensors
 
 # Sizes in a config.json that some tensor of the model has as an extent, by the names that
 # transformers uses for most of its architectures.
@@ -28,7 +28,7 @@ def check_loadable(folder: Path) -> None:
     if isinstance(config, dict) and config.get("quantization_config") is not None:
         # Its loader would initialize CUDA in the zygote, or need a package that is not there.
         raise ValueError("its weights are quantized: must be float32, bfloat16 or float16")
-    check_names(folder)
+    check_headers(folder)
     shapes = [entry["shape"] for _, entry in tensors(folder)]
     if not shapes or not isinstance(config, dict):
         return  # in another format; or wrong, and transformers says how

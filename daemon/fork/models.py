@@ -69,6 +69,7 @@ class Loaded:
             "left_out": list(self.warm.left_out),
             "new_head": list(self.warm.new_head),
             "unembedded": list(self.warm.unembedded),
+            "appended_end": self.warm.appended_end,
         }
 
 

@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ...configs.config import ModelConfig
 from ...jobs.context import WarmModel
 from ...jobs.errors import JobFailed
 from ...jobs.models.adapters import merged, model_folder
 from ...jobs.models.pretrained import load
+from ...jobs.models.pretrained_tokenizer import appended_end, read_tokenizer
 from ...jobs.models.vocabulary import Vocabulary
 from ...jobs.models.weight_headers import tensors
 from .adapters import NotServedUnmerged
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+_GENERATING = ("causal-lm", "image-text-to-text")  # tasks of models that complete prompts
 _TARGET_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -63,9 +64,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
     loaded = load(task, base, config=settings, dtype=dtype)
     model = loaded.model if base == folder else merged(loaded.model, folder)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-        folder if has_tokenizer else base, trust_remote_code=False
-    )
+    tokenizer = read_tokenizer(folder if has_tokenizer else base)
     return WarmModel(
         name=config.name,
         path=folder,
@@ -76,6 +75,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
         new_head=loaded.new_head,
         left_out=loaded.left_out,
         unembedded=tuple(Vocabulary.of(config.name, model, tokenizer).beyond(tokenizer)),
+        appended_end=appended_end(tokenizer) if task in _GENERATING else None,
     )
 
 

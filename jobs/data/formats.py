@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -81,7 +82,9 @@ def _csv(option: str, path: Path, on_blank: Callable[[], None]) -> Iterator[Reco
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Record(place, partial(_raise_fault, place, "CSV", str(error)))
+                # A quote that is not closed takes further lines with it.
+                end = f" on line {reader.line_num}" if reader.line_num > place.line else ""
+                yield Record(place, partial(_raise_fault, place, "CSV", f"{error}{end}"))
                 continue
             if not cells:
                 on_blank()
@@ -135,7 +138,7 @@ def _parquet(option: str, path: Path, former: Former | None) -> Iterator[Record]
     with _arrow_errors(option, path, "a Parquet file"):
         file = pq.ParquetFile(path)
     with file:
-        names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
+        names = _plain_columns(option, path, file.schema_arrow)
         # Arrow's threads would not survive the fork of a horse.
         batches = file.iter_batches(BATCH_ROWS, columns=names, use_threads=False)
         yield from _rows(option, path, batches, former)
@@ -148,13 +151,21 @@ def _arrow(option: str, path: Path, former: Former | None) -> Iterator[Record]:
     with pa.memory_map(str(path)) as file:
         with _arrow_errors(option, path, "an Arrow stream"):
             stream = pa.ipc.open_stream(file)
-        names = [field.name for field in stream.schema if _is_plain(field.type)]
+        names = _plain_columns(option, path, stream.schema)
         batches = (
             batch.select(names).slice(first, BATCH_ROWS)
             for batch in stream
             for first in range(0, batch.num_rows, BATCH_ROWS)
         )
         yield from _rows(option, path, batches, former)
+
+
+def _plain_columns(option: str, path: Path, schema: Any) -> list[str]:
+    """Return the names of the columns that are read. Raises SpecError for two of one name."""
+    if len(set(schema.names)) < len(schema.names):
+        got = ",".join(schema.names)[:80]
+        raise SpecError(option, f"{jsonl.shown(path)}: must have distinct column names, got {got}")
+    return [field.name for field in schema if _is_plain(field.type)]
 
 
 def _rows(
@@ -167,10 +178,11 @@ def _rows(
             rows = [] if batch is None else batch.to_pylist()
         if batch is None:
             return
+        kinds = {field.name: field.type for field in batch.schema}
         for row in rows:
             number += 1
             place = Place.of_row(option, path, number)
-            parse = partial(_plain_row, row, place)
+            parse = partial(_plain_row, row, kinds, place)
             if former is not None:
                 parse = partial(former.parsed, partial(_without_nulls, row), parse, place)
             yield Record(place, parse)
@@ -191,27 +203,49 @@ def _arrow_errors(option: str, path: Path, takes: str) -> Iterator[None]:
         raise SpecError(option, f"{jsonl.shown(path)}: must be {takes}, got: {reason}") from None
 
 
-def _plain_row(row: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """Return a row as plain JSON values. Raises SpecError.
+def _plain_row(row: Mapping[str, Any], kinds: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return a row as plain JSON values. `kinds`: the Arrow types of the columns. Raises SpecError.
 
     Null and NaN are missing values: a row has all columns of its file, and pandas writes NaN.
     """
-    found = {name: _plain(value, place.field(name)) for name, value in row.items()}
+    found = {name: _plain(value, kinds[name], place.field(name)) for name, value in row.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _plain(value: Any, place: Place) -> Any:
-    if isinstance(value, dict):
-        found = {name: _plain(item, place.field(name)) for name, item in value.items()}
-        return {name: item for name, item in found.items() if item is not None}
-    if isinstance(value, list):
-        return [_plain(item, place.item(index)) for index, item in enumerate(value)]
+def _plain(value: Any, kind: Any, place: Place) -> Any:
     if value is None or isinstance(value, str | int):
         return value
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if isinstance(value, dict):
+        found = {
+            name: _plain(item, kind.field(name).type, place.field(name))
+            for name, item in value.items()
+        }
+        return {name: item for name, item in found.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item, kind.value_type, place.item(i)) for i, item in enumerate(value)]
     number = float(value)  # numpy's for 16 bits
     if math.isinf(number):
         raise place.fault("a finite number", str(number))
-    return None if math.isnan(number) else number
+    if math.isnan(number):
+        return None
+    if types.is_float64(kind) or number.is_integer():
+        return number
+    return _shortest(number, "e" if types.is_float16(kind) else "f")
+
+
+def _shortest(number: float, form: str) -> float:
+    """Return the number of fewest digits that rounds to `number` in 16 or 32 bits.
+
+    The 32-bit number nearest to 0.1 is 0.10000000149011612 in 64 bits, and such texts would be
+    learned. `form`: the precision as the module struct names it, e or f.
+    """
+    exact = struct.pack(form, number)
+    texts = (f"{number:.{digits}g}" for digits in range(1, 10))  # 9 digits determine 32 bits
+    return next(found for found in map(float, texts) if struct.pack(form, found) == exact)
 
 
 def _without_nulls(value: Any) -> Any:

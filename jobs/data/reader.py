@@ -12,7 +12,7 @@ from ..errors import SpecError
 from ..files.jsonl import Place
 from .columns import Columns
 from .former import Former
-from .sources import TAKES, records
+from .sources import TAKES, records, splits_note
 
 Row = TypeVar("Row")
 
@@ -99,6 +99,13 @@ def report_skipped(emit: Emit, reading: Reading) -> None:
             f"{reading.first_fault}",
             rows_skipped=reading.num_skipped,
         )
+
+
+def report_splits(emit: Emit, option: str, *sources: str | None) -> None:
+    """Emit a warning for each folder whose files are of several splits. Raises SpecError."""
+    for source in filter(None, sources):
+        if (note := splits_note(option, source)) is not None:
+            emit("warning", message=f"{option}: {note}")
 
 
 def report_shared(emit: Emit, num_shared: int, num_held_out: int) -> None:

@@ -92,6 +92,18 @@ def found_in(option: str, source: str, takes: str = TAKES, former: Former | None
     return found
 
 
+def splits_note(option: str, source: str) -> str | None:
+    """Return which splits of a folder are read as one, in a sentence. Raises SpecError."""
+    splits = found_in(option, source).splits
+    if not splits:
+        return None
+    folder = jsonl.shown(source)
+    names = ", ".join(splits)
+    return (
+        f"{folder} has files of {names}, which are read as one: {folder}::train reads one of them"
+    )
+
+
 def _named(source: str) -> Name | None:
     """Return the parts of a source of the form FOLDER:CONFIG:SPLIT, of a hub data set."""
     named = Name.parse(source)

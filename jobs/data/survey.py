@@ -15,7 +15,7 @@ from .left_out import of_job
 from .lengths import Lengths, divergence_warning
 from .options import Content, RecordsSpec
 from .reader import Reading
-from .sources import TAKES, files_of, records
+from .sources import TAKES, files_of, records, splits_note
 
 NUM_EXAMPLES = 5
 
@@ -124,6 +124,7 @@ def survey(
         "dataset": source,
         "files": len(files),
         "left_out": of_job("dataset", source, readings=[reading]),
+        "splits": splits_note("dataset", source),
         "bytes": sum(path.stat().st_size for path in files),
         "rows": num_rows,
         "columns": seen,

@@ -17,12 +17,12 @@ import orjson
 
 from ...configs.precision import NATIVE
 from ..context import Context, WarmModel
-from ..errors import Stopped
+from ..errors import JobFailed, Stopped
 from .options import CODE_GRAPH, EncodeSpec
 
 if TYPE_CHECKING:
     from .embedder import Embedder, TokenizedPassage
-    from .journal import Journal
+    from .journal import Floats, Journal
     from .passages import Passage
 
 MOST_NUMBERS = 32_768  # of the vectors in a result: 42 of 768
@@ -170,6 +170,7 @@ class _Work:
         begun = time.perf_counter()
         vectors = self.embedder.encode(rows)
         self.encode_s += time.perf_counter() - begun
+        self._check_finite(numbers, vectors)
         lengths = [len(row.ids) for row in rows]
         self.journal.add(numbers, lengths, [row.is_cut for row in rows], vectors)
         self.done += len(rows)
@@ -183,6 +184,14 @@ class _Work:
                 total=len(self.passages),
                 tokens_per_s=self.tokens / self.encode_s,
             )
+
+    def _check_finite(self, numbers: Sequence[int], vectors: Floats) -> None:
+        """Raise JobFailed for a vector with NaN or Inf, which JSON would have as null."""
+        import numpy as np
+
+        for number, vector in zip(numbers, vectors, strict=True):
+            if not np.isfinite(vector).all():
+                raise JobFailed(f"model: NaN or Inf in its embedding of {self.passages[number].id}")
 
     def _check_stop(self) -> None:
         if self.ctx.stop.is_set():

@@ -8,6 +8,7 @@ from ..compute.levels import NATIVE
 from ..compute.linears import served_precision
 from ..context import Context, WarmModel
 from ..models.architectures import check_can_generate
+from ..models.pretrained_tokenizer import appended_end_words
 from .decoder import Decoder
 from .scheduler import Engine
 
@@ -34,10 +35,15 @@ def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
         return _engines[key]
 
 
-def report_uncached(ctx: Context, engine: Engine) -> None:
-    """Warn when each token is computed from its whole sequence. Call it after the first token."""
+def warn_of_model(ctx: Context, engine: Engine, warm: WarmModel) -> None:
+    """Warn when each token is computed from its whole sequence, and when prompts get an end token.
+
+    Call it after the first token.
+    """
     if engine.uncached is not None:
         ctx.emit("warning", message=f"model: {engine.uncached}")
+    if warm.appended_end is not None:
+        ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
 
 
 def kept_bytes() -> tuple[int, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import SpecError
 from ..spec import path_of
@@ -24,6 +26,8 @@ _PLAIN = ("enum", "const", "default", "examples")
 # compares keys as they are spelled, so that "\u0061" would be another key than "a".
 _ESCAPES = 'nrbtf\\"'
 _UNSPELLED = {chr(code) for code in range(32)} - set("\n\r\b\t\f")
+_EXACT = 2**53  # llguidance reads bounds, and writes integers, as float64
+_LEAST = -(2**63 - 2**10)  # the float64 after -2^63, at which llguidance overflows the stack
 _MOST_LEVELS = 100
 _TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
@@ -97,7 +101,11 @@ def _walked(schema: Any, levels: int) -> Any:
     if schema.get("patternProperties"):
         raise SpecError(FIELD, "unsupported schema: patternProperties: keys could be duplicated")
     _check_count(schema)
+    _check_numbers(schema)
     walked = {name: _part(name, value, levels - 1) for name, value in schema.items()}
+    for name, inwards in (("minimum", math.inf), ("maximum", -math.inf)):
+        if _is_number(bound := walked.get(name)) and abs(bound) > _EXACT:
+            walked[name] = _within(bound, inwards)
     given = schema.get("format")
     patterns = _PATTERNS.get(given, ()) if isinstance(given, str) else ()
     if patterns:
@@ -145,6 +153,57 @@ def _check_count(schema: dict[str, Any]) -> None:
             "unsupported schema: minProperties above 1 needs additionalProperties: false, since "
             "keys could be duplicated",
         )
+
+
+def _check_numbers(schema: dict[str, Any]) -> None:
+    """Raise SpecError for numbers that llguidance would change, or not survive."""
+    for name in ("enum", "const"):
+        for number in _numbers(schema.get(name)):
+            if abs(number) > _EXACT and number == math.floor(number):
+                raise _beyond(name, "from -2^53 to 2^53", number)
+    for name in ("exclusiveMinimum", "exclusiveMaximum"):
+        if _is_number(bound := schema.get(name)) and abs(bound) >= _EXACT:
+            raise _beyond(name, "between -2^53 and 2^53", bound)
+    if _is_number(lower := schema.get("minimum")) and lower < -(2**63):
+        raise _beyond("minimum", "at least -2^63", lower)
+    if _is_number(upper := schema.get("maximum")) and upper < _LEAST:
+        raise _beyond("maximum", f"at least {_LEAST}", upper)
+
+
+def _beyond(name: str, takes: str, got: float) -> SpecError:
+    return SpecError(
+        FIELD, f"unsupported schema: {name}: integers must be {takes}, got {got}"[:200]
+    )
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield all numbers in a JSON value. Raises SpecError for infinite ones."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif _is_number(value):
+            if math.isinf(value):
+                raise SpecError(FIELD, "must have numbers that float64 can hold, got a larger one")
+            yield value
+
+
+def _within(bound: float, inwards: float) -> float:
+    """Return the float64 nearest to a bound that is not beyond it. `inwards`: -inf or inf."""
+    try:
+        found = float(bound)
+    except OverflowError:
+        return bound  # refused by llguidance
+    if (found < bound) if inwards > 0 else (found > bound):
+        found = math.nextafter(found, inwards)
+    return max(int(found), _LEAST)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def unsupported(error: str) -> str:

@@ -234,14 +234,14 @@ class Engine:
         self._append_tokens(decoding, list(logits[:row]))
         for sequence, part in prefilling:
             of_part, row = logits[row : row + part.num_logits], row + part.num_logits
-            if part.wants_all_logits:
-                self._score(sequence, part, of_part)
-            if part.wants_logits:
-                with self._isolating_errors(sequence.request):
+            with self._isolating_errors(sequence.request):
+                if part.wants_all_logits:
+                    self._score(sequence, part, of_part)
+                if part.wants_logits:
                     self._start_decoding(sequence, of_part[-1])
-            else:
-                self._prefilling.remove(sequence)
-                self._prefilling.append(sequence)  # round robin over prompts
+                else:
+                    self._prefilling.remove(sequence)
+                    self._prefilling.append(sequence)  # round robin over prompts
 
     def _idle_step(self) -> None:
         try:

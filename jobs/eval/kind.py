@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
 from ..data import left_out
-from ..data.reader import Reading, report_skipped
+from ..data.reader import Reading, report_skipped, report_splits
 from ..errors import JobFailed, Stopped
 from ..files.atomic import write_atomic
 from ..models.chat_templates import chat_template_of, shown_prompt
@@ -36,6 +36,8 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
     warm = ctx.models.take(spec.model)
     reading = spec.reading()
     questions = spec.questions(reading)
+    if spec.task != PERPLEXITY:
+        report_splits(ctx.emit, "dataset", *spec.data_sets)
     report_skipped(ctx.emit, reading)
     identities = [question.identity for question in questions]
     with journals.Journal(ctx.run_dir / journals.ROWS, identities, warm.weights) as journal:
@@ -97,7 +99,7 @@ def _evaluate(
     """Append the rows that are missing; return the precision that the model was served in."""
     from ..compute.levels import compute_summary
     from ..engine.cancellation import cancel_on_exit
-    from ..engine.engines import engine_of, report_uncached
+    from ..engine.engines import engine_of, warn_of_model
     from .answers import answered
     from .tasks import task_of
 
@@ -131,7 +133,7 @@ def _evaluate(
             for subject, answers in answered(engine, work()):
                 number = len(journal.rows)
                 if number == done:
-                    report_uncached(ctx, engine)
+                    warn_of_model(ctx, engine, warm)
                 head = {
                     "row": number + 1,
                     "question": questions[number].identity,

@@ -8,6 +8,7 @@ of trained records among those held out. Everything that is left out is counted 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,13 @@ _HIDING = (".", "__")  # how the names of hidden folders begin
 # Descriptions of data sets, by `datasets` and other trainers; they have no records.
 _INDEX_FILES = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _NAMED = 5  # files that are named
+# Words in names of files and folders by which `datasets` divides a folder into splits.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_WORD = re.compile(r"[a-z]+")
 
 
 @dataclass
@@ -40,6 +48,7 @@ class Found:
 
     files: list[Path]
     left_out: dict[str, LeftOut] = field(default_factory=dict)  # by reason
+    splits: list[str] = field(default_factory=list)  # that the names of the files tell, if several
 
     @property
     def note(self) -> str | None:
@@ -66,7 +75,18 @@ def files_in(
         else:
             found.left_out.setdefault(reason, LeftOut()).add(name)
     found.files.sort()
+    splits = {split for path in found.files if (split := _split_of(path.relative_to(folder)))}
+    found.splits.extend(sorted(splits) if "train" in splits and len(splits) > 1 else ())
     return found
+
+
+def _split_of(path: Path) -> str | None:
+    """Return the split that the name of a file, or else of a folder around it, has as a word."""
+    for part in reversed(path.parts):
+        for word in _WORD.findall(part.lower()):
+            if word in _SPLITS:
+                return _SPLITS[word]
+    return None
 
 
 def has_suffix(path: Path, suffixes: Collection[str]) -> bool:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
-from ..data.reader import report_former, report_shared, report_skipped
+from ..data.reader import report_former, report_shared, report_skipped, report_splits
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import shown_prompt
+from ..models.pretrained_tokenizer import appended_end_words
 from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
 from ..rewards import problems, rewards
@@ -47,6 +48,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     check_can_generate(warm.model)
     parts = spec.parts_by(ctx.rules)
     training, held_out = parts.training, parts.held_out
+    report_splits(ctx.emit, "dataset", *spec.data_sets)
     for reading in parts.readings:
         report_former(ctx.emit, reading.former)
         report_skipped(ctx.emit, reading)
@@ -83,6 +85,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         }
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
         _announce(spec, ctx, trainer, checkpoint, gemm, about)
+        if warm.appended_end is not None:
+            ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
 
         evaluates = bool(eval_prompts) and ctx.ranks.rank == 0
         with fast_kernels(onednn=gemm == ONEDNN):

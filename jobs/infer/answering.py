@@ -18,7 +18,7 @@ from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.reader import Reading
 from ..engine.cancellation import cancel_on_exit
-from ..engine.engines import engine_of, report_uncached
+from ..engine.engines import engine_of, warn_of_model
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
 from ..engine.scheduler import Engine, end_tokens
@@ -143,7 +143,7 @@ def answer_all(
         for answer in answers:
             engine.submit(answer.request)
         _emit_text(ctx, answers, pieces)
-        report_uncached(ctx, engine)
+        warn_of_model(ctx, engine, warm)
         for answer in answers:
             _check_complete(answer)
     return {
@@ -323,7 +323,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
                 answers.append_error(str(answer))
             else:
                 if not usage:
-                    report_uncached(ctx, engine)
+                    warn_of_model(ctx, engine, warm)
                 answers.append({"choices": answer.choices, "usage": answer.usage})
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from ..codegraph.encoder import CodeGraphConfig, CodeGraphEncoder, new_encoder
 from ..context import WarmModel
 from ..errors import JobFailed
+from ..models import pretrained_tokenizer
 from ..models.context_length import positions
 from ..models.vocabulary import Vocabulary
 from ..models.weight_headers import listed
@@ -42,7 +43,7 @@ def given_tokenizer(spec: MlmSpec, warm: WarmModel | None) -> Any | None:
 def read_tokenizer(folder: Path) -> Any:
     """Return the tokenizer in a folder. Raises JobFailed."""
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return pretrained_tokenizer.read_tokenizer(folder)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise JobFailed(f"tokenizer: cannot be read from {folder}: {reason}") from error

@@ -15,7 +15,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from .weight_headers import listed, unwrapping
+from .weight_headers import IS_DERIVED, listed, unwrapping
 
 CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
@@ -27,8 +27,6 @@ _REFETCH = "config.json must describe the model of the files, and the files must
 # Parts that pretraining adds and that no kind of job reads: the pooled output for classification,
 # and the heads for the order of sentences.
 _UNUSED = re.compile(r"(^|\.)pooler\.|^cls\.seq_relationship\.|^sop_classifier\.")
-# Masks and frequencies that old versions of transformers saved, and that follow from the config.
-_DERIVED = re.compile(r"\.(masked_bias|causal_mask|inv_freq)$|\.(attn|attention)\.bias$")
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def load(task: str, folder: Path, *, config: Any, dtype: Any) -> Pretrained:
     _check(
         model,
         missing - new_head,
-        {name for name in unexpected - left_out if not _DERIVED.search(name)},
+        {name for name in unexpected - left_out if not IS_DERIVED.search(name)},
         {name: shapes for name, *shapes in found["mismatched_keys"]},
     )
     return Pretrained(model, tuple(sorted(left_out)), tuple(sorted(new_head)))

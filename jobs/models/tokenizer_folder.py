@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from .chat_templates import ChatTemplate
+from .pretrained_tokenizer import without_dropout
 from .vocabulary import Vocabulary
 
 _MOST_CHARACTERS = 100_000  # of a text, at most, that are tokenized
@@ -105,6 +106,7 @@ class TokenizerFolder:
             return None
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        without_dropout(tokenizer)
         # Transformers adds special tokens that tokenizer.json lacks; split, they would be more
         # tokens.
         added = self._read("tokenizer_config.json").get("added_tokens_decoder")

@@ -6,6 +6,7 @@ Imports no torch; the weights themselves are not read.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ _WRAPPERS = {
     "base_model.model.": "PEFT: save the result of merge_and_unload, or the adapter alone",
 }
 _NAMES_SHOWN = 3
+# Values of weights, where masks and counters are integers. transformers converts any type.
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+_IS_WEIGHT = re.compile(r"(^|\.)weight$|(^|\.)bias$")
+# Masks and frequencies that old versions of transformers saved, and that follow from the config.
+IS_DERIVED = re.compile(r"\.(masked_bias|causal_mask|inv_freq)$|\.(attn|attention)\.bias$")
 
 # Exceptions for damaged files and files of another format.
 _UNREADABLE = (
@@ -47,14 +53,16 @@ def unwrapping(names: Iterable[str]) -> str | None:
     return None
 
 
-def check_names(folder: Path) -> None:
-    """Raise ValueError if weights cannot fit any model, by the names in their headers.
+def check_headers(folder: Path) -> None:
+    """Raise ValueError if weights cannot fit any model, by the names and types in their headers.
 
-    These are weights that were saved in a wrapper, and an index that names tensors which its files
-    lack. Headers that cannot be read are left to the loading of the model.
+    These are weights that were saved in a wrapper, an index that names tensors which its files
+    lack, and weights that are integers. Headers that cannot be read are left to the loading of the
+    model.
     """
     try:
-        held = {name for name, _ in tensors(folder)}
+        types = {name: entry["dtype"] for name, entry in tensors(folder)}
+        held = set(types)
         index = folder / INDEX
         is_read = index.is_file() and not (folder / WHOLE).is_file()
         wanted = orjson.loads(index.read_bytes())["weight_map"] if is_read else {}
@@ -66,6 +74,16 @@ def check_names(folder: Path) -> None:
             f"{INDEX} names {len(absent)} of {len(wanted)} tensors that no file has: "
             f"{listed(absent)}: copy or save the model again"
         )
+    integers = {
+        f"{name} ({kind})"
+        for name, kind in types.items()
+        if kind not in _FLOATS and _IS_WEIGHT.search(name) and not IS_DERIVED.search(name)
+    }
+    if integers:
+        raise ValueError(
+            f"{len(integers)} of {len(types)} tensors are integers: {listed(integers)}: its "
+            "weights are quantized: must be float32, bfloat16 or float16"
+        )
     advice = unwrapping(held) if all(map(_is_wrapped, held)) else None
     if advice is not None:
         problem = f"all tensors are missing, as its {len(held)} have other names: {listed(held)}"
@@ -76,9 +94,21 @@ def _is_wrapped(name: str) -> bool:
     return name.startswith(tuple(_WRAPPERS))
 
 
+def _files(folder: Path) -> list[Path]:
+    """Return the safetensors files that are loaded: a folder may have copies in other layouts."""
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    found = sorted(folder.glob("*.safetensors"))
+    try:
+        named = set(orjson.loads((folder / INDEX).read_bytes())["weight_map"].values())
+    except _UNREADABLE:  # there is none, or loading the model reports the reason
+        return found
+    return [path for path in found if path.name in named]
+
+
 def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the header's entry of every tensor in a folder's safetensors files."""
-    for path in folder.glob("*.safetensors"):
+    """Yield the name and the header's entry of every tensor in a model's safetensors files."""
+    for path in _files(folder):
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = orjson.loads(file.read(length))

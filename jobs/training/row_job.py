@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
 from ..data.lengths import divergence_warning
-from ..data.reader import progress, report_former, report_shared, report_skipped
+from ..data.reader import (
+    progress,
+    report_former,
+    report_shared,
+    report_skipped,
+    report_splits,
+)
 from ..errors import Stopped
 from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
     """Read the rows of a job; report how many were skipped."""
     rows: Rows[Any] = replace(spec.source, rules=ctx.rules).load()
+    report_splits(ctx.emit, "dataset", spec.dataset)
     report_former(ctx.emit, rows.reading.former)
     report_skipped(ctx.emit, rows.reading)
     report_shared(ctx.emit, rows.num_shared, len(rows.held_out))

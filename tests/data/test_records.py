@@ -100,6 +100,10 @@ def test_csv_cells_are_text_and_lines_are_counted_through_quoted_cells(tmp_path)
         (b"a,b\n1,caf\xe9\n", "line 2: b: must be UTF-8, got byte 0xe9"),
         (b'a\n"b"c\n', "line 2: must be CSV, got "),
         (b'a\n"b\n', "line 2: must be CSV, got unexpected end of data"),
+        (
+            b'a,b\n1,"2\n3,4\n5,"6"\n7,8\n',
+            "line 2: must be CSV, got ',' expected after '\"' on line 4",
+        ),
     ],
 )
 def test_a_bad_line_of_csv_is_named(tmp_path, content, message):
@@ -141,6 +145,38 @@ def test_nan_is_a_missing_value_as_null_is(tmp_path, kind):
     assert first == {"v": 1.0, "x": [1.0, 2.0]}
     assert second == {"x": [None, 1.0]}
     assert third == {}
+
+
+def test_a_number_of_16_or_32_bits_keeps_the_digits_of_its_own_precision(tmp_path):
+    wide = [0.1, 3.14, 1e-05, 16777216.0, 123456792.0, 1.1754944e-38, 0.33333334]
+    half = [0.1, 3.14, 6e-08, 65504.0, 2049.0, -0.5, 0.3333]
+    kinds = {
+        "wide": pa.float32(),
+        "half": pa.float16(),
+        "exact": pa.float64(),
+        "list": pa.list_(pa.float32()),
+        "object": pa.struct({"x": pa.float32()}),
+    }
+    columns: dict[str, list[Any]] = {"wide": wide, "half": half, "exact": [0.1 + 0.2] * 7}
+    columns |= {"list": [[0.1]] * 7, "object": [{"x": 0.1}] * 7}
+    arrays = {name: pa.array(columns[name], kind) for name, kind in kinds.items()}
+    arrays["category"] = pa.array([0.1] * 7, pa.float32()).dictionary_encode()
+    pq.write_table(pa.table(arrays), tmp_path / "rows.parquet")
+    rows = read(tmp_path / "rows.parquet")
+    assert [row["wide"] for row in rows] == wide
+    assert [row["half"] for row in rows] == [0.1, 3.14, 6e-08, 65504.0, 2048.0, -0.5, 0.3333]
+    others = {name: rows[0][name] for name in ("exact", "list", "object", "category")}
+    assert others == {"exact": 0.1 + 0.2, "list": [0.1], "object": {"x": 0.1}, "category": 0.1}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["answer", "answer"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pa.ipc.new_stream(str(tmp_path / "rows.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    for name in ("rows.parquet", "rows.arrow"):
+        message = "dataset: FILE: must have distinct column names, got answer,answer"
+        assert refusal(tmp_path / name) == message
 
 
 def test_an_infinite_number_is_refused_by_row_and_column(tmp_path):

@@ -433,6 +433,14 @@ def test_a_text_without_tokens_is_named(tmp_path):
         job.run(text=["one"], pooling="cls")
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_vector_with_nan_or_inf_fails_the_job(tmp_path, tokenizer, broken):
+    model = make("bert")
+    model.base_model.embeddings.LayerNorm.weight[0] = broken
+    with pytest.raises(JobFailed, match="model: NaN or Inf in its embedding of 0"):
+        Job(tmp_path / "run", model, tokenizer).run(text=["one"], normalize=False)
+
+
 # --- As warm models -------------------------------------------------------------------------------
 
 

@@ -296,6 +296,52 @@ def test_a_schema_of_too_many_nested_levels_is_refused_in_one_line(levels):
         grammar_of('{"items":' * levels + "{}" + "}" * levels)
 
 
+INT64 = 2**63
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"enum": [2**53, -(2**53), 1e-7, 2.5]}, [2**53, -(2**53), 0.0000001, 2.5], [1]),
+        ({"minimum": 2**53 + 1, "maximum": 2**53 + 5}, [2**53 + 2, 2**53 + 4], [2**53, 2**53 + 6]),
+        ({"minimum": -(2**53) - 5, "maximum": -(2**53) - 1}, [-(2**53) - 4], [-(2**53)]),
+        ({"minimum": -INT64, "maximum": INT64 - 1}, [0, -(2**62), 2**62], [INT64, -INT64 - 1]),
+        ({"minimum": 0, "maximum": 2 * INT64 - 1}, [0, 2**62], [-1, 2 * INT64]),
+        ({"maximum": INT64 - 1}, [0, -(2**70), 2**62], [INT64]),
+    ],
+)
+def test_large_numbers_are_within_their_bounds(schema, right, wrong):
+    schema = {"type": "integer", **schema} if "enum" not in schema else schema
+    for number in right:
+        assert accepts(schema, json.dumps(number).replace("1e-07", "0.0000001"))
+    for number in wrong:
+        assert not accepts(schema, json.dumps(number))
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (
+            {"const": -INT64},
+            r"const: integers must be from -2\^53 to 2\^53, got -9223372036854775808",
+        ),
+        ({"const": [{"a": 2**53 + 1}]}, "const: integers must be from .* got 9007199254740993"),
+        ({"enum": ["a", 1e30]}, r"enum: integers must be from -2\^53 to 2\^53, got 1e\+30"),
+        ({"exclusiveMinimum": 2**53}, "exclusiveMinimum: integers must be between"),
+        ({"exclusiveMaximum": -INT64}, "exclusiveMaximum: integers must be between"),
+        ({"minimum": -INT64 - 1, "maximum": -INT64 - 1}, "minimum: integers must be at least -2"),
+        ({"minimum": -INT64, "maximum": -INT64}, "maximum: integers must be at least -92"),
+        ({"maximum": -1e30}, "maximum: integers must be at least"),
+        ({"anyOf": [{"const": -INT64}, {}]}, "const: integers must be"),
+    ],
+)
+def test_numbers_that_llguidance_would_change_are_refused(schema, problem):
+    with pytest.raises(SpecError, match=rf"^json_schema: unsupported schema: {problem}"):
+        grammar_of(json.dumps(schema))
+    with pytest.raises(SpecError, match="must have numbers that float64 can hold"):
+        grammar_of('{"const": [1e400]}')
+
+
 def test_schema_of_a_file_is_kept_with_the_job(tmp_path):
     (tmp_path / "person.json").write_text(SCHEMA)
     spec = InferSpec.parse({"prompt": "a", "json_schema": "person.json"}).located(tmp_path)

@@ -391,6 +391,13 @@ def test_nan_logits_are_an_error():
     for sampling in (GREEDY, Sampling()):
         with pytest.raises(JobFailed, match="NaN or Inf in its logits"):
             generate(engine, Request(ids=prompt(5), sampling=sampling, max_tokens=5))
+    # A scored prompt, of one part and of several.
+    for length in (5, 100):
+        with pytest.raises(JobFailed, match="NaN or Inf in its logits"):
+            generate(
+                engine,
+                Request(ids=prompt(length), sampling=GREEDY, max_tokens=0, scored_from=1),
+            )
     engine.close()
 
 

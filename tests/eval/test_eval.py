@@ -415,6 +415,16 @@ def test_a_choice_may_fill_all_positions_before_its_last_token(job, tmp_path, mo
         evaluate(job, **how, dataset=write(tmp_path / "d.jsonl", {**record, "question": longer}))
 
 
+@pytest.mark.parametrize("task", ["choice", "perplexity"])
+def test_a_model_with_nan_fails_instead_of_choosing_the_first(tmp_path, task):
+    broken = tiny.model(positions=512)
+    broken.model.norm.weight.fill_(float("nan"))
+    job = tiny.surroundings(tmp_path / "eval-20261121-184200-x7f3", broken)
+    record = {"question": "1+1=", "text": "1+1=2", "choices": ["2", "3"], "answer": 0}
+    with pytest.raises(JobFailed, match="model: NaN or Inf in its logits"):
+        evaluate(job, task=task, dataset=write(tmp_path / "c.jsonl", record))
+
+
 def test_windows_predict_every_token_once_with_as_much_context_as_fits():
     ids = list(range(10, 21))
     found = list(windows(ids, 1, 4))

@@ -8,16 +8,19 @@ from typing import Any
 
 import orjson
 import pytest
+import tiny
 from shell import warmd
 
 from warmd.jobs.data import left_out, texts
 from warmd.jobs.data.reader import Reading
-from warmd.jobs.data.sources import files_of, records
+from warmd.jobs.data.sources import files_of, records, splits_note
 from warmd.jobs.encode.passages import from_files
 from warmd.jobs.errors import SpecError
 from warmd.jobs.files.folders import files_in
 from warmd.jobs.rewards.problems import load
 from warmd.jobs.sft.dataset import Source
+from warmd.jobs.sft.options import SftSpec
+from warmd.jobs.training.row_job import load_rows
 
 SUFFIXES = (".jsonl", ".json", ".csv")
 ROW = b'{"prompt": "a", "completion": "b", "text": "a"}\n'
@@ -85,6 +88,35 @@ def test_a_hidden_copy_cannot_be_among_the_held_out_rows(tmp_path):
     assert [row.prompt for row in found.train] == ["0", "1"]
     assert [row.prompt for row in found.held_out] == ["2", "3"]
     assert len(load(str(folder))) == 4
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train.jsonl", "test.jsonl"], "test, train"),
+        (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"], None),
+        (["part_train.jsonl", "dev/rows.jsonl", "x/Eval.JSONL"], "test, train, validation"),
+        (["training/a.jsonl", "testing/a.jsonl"], "test, train"),
+        (["constrained.jsonl", "latest.jsonl", "trained.jsonl", "development.jsonl"], None),
+        (["test_1.jsonl", "valid.jsonl"], None),
+    ],
+)
+def test_a_folder_whose_files_are_of_several_splits_is_said(tmp_path, names, splits):
+    folder = make(tmp_path / "d", *names)
+    shown = f"{folder} has files of {splits}, which are read as one: {folder}::train reads one"
+    note = None if splits is None else f"{shown} of them"
+    assert splits_note("dataset", str(folder)) == note
+    job = tiny.surroundings(tmp_path / "sft-20261121-184200-x7f2")
+    load_rows(SftSpec.parse({"dataset": str(folder), "samples": 1}), job.ctx)
+    warnings = [event["message"] for event in job.of_type("warning")]
+    assert warnings == ([] if note is None else [f"dataset: {note}"])
+    done = warmd("data", "show", str(folder), home=tmp_path / "home")
+    assert (note is not None) == ("which are read as one" in done.out)
+
+
+def test_one_split_of_a_folder_is_read_by_its_name(tmp_path):
+    folder = make(tmp_path / "d", "train.jsonl", "test.jsonl")
+    assert files_of("dataset", f"{folder}::train") == [folder / "train.jsonl"]
 
 
 def test_other_files_and_links_are_counted_and_the_first_are_named(tmp_path):

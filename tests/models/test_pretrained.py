@@ -34,6 +34,7 @@ from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.mlm.options import MlmSpec
 from warmd.jobs.models.pretrained import CLASSES
+from warmd.jobs.models.weight_headers import count_parameters
 from warmd.jobs.sft.kind import run as run_sft
 from warmd.jobs.sft.options import SftSpec
 
@@ -145,6 +146,29 @@ def test_an_index_that_names_a_tensor_which_its_shard_lacks_is_refused(folder):
     (folder / INDEX).write_text(json.dumps(index))
     words = f"{INDEX} names 1 of 21 tensors that no file has: model.layers.7.mlp.up_proj.weight"
     assert words in refusal(folder)
+
+
+def test_weights_that_are_integers_are_refused_by_name_also_at_submit(folder, tmp_path):
+    rewrite(folder, lambda weights: weights | {UP: (weights[UP] * 100).to(torch.int8)})
+    message = rf"1 of 20 tensors are integers: {UP} \(I8\): its weights are quantized: must be "
+    with pytest.raises(JobFailed, match=message):
+        load(folder)
+    spec = spec_class("infer").parse({"model": "m", "prompt": "a"})
+    config = DaemonConfig(home=tmp_path / "home")
+    model = ModelConfig(name="m", path=str(folder))
+    with pytest.raises(SpecError, match=rf"^model: .*{message}"):
+        document_of(spec, config, init=None, model=model)
+
+
+def test_copies_of_the_weights_in_another_layout_are_not_counted(folder):
+    parameters = count_parameters(folder)
+    shutil.copyfile(folder / FILE, folder / "consolidated.safetensors")
+    assert count_parameters(folder) == parameters
+    (folder / FILE).rename(folder / "a.safetensors")
+    names = dict.fromkeys(load_file(folder / "a.safetensors"), "a.safetensors")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    assert count_parameters(folder) == parameters
+    load(folder)
 
 
 @pytest.mark.parametrize("part", ["w1", "w2"])

@@ -1,0 +1,39 @@
+"""Loads a model's tokenizer. Imports transformers in its functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer in a folder. Raises what transformers raises for damaged files."""
+    import transformers
+
+    found: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    without_dropout(getattr(found, "backend_tokenizer", None))
+    return found
+
+
+def without_dropout(core: Any) -> None:
+    """Turn off the BPE dropout of a tokenizer of the library tokenizers, or of None.
+
+    A tokenizer.json that was saved during a training with BPE dropout would split each text
+    differently each time.
+    """
+    if core is not None and getattr(core.model, "dropout", None) is not None:
+        core.model.dropout = None
+
+
+def appended_end(tokenizer: Any) -> str | None:
+    """Return the end token that a tokenizer appends to every text; None: it appends none."""
+    end = tokenizer.eos_token_id
+    whole = tokenizer("a")["input_ids"]
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    is_appended = end is not None and whole[-1:] == [end] != bare[-1:]
+    return str(tokenizer.eos_token) if is_appended else None
+
+
+def appended_end_words(end: str) -> str:
+    """Return what it means that a tokenizer appends the token `end`, in a sentence."""
+    return f"its tokenizer appends {end} to prompts: completions begin a new text, except in chats"
