@@ -172,9 +172,12 @@ def check_live(config: DaemonConfig, *, timeout_s: float) -> None:
 
 
 def check_ready(config: DaemonConfig, *, timeout_s: float) -> None:
-    """Raise Unavailable if the daemon takes no jobs: it starts, ends or is drained."""
+    """Raise Unavailable if the daemon takes no jobs: it starts, ends, is drained or lacks Redis."""
     if not ready(config, timeout_s=timeout_s)["takes_jobs"]:
-        raise Unavailable(f"the daemon of {config.home} takes no jobs: it starts or ends")
+        folder = Home(config.home).full_folder()
+        cause = "it starts, ends or waits for Redis"
+        cause = cause if folder is None else f"the disk of {folder} is full"
+        raise Unavailable(f"the daemon of {config.home} takes no jobs: {cause}")
 
 
 def models(config: DaemonConfig) -> list[dict[str, Any]]:

@@ -273,7 +273,7 @@ class Ready(Message, op="daemon_ready"):
 
     zygote: bool
     queues: list[str]
-    takes_jobs: bool  # all workers accept jobs, and none is requested to leave
+    takes_jobs: bool  # all workers accept jobs, none is requested to leave, and Redis replies
     silent_s: float  # since the latest iteration of the supervisor's main loop
 
 

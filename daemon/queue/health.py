@@ -1,4 +1,4 @@
-"""Checks whether a Redis can hold jobs safely: version, memory policy and persistence."""
+"""Checks whether a Redis can hold jobs safely: version, rights, memory policy and persistence."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import redis
 
+from . import rights
+
 _OLDEST = (6, 2)
 _NO_EVICTION = "noeviction"
+_NUM_NAMED = 6  # missing rights in a message
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ def check(connection: redis.Redis) -> RedisHealth:
         warnings.append(f"{problem}; run CONFIG SET appendonly yes")
     if info.get("role") == "slave":
         fault = fault or "is a replica: use the address of the primary"
+    if fault is None and (refused := rights.missing(connection)):
+        named = ", ".join(refused[:_NUM_NAMED])
+        more = f" and {len(refused) - _NUM_NAMED} more" if len(refused) > _NUM_NAMED else ""
+        fault = f"refuses its user {named}{more}: docs/operations.md has the rights that it needs"
     return RedisHealth(version, fault, tuple(warnings))
 
 

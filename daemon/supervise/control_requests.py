@@ -76,13 +76,21 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
         case ListModels():
             return Models(_zygote_status(supervisor, timeout_s=_LOAD_TIMEOUT_S).models)
         case GetStatus():
-            return Status(_status(supervisor))
+            try:
+                return Status(_status(supervisor))
+            except redis.RedisError as error:
+                if (folder := supervisor.home.full_folder()) is None:
+                    raise
+                raise Unavailable(
+                    f"the disk of {folder} is full, and Redis waits for space: free some space"
+                ) from error
         case GetReady():
             # Polled every few seconds, so it asks no other process, which may be busy.
             workers = [worker for worker in supervisor.workers if worker.is_ready]
             queues = sorted({worker.config.queue for worker in workers})
             takes_jobs = supervisor.is_warm and supervisor.node.leaving is None
             takes_jobs = takes_jobs and supervisor.stopping is None
+            takes_jobs = takes_jobs and not supervisor.is_redis_down
             silent_s = time.monotonic() - supervisor.looped_at
             return Ready(supervisor.zygote.is_ready, queues, takes_jobs, silent_s)
         case unknown:
