@@ -7,7 +7,8 @@ from typing import Any
 
 import redis
 
-from . import rights
+from ...configs.queues import QUEUES
+from . import others, rights
 
 _OLDEST = (6, 2)
 _NO_EVICTION = "noeviction"
@@ -46,6 +47,9 @@ def check(connection: redis.Redis) -> RedisHealth:
         else:
             problem = "it writes snapshots only: a crash loses the latest changes of jobs"
         warnings.append(f"{problem}; run CONFIG SET appendonly yes")
+    for queue, num in others.count(connection, QUEUES).items():
+        problem = f"queue {queue} has {num} jobs of another application: they are left there"
+        warnings.append(f"{problem}; use another database for it (redis://HOST:PORT/DB)")
     if info.get("role") == "slave":
         fault = fault or "is a replica: use the address of the primary"
     if fault is None and (refused := rights.missing(connection)):
