@@ -79,10 +79,11 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
             try:
                 return Status(_status(supervisor))
             except redis.RedisError as error:
-                if (folder := supervisor.home.full_folder()) is None:
+                full = supervisor.home.full_folder()
+                if full is None:
                     raise
                 raise Unavailable(
-                    f"the disk of {folder} is full, and Redis waits for space: free some space"
+                    f"the disk of {full} is full, and Redis waits for space: free some space"
                 ) from error
         case GetReady():
             # Polled every few seconds, so it asks no other process, which may be busy.
