@@ -153,7 +153,7 @@ def checkpoints_of(client: Client, job_id: str, after: str | None, limit: int) -
                 "object": "fine_tuning.job.checkpoint",
                 "created_at": int(path.stat().st_mtime),
                 "fine_tuning_job_id": job_id,
-                "fine_tuned_model_checkpoint": f"{job_id}:{path.name}",
+                "fine_tuned_model_checkpoint": f"{job_id}@{step}",
                 "step_number": step,
                 "metrics": {**numbers, "step": step, "train_loss": numbers.get("loss")},
             }
