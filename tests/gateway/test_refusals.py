@@ -116,9 +116,14 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
             "fine_tuning/jobs",
             {
                 **{"model": "tiny", "training_file": "stdlib"},
-                **{"method": {"type": "mlm", "mlm": {"hyperparameters": {"nodes": 2}}}},
+                **{
+                    "method": {
+                        "type": "mlm",
+                        "mlm": {"hyperparameters": {"nodes": 2, "seq_len": 8}},
+                    }
+                },
             },
-            "nodes: must be 1 without a Redis that several machines share",
+            "method.mlm.hyperparameters.nodes: must be 1 without a Redis that several",
         ),
     ],
 )
