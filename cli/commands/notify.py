@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...jobs.errors import JobFailed, NotFound
+from ...jobs.errors import JobFailed
 from ..shared.app import App, common_options
 from ..view import render
 
@@ -24,17 +24,16 @@ def notify() -> None:
 def test(app: App) -> None:
     """Send a test notification, in the way in which the daemon sends them.
 
-    Uses the settings with which the daemon would start. Exit code 1: it could not be delivered.
+    The running daemon delivers it; without one this command does. Exit code 1: it could not be
+    delivered.
     """
-    from ...daemon.notify.delivery import deliver, sample
+    from ...daemon.client import control
 
-    config = app.config()
-    if config.notify is None:
-        raise NotFound("notify: not set: add `notify: COMMAND` or `notify: URL` to the settings")
-    problem = deliver(config.notify, sample())
+    problem, is_by_daemon = control.notify_test(app.config())
+    by = "the daemon" if is_by_daemon else "this command, as no daemon runs"
     if problem is not None:
-        raise JobFailed(f"notify: {problem}")
+        raise JobFailed(f"notify: {problem} (tried by {by})")
     if app.as_json:
-        render.json_line({"delivered": True})
+        render.json_line({"delivered": True, "by": "daemon" if is_by_daemon else "command"})
     else:
-        click.echo("delivered")
+        click.echo(f"delivered by {by}")

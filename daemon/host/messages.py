@@ -228,6 +228,18 @@ class GetReady(Message, op="ready"):
 
 
 @dataclass(frozen=True)
+class TestNotification(Message, op="notify_test"):
+    """Deliver a test notification as the daemon delivers others; reply when it has arrived."""
+
+
+@dataclass(frozen=True)
+class Notified(Message, op="notified"):
+    """How the delivery ended; None: it arrived."""
+
+    problem: str | None
+
+
+@dataclass(frozen=True)
 class Stopping(Message, op="stopping"):
     """The daemon is stopping; these jobs are saving."""
 

@@ -27,6 +27,7 @@ from ..host.messages import (
     LocalModel,
     Message,
     Models,
+    Notified,
     Ready,
     Reload,
     ReloadStatus,
@@ -34,10 +35,12 @@ from ..host.messages import (
     Status,
     Stop,
     Stopping,
+    TestNotification,
     Unloaded,
     UnloadModel,
     ZygoteStatus,
 )
+from ..notify.delivery import deliver, sample
 from ..queue import listing
 from .children import WorkerChild
 from .supervisor import Supervisor
@@ -85,6 +88,10 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
                 raise Unavailable(
                     f"the disk of {full} is full, and Redis waits for space: free some space"
                 ) from error
+        case TestNotification():
+            if (target := supervisor.config.notify) is None:
+                raise NotFound("notify: not set when the daemon started: `warmd stop` and `start`")
+            return Notified(deliver(target, sample()))
         case GetReady():
             # Polled every few seconds, so it asks no other process, which may be busy.
             workers = [worker for worker in supervisor.workers if worker.is_ready]
