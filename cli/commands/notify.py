@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...jobs.errors import JobFailed
+from ...jobs.errors import JobFailed, NotFound
 from ..shared.app import App, common_options
 from ..view import render
 
@@ -28,9 +28,18 @@ def test(app: App) -> None:
     delivered.
     """
     from ...daemon.client import control
+    from ...daemon.host.home import Home
+    from ...daemon.notify.delivery import deliver, sample
 
-    problem, is_by_daemon = control.notify_test(app.config())
+    config = app.config()
+    is_by_daemon = Home(config.home).is_locked()
     by = "the daemon" if is_by_daemon else "this command, as no daemon runs"
+    if is_by_daemon:
+        problem = control.notify_test(config)
+    elif config.notify is None:
+        raise NotFound("notify: not set: add `notify: COMMAND` or `notify: URL` to the settings")
+    else:
+        problem = deliver(config.notify, sample())
     if problem is not None:
         raise JobFailed(f"notify: {problem} (tried by {by})")
     if app.as_json:

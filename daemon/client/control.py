@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig, parse_model
-from ...jobs.errors import Conflict, NotFound, Unavailable
+from ...jobs.errors import Conflict, Unavailable
 from ..host import installed
 from ..host.channel import Channel
 from ..host.home import Home
@@ -44,7 +44,6 @@ from ..host.messages import (
     decode,
 )
 from ..host.warm_set import known_models
-from ..notify.delivery import deliver, sample
 from .trained import FetchReport, trained_by
 
 # As WatchdogSec of the units of systemd: the main loop may wait a minute each for the lock of the
@@ -223,18 +222,9 @@ def unload_model(config: DaemonConfig, name: str) -> dict[str, Any]:
     return {"unloaded": reply.name, "kept_for": reply.kept_for}
 
 
-def notify_test(config: DaemonConfig) -> tuple[str | None, bool]:
-    """Deliver a test notification; return the problem, if any, and whether the daemon did it.
-
-    The daemon may have other settings, another environment and another network than this process,
-    which delivers it only while no daemon runs. Raises NotFound if `notify` is not set.
-    """
-    home = Home(config.home)
-    if home.is_locked():
-        return request(home, TestNotification(), Notified).problem, True
-    if config.notify is None:
-        raise NotFound("notify: not set: add `notify: COMMAND` or `notify: URL` to the settings")
-    return deliver(config.notify, sample()), False
+def notify_test(config: DaemonConfig) -> str | None:
+    """Let the daemon deliver a test notification, with its own settings; return the problem."""
+    return request(Home(config.home), TestNotification(), Notified).problem
 
 
 def request(
