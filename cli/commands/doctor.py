@@ -234,15 +234,28 @@ def check_processor() -> Check:
 
 
 def check_home(config: DaemonConfig) -> Check:
-    """Whether the home can be written and has room."""
+    """Whether the home can be written and each of its disks has room for bytes and files."""
+    from ...daemon.host.home import Home
+
     existing = next(path for path in (config.home, *config.home.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Check("home", "fail", f"{existing} cannot be written", "choose another with --home")
-    free = shutil.disk_usage(existing).free
-    found = f"{config.home}: {render.size(free)} free"
-    if free < _NO_DISK_BYTES:
+    home = Home(config.home)
+    if (full := home.full_folder()) is not None:
+        found = f"the disk of {full} is full"
+        return Check("home", "fail", found, "free some space: jobs and Redis wait for it")
+    free = {
+        folder: shutil.disk_usage(folder).free
+        for folder in (existing, home.redis_folder, home.runs)
+        if folder.exists()
+    }
+    least = min(free, key=free.__getitem__)
+    found = f"{config.home}: {render.size(free[least])} free"
+    if least != existing:
+        found += f" in {least}"
+    if free[least] < _NO_DISK_BYTES:
         return Check("home", "fail", found, "remove old run directories, or choose another home")
-    if free < _LITTLE_DISK_BYTES:
+    if free[least] < _LITTLE_DISK_BYTES:
         return Check("home", "warn", found, "checkpoints of a 0.5B model take 6 GB each")
     return Check("home", "ok", found)
 
@@ -290,13 +303,14 @@ def _check_redis_at(url: str) -> Check:
 
     from ...configs.config import redacted_url
     from ...daemon.queue import health, keys
+    from ...daemon.queue.reasons import reason
 
     shown = redacted_url(url)
     connection = keys.connect(url)
     try:
         found = health.check(connection)
     except redis.RedisError as error:
-        return Check("redis", "fail", f"{shown}: {error}", "start it, or fix redis_url")
+        return Check("redis", "fail", reason(error, url), "start it, or fix redis_url")
     finally:
         connection.close()
     if found.fault is not None:

@@ -24,17 +24,25 @@ def notify() -> None:
 def test(app: App) -> None:
     """Send a test notification, in the way in which the daemon sends them.
 
-    Uses the settings with which the daemon would start. Exit code 1: it could not be delivered.
+    The running daemon delivers it; without one this command does. Exit code 1: it could not be
+    delivered.
     """
+    from ...daemon.client import control
+    from ...daemon.host.home import Home
     from ...daemon.notify.delivery import deliver, sample
 
     config = app.config()
-    if config.notify is None:
+    is_by_daemon = Home(config.home).is_locked()
+    by = "the daemon" if is_by_daemon else "this command, as no daemon runs"
+    if is_by_daemon:
+        problem = control.notify_test(config)
+    elif config.notify is None:
         raise NotFound("notify: not set: add `notify: COMMAND` or `notify: URL` to the settings")
-    problem = deliver(config.notify, sample())
-    if problem is not None:
-        raise JobFailed(f"notify: {problem}")
-    if app.as_json:
-        render.json_line({"delivered": True})
     else:
-        click.echo("delivered")
+        problem = deliver(config.notify, sample())
+    if problem is not None:
+        raise JobFailed(f"notify: {problem} (tried by {by})")
+    if app.as_json:
+        render.json_line({"delivered": True, "by": "daemon" if is_by_daemon else "command"})
+    else:
+        click.echo(f"delivered by {by}")

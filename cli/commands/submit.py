@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -313,4 +313,8 @@ def _start(request: _Request) -> tuple[datetime | None, float | None]:
     if request.in_ is not None:
         return None, parse_duration("in", request.in_)
     now = datetime.now().astimezone()
-    return None if request.at is None else parse_time("at", request.at, now=now), None
+    if request.at is None:
+        return None, None
+    at = parse_time("at", request.at, now=now)
+    note(f"Starts at {at:%Y-%m-%d %H:%M %Z}, {at.astimezone(UTC):%Y-%m-%d %H:%M} UTC")
+    return at, None

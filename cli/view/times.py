@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from ...configs.values import duration_s
 from ...jobs.errors import SpecError
@@ -35,10 +35,19 @@ def _is_number(text: str) -> bool:
 def parse_time(field: str, text: str, *, now: datetime) -> datetime:
     """Return the moment of `18:30` (the next one) or `2026-11-21 18:30`. Raises SpecError.
 
-    Local time unless the text names an offset. `now` has a timezone, and so has the result.
+    Local time unless the text names an offset. `now` has a timezone, and so has the result. When
+    clocks are set back, a local time that exists twice is the first; one that does not exist when
+    they are set forward is refused.
     """
     try:
-        at = _next(text, now) or datetime.fromisoformat(text).astimezone()
+        wanted = _next(text, now) or datetime.fromisoformat(text)
+        at = wanted.astimezone()
+        if wanted.tzinfo is None and _is_skipped(wanted):
+            raise SpecError(
+                field,
+                f"must be a local time that exists, got {text!r}: on {wanted:%Y-%m-%d} clocks are "
+                f"set forward, from before to after {wanted:%H:%M}",
+            )
         is_to_come = now < at < now + timedelta(seconds=_LONGEST_S)
     except (ValueError, OverflowError, OSError):
         is_to_come = False
@@ -75,12 +84,16 @@ def _latest(text: str, now: datetime) -> datetime:
     return at if at <= now else (today - timedelta(days=1)).astimezone()
 
 
+def _is_skipped(local: datetime) -> bool:
+    """Whether the clocks of this timezone never show a local time."""
+    return local.astimezone(UTC).astimezone().replace(tzinfo=None) != local
+
+
 def _next(text: str, now: datetime) -> datetime | None:
-    """The next occurrence of a time of day, or None when `text` is not one."""
+    """The next occurrence of a time of day in local time, or None when `text` is not one."""
     if not re.fullmatch(r"\d\d?:\d\d", text, re.ASCII):
         return None
     hour, minute = map(int, text.split(":"))
     # Computed in local time: tomorrow's UTC offset may differ (daylight saving).
     today = now.astimezone().replace(hour=hour, minute=minute, second=0, microsecond=0, tzinfo=None)
-    at = today.astimezone()
-    return at if at > now else (today + timedelta(days=1)).astimezone()
+    return today if today.astimezone() > now else today + timedelta(days=1)

@@ -80,6 +80,10 @@ class Job(Steered):
         """Queue an ended job again from its latest checkpoint, with `changes` of options."""
         return self._client.resume(self.id, changes=changes)
 
+    def now(self) -> float:
+        """The time in unix seconds by the clock of the job's events, which is that of Redis."""
+        return self._client.now()
+
     def note(self, text: str) -> None:
         """Add a note."""
         self._client.add_note(self.id, text)
@@ -88,4 +92,4 @@ class Job(Steered):
         progress = Progress()
         for event in self.events(follow=False):
             progress.update(event)
-        return job_html(self.info(), progress, self._client.now())
+        return job_html(self.info(), progress, self.now())

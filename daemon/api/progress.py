@@ -46,6 +46,9 @@ class Shown(Protocol):
 
     id: str
 
+    def now(self) -> float:
+        """The time in unix seconds by the clock of the job's events."""
+
 
 class Display(Protocol):
     """Where progress is shown."""
@@ -75,7 +78,7 @@ class _Line:
 
     def draw(self) -> None:
         self._drawn_at = time.monotonic()
-        text = f"{self._job.id}  {self._progress.words(time.time())}"
+        text = f"{self._job.id}  {self._progress.words(self._job.now())}"
         sys.stderr.write(f"\r{text}\x1b[K" if sys.stderr.isatty() else f"{text}\n")
         sys.stderr.flush()
 

@@ -24,7 +24,7 @@ from ..host.home import Home
 from ..host.warm_set import known_models, on_demand_models
 from ..runs.rundir import is_job_id
 from ..runs.weights import Weights
-from .trained import FetchReport, trained_by
+from .trained import FetchReport, is_checkpoint, trained_by
 
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # next to tokenizer_config.json
 
@@ -99,8 +99,8 @@ def resolve_model(
 ) -> ModelConfig:
     """Resolve the name of a model.
 
-    It is that of a warm or configured model, a folder, a hub id, or the id or name of a job that
-    has trained one.
+    It is that of a warm or configured model, a folder, a hub id, the id or name of a job that has
+    trained one, or JOB@STEP for a checkpoint.
 
     Raises SpecError, and StoreUnavailable for a model of a job.
     """
@@ -108,7 +108,9 @@ def resolve_model(
     known = {m.name: m for m in config.models} | known_models(home)
     if name in known:
         return known[name]
-    if is_job_id(name) and (trained := trained_by(config, name, report)) is not None:
+    if (is_job_id(name) or is_checkpoint(name)) and (
+        trained := trained_by(config, name, report)
+    ) is not None:
         return trained
     folder = path_of("model", name, Path.cwd())
     if os.path.isdir(folder):  # Path.is_dir raises for names that are too long

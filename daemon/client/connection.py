@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,11 +12,12 @@ from typing import Any, TypeVar, cast
 
 import redis
 
-from ...configs.config import DaemonConfig, redacted_url
+from ...configs.config import DaemonConfig
 from ...jobs.errors import NotFound, Unavailable
 from ..host.home import Home
 from ..queue import key_prefix, keys
 from ..queue.jobs import Job, JobStore
+from ..queue.reasons import reason
 from ..runs.rundir import RunDir, is_job_id
 from ..store.reading import OnOutdated, ReadableRuns
 from ..store.remote import RemoteRuns
@@ -32,7 +34,7 @@ _REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
 
 
 def needs_redis(method: Method) -> Method:
-    """Raise Unavailable, with advice, if Redis is unreachable or refuses writes.
+    """Raise Unavailable, with advice, if Redis is unreachable or refuses what it is asked for.
 
     Raises Conflict if this process would look for the jobs under other keys than the daemon.
     """
@@ -44,6 +46,8 @@ def needs_redis(method: Method) -> Method:
             return method(self, *args, **kwargs)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise self.unavailable(error) from error
+        except redis.exceptions.NoPermissionError as error:
+            raise Unavailable(reason(error, self.url)) from error
         except redis.ResponseError as error:
             if isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS):
                 raise Unavailable(f"Redis takes no changes: {error}") from error
@@ -166,17 +170,27 @@ class ClientConnection:
         if "connection" in self.__dict__:
             self.connection.close()
 
-    def unavailable(self, error: Exception) -> Unavailable:
-        if self.url == self.home.redis_url and self.home.is_full():
+    def unavailable(self, error: redis.RedisError) -> Unavailable:
+        """Describe why Redis cannot be used, and what to do."""
+        if self.url != self.home.redis_url:
+            return Unavailable(reason(error, self.url))
+        is_running = self.home.is_locked()
+        if (folder := self.home.full_folder()) is not None:
+            effect = "Redis waits for space" if is_running else "Redis has ended"
+            then = "" if is_running else ", and run `warmd start`"
+            is_of_runs = os.stat(folder).st_dev == os.stat(self.home.runs).st_dev
+            how = ", for example with `warmd checkpoints prune`" if is_of_runs else ""
             return Unavailable(
-                f"the disk of {self.home.path} is full, and Redis has ended: free some space, for "
-                "example with `warmd checkpoints prune`, and run `warmd start`"
+                f"the disk of {folder} is full, and {effect}: free some space{how}{then}"
             )
         if isinstance(error, redis.TimeoutError):
-            return Unavailable(f"Redis at {redacted_url(self.url)} does not answer: {error}")
-        if self.url == self.home.redis_url:
-            return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
-        return Unavailable(f"no Redis at {redacted_url(self.url)}: {error}")
+            return Unavailable(reason(error, self.url))
+        if is_running:
+            return Unavailable(
+                f"the daemon in {self.home.path} runs, but its Redis does not reply: {error}; "
+                f"{self.home.log} says why"
+            )
+        return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
 
     def find(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of the job that an id or a unique prefix of one names.

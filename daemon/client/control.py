@@ -31,12 +31,14 @@ from ..host.messages import (
     Message,
     Model,
     Models,
+    Notified,
     Ready,
     Reload,
     ReloadStatus,
     Status,
     Stop,
     Stopping,
+    TestNotification,
     Unloaded,
     UnloadModel,
     decode,
@@ -172,9 +174,12 @@ def check_live(config: DaemonConfig, *, timeout_s: float) -> None:
 
 
 def check_ready(config: DaemonConfig, *, timeout_s: float) -> None:
-    """Raise Unavailable if the daemon takes no jobs: it starts, ends or is drained."""
+    """Raise Unavailable if the daemon takes no jobs: it starts, ends, is drained or lacks Redis."""
     if not ready(config, timeout_s=timeout_s)["takes_jobs"]:
-        raise Unavailable(f"the daemon of {config.home} takes no jobs: it starts or ends")
+        folder = Home(config.home).full_folder()
+        cause = "it starts, ends or waits for Redis"
+        cause = cause if folder is None else f"the disk of {folder} is full"
+        raise Unavailable(f"the daemon of {config.home} takes no jobs: {cause}")
 
 
 def models(config: DaemonConfig) -> list[dict[str, Any]]:
@@ -215,6 +220,11 @@ def unload_model(config: DaemonConfig, name: str) -> dict[str, Any]:
     """
     reply = request(Home(config.home), UnloadModel(name), Unloaded)
     return {"unloaded": reply.name, "kept_for": reply.kept_for}
+
+
+def notify_test(config: DaemonConfig) -> str | None:
+    """Let the daemon deliver a test notification, with its own settings; return the problem."""
+    return request(Home(config.home), TestNotification(), Notified).problem
 
 
 def request(

@@ -28,7 +28,7 @@ from ..store.bucket import StoreUnavailable
 from . import checking
 from .capacity import check_memory, check_ranks
 from .connection import ClientConnection, needs_redis
-from .trained import FetchReport
+from .trained import FetchReport, is_checkpoint
 from .views import spec_of
 
 
@@ -151,11 +151,15 @@ class Submitting(ClientConnection):
 
         The run directory is complete before the job is queued. If that fails or is interrupted,
         nothing of the job is left. A job starts after those that its spec names have finished.
-        `init`: the weights to start from; the spec's `model` is their name. `model`: the model that
+        `init`: the weights to start from, by default those of a spec's `model` of the form
+        JOB@STEP; the spec's `model` is their name. `model`: the model that
         the spec's `model` names, if the caller knows it. `origin`: one of rundir.ORIGINS.
         `labels`: its name and tags. `delay_s`: queue it after this time, by Redis' clock.
         `needs`: labels of the machine that is to run it.
         """
+        if init is None and model is None and is_checkpoint(named := getattr(spec, "model", "")):
+            init = self.weights(named)  # whole, and kept when the checkpoint is pruned
+            spec = type(spec).parse({**spec.to_json(), "model": init.name})
         document = {**self.check(spec, init=init, model=model), "origin": origin}
         if needs:
             document["needs"] = dict(needs)

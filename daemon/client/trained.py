@@ -1,13 +1,15 @@
-"""The model that a job has trained, by the job's id or name."""
+"""The model that a job has trained, by the job's id or name; JOB@STEP is that of a checkpoint."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from ...configs.config import DaemonConfig, ModelConfig
-from ...jobs.errors import SpecError
+from ...jobs.context import checkpoint_name, step_of
+from ...jobs.errors import NotFound, SpecError
 from ..host.home import Home
 from ..runs import labels
+from ..runs.checkpoints import Checkpoints
 from ..runs.labels import Labels
 from ..runs.rundir import is_job_id
 from ..store.remote import RemoteRuns
@@ -23,15 +25,23 @@ class FetchReport(Protocol):
         """`num_bytes` more bytes have arrived."""
 
 
+def is_checkpoint(text: str) -> bool:
+    """Whether the name of a model has the form JOB@STEP."""
+    job, _, step = text.partition("@")
+    return step.isascii() and step.isdigit() and (is_job_id(job) or labels.is_name(job))
+
+
 def trained_by(
-    config: DaemonConfig, job: str, report: FetchReport | None = None
+    config: DaemonConfig, text: str, report: FetchReport | None = None
 ) -> ModelConfig | None:
-    """Return the model that a job, by id or name, has trained; None if there is none.
+    """Return the model that JOB, by id or name, has trained, or JOB@STEP; None if there is none.
 
     With a run store it is fetched, if it is not on this machine as the store has it. Raises
-    SpecError if several jobs with that name have one, and StoreUnavailable.
+    SpecError if several jobs with that name have one, NotFound for a step that a job has no
+    checkpoint of, and StoreUnavailable.
     """
     home = Home(config.home)
+    job, at, step = text.partition("@") if is_checkpoint(text) else (text, "", "")
     ids = [job] if is_job_id(job) else _named(home, job)
     if config.run_store is not None and (ids or labels.is_name(job)):
         remote = RemoteRuns(home, config.run_store)
@@ -39,9 +49,22 @@ def trained_by(
             remote.refresh_summaries(remote.ids())
             ids = _named(home, job)
         for job_id in ids:
-            _fetch(remote, job_id, report)
-    folders = {job_id: home.runs / job_id / "model" for job_id in ids}
-    found = [ModelConfig(name=j, path=str(path)) for j, path in folders.items() if path.is_dir()]
+            if at:
+                remote.fetch_checkpoint(job_id, int(step))
+            else:
+                _fetch(remote, job_id, report)
+    folder = checkpoint_name(int(step)) if at else ""
+    folders = {
+        f"{job_id}{at}{step}": home.runs / job_id / ("checkpoints" if at else "model") / folder
+        for job_id in ids
+    }
+    found = [
+        ModelConfig(name=name, path=str(path)) for name, path in folders.items() if path.is_dir()
+    ]
+    if at and len(ids) == 1 and not found:
+        steps = map(step_of, Checkpoints(home.runs / ids[0] / "checkpoints").list())
+        listed = ", ".join(map(str, steps)) or "it has none"
+        raise NotFound(f"model: must be a checkpoint of {ids[0]} ({listed}), got step {step}")
     if len(found) > 1:
         ids = [model.name for model in found[:3]]
         raise SpecError(

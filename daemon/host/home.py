@@ -19,6 +19,7 @@ HOME/
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -217,10 +218,15 @@ class Home:
 
     def is_locked(self) -> bool:
         """Whether a daemon runs here now."""
+        lock = self.path / "daemon.lock"
         try:
-            fd = os.open(self.path / "daemon.lock", os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)  # NFS alone needs a writable one
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -229,14 +235,17 @@ class Home:
             os.close(fd)
         return False
 
-    def is_full(self) -> bool:
-        """Whether its disk has no space or no inodes for a few more files."""
-        try:
-            disk = os.statvfs(self.path)
-        except OSError:
-            return False
-        has_files = not disk.f_files or disk.f_favail > 0  # some file systems report none
-        return disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files
+    def full_folder(self) -> Path | None:
+        """Return a folder whose disk has no space or no inodes for a few more files, or None."""
+        for folder in (self.path, self.redis_folder, self.runs, self.logs):
+            try:
+                disk = os.statvfs(folder)
+            except OSError:
+                continue
+            has_files = not disk.f_files or disk.f_favail > 0  # some file systems report none
+            if disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files:
+                return folder
+        return None
 
     def free_bytes(self) -> int | None:
         """Return the space that its disk has left; None if the home does not exist yet."""
@@ -249,10 +258,12 @@ class Home:
     def occupied(self) -> str:
         """Return an error message about the daemon that runs here."""
         state = self.read_state() or {}
+        folder = self.full_folder()
+        full = "" if folder is None else f"; the disk of {folder} is full: free some space"
         return (
             f"a daemon already runs in {self.path} (pid {state.get('pid', 'unknown')}, "
             f"since {state.get('started', 'just now')}): stop it with `warmd stop`, or choose "
-            "another home with --home"
+            f"another home with --home{full}"
         )
 
 

@@ -237,6 +237,18 @@ class GetReady(Message, op="ready"):
 
 
 @dataclass(frozen=True)
+class TestNotification(Message, op="notify_test"):
+    """Deliver a test notification as the daemon delivers others; reply when it has arrived."""
+
+
+@dataclass(frozen=True)
+class Notified(Message, op="notified"):
+    """How the delivery ended; None: it arrived."""
+
+    problem: str | None
+
+
+@dataclass(frozen=True)
 class Stopping(Message, op="stopping"):
     """The daemon is stopping; these jobs are saving."""
 
@@ -282,7 +294,7 @@ class Ready(Message, op="daemon_ready"):
 
     zygote: bool
     queues: list[str]
-    takes_jobs: bool  # all workers accept jobs, and none is requested to leave
+    takes_jobs: bool  # all workers accept jobs, none is requested to leave, and Redis replies
     silent_s: float  # since the latest iteration of the supervisor's main loop
 
 

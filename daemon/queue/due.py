@@ -8,7 +8,7 @@ each call scans a limited number, so its cost does not depend on how many wait.
 from __future__ import annotations
 
 from ...configs.queues import QUEUES
-from . import keys
+from . import keys, others
 from .jobs import Job, JobStore
 from .rq_format import DeferredJobRegistry, ScheduledJobRegistry, ready_key
 
@@ -54,7 +54,9 @@ class DueJobs:
         )
 
     def _jobs(self, members: list[_Member]) -> list[Job]:
-        """Fetch the jobs of registry members; members without a job are removed."""
+        """Fetch warmd's jobs of registry members; members without a job are removed."""
+        foreign = others.among(self._store.connection, [id for _, id in members])
+        members = [member for member in members if member[1] not in foreign]
         jobs = self._store.fetch_many([keys.text(id) for _, id in members]) if members else []
         for (key, id), job in zip(members, jobs, strict=True):
             if job is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import redis
@@ -31,10 +30,10 @@ def oldest_s(connection: redis.Redis, queue: str) -> float:
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in ids:
             pipeline.hget(Job.key_for(keys.text(job_id)), "enqueued_at")
-        times = pipeline.execute(raise_on_error=False)  # a key may hold something else
+        pipeline.time()  # the times of jobs are by this clock
+        *times, now = pipeline.execute(raise_on_error=False)  # a key may hold something else
     since = [at for at in map(_seconds, times) if at is not None]
-    # The times are by the clocks of the machines that queued the jobs.
-    return max(time.time() - min(since), 0.0) if since else 0.0
+    return max(now[0] + now[1] / 1e6 - min(since), 0.0) if since else 0.0
 
 
 def _seconds(raw: Any) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from ...configs.queues import QUEUES
-from . import keys, rq_workers
+from . import keys, others, rq_workers
 from .jobs import JobStore
 from .rq_format import PREFIX, Execution, StartedJobRegistry
 from .rq_workers import WorkerState
@@ -124,7 +124,9 @@ class WorkerRegistry:
         queue twice; when it is popped for the second time it is dropped.
         """
         key = self._store.queue(queue).intermediate_queue_key
-        popped: Any = self._connection.lrange(key, 0, -1)
+        listed: Any = self._connection.lrange(key, 0, -1)
+        foreign = others.among(self._connection, listed)
+        popped = [job_id for job_id in listed if job_id not in foreign]
         stay = [job_id for job_id in popped if job_id in self._stray[queue]]
         self._stray[queue] = set(popped)
         returned = []
@@ -155,9 +157,12 @@ class WorkerRegistry:
         return {worker for worker, has_one in zip(workers, found, strict=True) if not has_one}
 
     def _claims(self, queue: str) -> list[_Claim]:
-        """All claims to jobs of a queue, in two round trips."""
+        """All claims to warmd's jobs of a queue, in two round trips."""
         registry = StartedJobRegistry(queue, connection=self._connection)
         members: Any = self._connection.zrange(registry.key, 0, -1)
+        ids = {member: member.partition(b":")[0] for member in members}
+        foreign = others.among(self._connection, ids.values())
+        members = [member for member in members if ids[member] not in foreign]
         parts = [keys.text(member).partition(":") for member in members]
         executions = [Execution(own, job_id, self._connection) for job_id, _, own in parts]
         with self._connection.pipeline(transaction=False) as pipeline:

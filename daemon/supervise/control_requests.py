@@ -27,6 +27,7 @@ from ..host.messages import (
     LocalModel,
     Message,
     Models,
+    Notified,
     Ready,
     Reload,
     ReloadStatus,
@@ -34,10 +35,12 @@ from ..host.messages import (
     Status,
     Stop,
     Stopping,
+    TestNotification,
     Unloaded,
     UnloadModel,
     ZygoteStatus,
 )
+from ..notify.delivery import deliver, sample
 from ..queue import listing
 from .children import WorkerChild
 from .supervisor import Supervisor
@@ -76,13 +79,26 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
         case ListModels():
             return Models(_zygote_status(supervisor, timeout_s=_LOAD_TIMEOUT_S).models)
         case GetStatus():
-            return Status(_status(supervisor))
+            try:
+                return Status(_status(supervisor))
+            except redis.RedisError as error:
+                full = supervisor.home.full_folder()
+                if full is None:
+                    raise
+                raise Unavailable(
+                    f"the disk of {full} is full, and Redis waits for space: free some space"
+                ) from error
+        case TestNotification():
+            if (target := supervisor.config.notify) is None:
+                raise NotFound("notify: not set when the daemon started: `warmd stop` and `start`")
+            return Notified(deliver(target, sample()))
         case GetReady():
             # Polled every few seconds, so it asks no other process, which may be busy.
             workers = [worker for worker in supervisor.workers if worker.is_ready]
             queues = sorted({worker.config.queue for worker in workers})
             takes_jobs = supervisor.is_warm and supervisor.node.leaving is None
             takes_jobs = takes_jobs and supervisor.stopping is None
+            takes_jobs = takes_jobs and not supervisor.is_redis_down
             silent_s = time.monotonic() - supervisor.looped_at
             return Ready(supervisor.zygote.is_ready, queues, takes_jobs, silent_s)
         case unknown:

@@ -24,6 +24,7 @@ from ...jobs.files.atomic import write_atomic
 from ..host.home import Home, private
 from ..host.parent_death import tied_to_parent
 from ..queue import health, keys
+from ..queue.reasons import reason
 
 _STOP_INTERVAL_S = 0.5
 
@@ -177,7 +178,8 @@ def check_redis(connection: redis.Redis, url: str | None) -> None:
     try:
         found = health.check(connection)
     except redis.RedisError as error:
-        raise Unavailable(f"no Redis at {where}: {error}") from error
+        text = reason(error, url) if url else f"no Redis at {where}: {error}"
+        raise Unavailable(text) from error
     if found.fault is not None:
         raise Unavailable(f"{where}: {found.fault}")
     for warning in found.warnings:

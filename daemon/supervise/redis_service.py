@@ -14,12 +14,15 @@ from ...jobs.errors import Unavailable
 from ..host.home import Home
 from ..host.messages import BootProgress
 from ..queue import key_prefix, keys, runs_owner
+from ..queue.clocks import clock
 from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns
 from .children import MAX_QUICK_KILLS
 from .redis_server import EmbeddedRedis, check_redis, find_binary
 
 log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 15.0  # between two attempts to restart it
 
 
 class RedisService:
@@ -40,6 +43,7 @@ class RedisService:
         self._remote = remote
         self._on_restart = on_restart
         self._failed_restarts = 0  # in a row
+        self._restart_at = float("-inf")  # by `clock`: not before
 
     def start(self, *, was_warm: bool) -> BootProgress:
         """Start or check it; return what `warmd start` prints. Raises WarmdError.
@@ -65,19 +69,27 @@ class RedisService:
         )
 
     def restart_if_dead(self) -> None:
-        """Restart the embedded Redis. Raises Unavailable if that fails, or fails too often."""
+        """Restart the embedded Redis, with growing pauses between attempts that fail.
+
+        Raises Unavailable if it fails too often. A full disk does not count: it waits for space.
+        """
         if self.embedded is None or self.embedded.process is None:
             return
         code = self.embedded.process.poll()
-        if code is None:
+        if code is None or clock() < self._restart_at:
             return
         log.error("Redis: ended (%s), restarting it", code)
         try:
             self.embedded.start()
-        except Unavailable:
+        except (Unavailable, OSError) as error:
             self._failed_restarts += 1
-            if self._failed_restarts >= MAX_QUICK_KILLS:
-                raise
+            pause_s = min(2.0 ** (self._failed_restarts - 1), _LONGEST_PAUSE_S)
+            self._restart_at = clock() + pause_s
+            full = self._home.full_folder()
+            if full is None and self._failed_restarts >= MAX_QUICK_KILLS:
+                raise Unavailable(f"Redis cannot be restarted: {error}") from error
+            cause = error if full is None else f"the disk of {full} is full"
+            log.error("Redis: not restarted: %s; next attempt in %.0f s", cause, pause_s)
         else:
             self._failed_restarts = 0
             self._on_restart()

@@ -204,10 +204,13 @@ class Supervisor:
             self._take_part()
             if self.is_warm:
                 self.services.start_groups_if_due()
+            if self.is_redis_down:
+                log.info("supervisor: Redis is reachable again")
             self.is_redis_down = False
         except redis.RedisError as error:
+            if not self.is_redis_down:
+                log.warning("supervisor: Redis is unreachable: %s", error)
             self.is_redis_down = True
-            log.warning("supervisor: Redis is unreachable: %s", error)
         except WarmdError as error:
             self._fail(str(error))
         except Exception:  # a bug must not end the daemon and all its jobs

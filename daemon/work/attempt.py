@@ -96,6 +96,7 @@ class Attempt:
         self._is_paused = False
         self._conclude_ranks: Callable[[], None] | None = None  # if ranks elsewhere end it
         self._has_lost_claim = False  # Redis no longer knows this execution
+        self._is_record_gone = False  # nor the job
         self._began = time.monotonic()
         self._paused_at: float | None = None
         self._paused_s = 0.0
@@ -132,6 +133,7 @@ class Attempt:
             return
         if not control.has_claim:
             self._has_lost_claim = True
+            self._is_record_gone = self._store.fetch(self.job.id) is None
             self.stop("kill")
         elif control.stop is not None:
             self.stop(control.stop)
@@ -365,7 +367,7 @@ class Attempt:
         store = self._store
         match outcome.outcome:
             case _ if self._has_lost_claim:
-                self._settle(None)
+                self._conclude_without_claim()
             case "finished":
                 self._settle(store.finish, outcome.result)
             case "stopped" if outcome.reason in ("drain", "pause", "superseded"):
@@ -383,6 +385,18 @@ class Attempt:
             case _:
                 self._conclude_failed(outcome)
 
+    def _conclude_without_claim(self) -> None:
+        """End an execution that is no longer the current one in Redis."""
+        log.warning(
+            "%s: stopped: Redis no longer has execution %d", self.job.id, self.started.number
+        )
+        if self._is_record_gone:  # else another worker runs the job and logs its events
+            self.warn(
+                "stopped: the job's record in Redis has gone (deleted, flushed or evicted): "
+                f"continue with `warmd resume {self.job.id}`"
+            )
+        self._settle(None)
+
     def _conclude_failed(self, outcome: JobOutcome) -> None:
         if self._retry("failed"):
             return
@@ -397,7 +411,7 @@ class Attempt:
             return
         cause = self.horse.cause_of_death()
         if self._has_lost_claim:
-            self._settle(None)
+            self._conclude_without_claim()
         elif "kill" in self.requested:
             self._log_event("stopped", reason="killed on request")
             self._settle(self._store.stop, "killed on request")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 
 import redis
 
@@ -17,7 +18,7 @@ from ...configs.labels import (
 from ...jobs.errors import WarmdError
 from ..host.machine import machine_name
 from ..host.messages import RunJob
-from ..queue import keys
+from ..queue import keys, others
 from ..queue.jobs import Job
 from ..queue.set_aside import Offer
 from ..runs.rundir import SCHEMA, RunDir
@@ -52,6 +53,8 @@ class JobTaker:
         self._met: list[str] = []  # needs for which jobs may be set aside, met by the labels
         self._looked = 0.0
         self._listed = 0.0  # time of the latest check for jobs that were popped for it
+        self._num_others = 0  # jobs of other applications in the queue, as far as known
+        self._left: deque[bytes] = deque(maxlen=100)  # the latest of them, which are logged once
 
     def reconcile(self) -> None:
         """Requeue the jobs that this worker holds in Redis and does not run.
@@ -84,8 +87,30 @@ class JobTaker:
             set_aside = self._store.take_set_aside(self._queue, self._name, self._met)
             if set_aside is not None:
                 self._start(set_aside)
-        if self._is_open():
+        if self._is_open() and not (self._num_others and self._take_from_between()):
             self._mailbox.wait_for_job()
+
+    def _take_from_between(self) -> bool:
+        """Start the next of warmd's jobs, while the queue has jobs of other applications."""
+        popped, self._num_others = others.take_from_between(
+            self._store.connection, self._queue, self._name
+        )
+        if popped is not None:
+            self._num_others = 1  # there may be more
+            self._start(popped)
+        return self._num_others > 0
+
+    def _leave(self, popped: bytes) -> None:
+        """Put back a job of another application."""
+        if popped not in self._left:
+            log.warning(
+                "%s: %r: a job of another application in the queue %s, left there: use another "
+                "database or Redis for it",
+                *(self._name, keys.text(popped)[:80], self._queue),
+            )
+            self._left.append(popped)
+        others.put_back(self._store.connection, popped, self._queue, self._name)
+        self._num_others = 1
 
     def _return_strays(self) -> None:
         """Requeue jobs that were popped for this worker although it does not wait for one.
@@ -127,6 +152,9 @@ class JobTaker:
         return model_folders.is_here(self._held.home.runs, path)
 
     def _start(self, popped: bytes) -> None:
+        if others.among(self._store.connection, [popped]):
+            self._leave(popped)
+            return
         needs = self._store.needs_of_popped(popped)
         missing = self._offer.unmet(needs)
         if not missing and num_nodes(needs) > 1 and self._is_readable(keys.text(popped)):

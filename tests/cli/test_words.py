@@ -1,7 +1,8 @@
 """Parsing of times, and the text of durations, tables, events and progress."""
 
-from collections.abc import Callable
-from datetime import datetime, timedelta
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -51,6 +52,31 @@ def test_a_date_and_time_is_local_unless_it_names_an_offset():
     with_offset = parse_time("at", "2026-11-23T08:00+05:00", now=NOW)
     assert with_offset.utcoffset() is not None
     assert with_offset == datetime.fromisoformat("2026-11-23T03:00+00:00")
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Local time with daylight saving: clocks change at 1:00 UTC on 2027-03-28 and 2026-10-25."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_local_time_that_does_not_exist_is_refused_and_of_two_the_first_is_taken():
+    spring = datetime(2027, 3, 27, 22).astimezone()
+    for text in ("2:30", "02:00", "2027-03-28 02:59"):
+        with pytest.raises(SpecError, match=r"^at: must be a local time that exists, got .* set f"):
+            parse_time("at", text, now=spring)
+    assert parse_time("at", "3:00", now=spring) == datetime(2027, 3, 28, 1, tzinfo=UTC)
+    assert parse_time("at", "1:59", now=spring) == datetime(2027, 3, 28, 0, 59, tzinfo=UTC)
+    assert parse_time("at", "2027-03-28 02:30+01:00", now=spring).timestamp() == 1806197400
+    autumn = datetime(2026, 10, 24, 22).astimezone()
+    assert parse_time("at", "2:30", now=autumn) == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+    between = datetime(2026, 10, 25, 0, 45, tzinfo=UTC)
+    assert parse_time("at", "2:30", now=between) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["25:00", "2020-01-01 10:00", "9999-12-31", "noon", "", "1:2:3:4"])

@@ -339,6 +339,11 @@ def test_job_is_trained_and_its_model_serves_requests(served):
     assert events[0].message.startswith("finished")
     checkpoints = list(served.openai.fine_tuning.jobs.checkpoints.list(job.id, limit=1))
     assert [checkpoint.step_number for checkpoint in checkpoints] == [6, 4, 2]
+    middle = checkpoints[1].fine_tuned_model_checkpoint
+    assert middle == f"{job.id}@4"
+    assert served.openai.completions.create(model=middle, prompt="1+1=").model == middle
+    with pytest.raises(openai.NotFoundError):
+        served.openai.completions.create(model=f"{job.id}@5", prompt="1+1=")
     assert job.id in [model.id for model in served.openai.models.list()]
     answer = served.openai.completions.create(model=job.id, prompt="1+1=", max_tokens=2)
     assert answer.model == job.id

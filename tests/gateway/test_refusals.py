@@ -113,6 +113,19 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
             {**TUNING, "method": {"type": "mlm", "reinforcement": {}}},
             "method.reinforcement: unknown or not supported",
         ),
+        (
+            "fine_tuning/jobs",
+            {
+                **{"model": "tiny", "training_file": "stdlib"},
+                **{
+                    "method": {
+                        "type": "mlm",
+                        "mlm": {"hyperparameters": {"nodes": 2, "seq_len": 8}},
+                    }
+                },
+            },
+            "method.mlm.hyperparameters.nodes: must be 1 without a Redis that several",
+        ),
     ],
 )
 def test_unsupported_field_is_refused_in_openais_format(gateway, path, body, message):

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from shell import warmd
 from waiting import wait_until
 
 from warmd.daemon.host.home import Home
@@ -153,7 +154,7 @@ def test_notify_test_delivers_a_notification_or_reports_why_not(desk, tmp_path, 
     assert done.is_refusal(2)
     assert done.err.startswith("Error: notify: not set")
     monkeypatch.setenv("WARMD_NOTIFY", f'printf "%s" "$WARMD_TEXT" > {tmp_path}/text')
-    assert desk.warmd("notify", "test").out == "delivered\n"
+    assert desk.warmd("notify", "test").out == "delivered by this command, as no daemon runs\n"
     assert (tmp_path / "text").read_text().endswith("test notification")
 
 
@@ -166,9 +167,15 @@ def test_a_wrong_target_is_refused_without_showing_it(desk, monkeypatch, text):
 
 
 @pytest.mark.slow
-def test_a_daemon_notifies_of_a_job_once_across_a_restart(make_daemon, tmp_path):
+def test_a_daemon_notifies_of_a_job_once_across_a_restart(make_daemon, tmp_path, monkeypatch):
     daemon = make_daemon(notify=f'echo "$WARMD_EVENT $WARMD_JOB" >> {tmp_path}/notify-target')
     daemon.start()
+    # The daemon delivers it, by its own settings.
+    monkeypatch.setenv("WARMD_NOTIFY", "exit 7")
+    done = warmd("notify", "test", home=daemon.home.path)
+    assert done.out == "delivered by the daemon\n"
+    assert (tmp_path / "notify-target").read_text() == "test test\n"
+    (tmp_path / "notify-target").unlink()
     job_id = daemon.submit()
     daemon.wait(job_id)
     wait_until((tmp_path / "notify-target").exists, timeout_s=20)

@@ -182,6 +182,7 @@ ALLOWED = {
     "daemon.supervise": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
         "daemon.store",
+        "daemon.notify",
     ),
     "daemon.client": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from daemons import Daemon
-from rq import Queue
+from rq import Queue, SimpleWorker
 from rq.job import Job
 from waiting import wait_until
 
-from warmd.daemon.queue import keys
+from warmd.daemon.queue import health, keys
 from warmd.jobs import spec_class
 from warmd.jobs.errors import Conflict, NotFound, SpecError, Unavailable
 
@@ -242,6 +242,25 @@ def test_foreign_function_in_redis_is_refused(daemon: Daemon, tmp_path: Path):
     queue.enqueue("os.mkdir", str(fuse), job_id=job_id)
     wait_until(lambda: daemon.client.store.fetch(job_id).get_status() == "failed")  # type: ignore[union-attr]
     assert not fuse.exists()
+
+
+def test_jobs_of_another_application_stay_in_their_queue(daemon: Daemon):
+    queue = Queue("train", connection=daemon.client.connection)
+    others = [queue.enqueue("builtins.print", text).id for text in ("a", "b")]
+    soon = queue.enqueue_in(timedelta(0), "builtins.print", "later").id
+    behind = [daemon.submit() for _ in range(2)]
+    for job_id in behind:
+        assert daemon.wait(job_id)["status"] == "finished"
+    assert queue.job_ids == others
+    assert Job.fetch(soon, connection=daemon.client.connection).get_status() == "scheduled"
+    (warning,) = health.check(daemon.client.connection).warnings
+    assert warning.startswith("queue train has 2 jobs of another application")
+    # Its own worker runs them, and warmd takes its jobs at once again.
+    SimpleWorker(["train"], connection=daemon.client.connection).work(burst=True)
+    for job_id in others:
+        assert Job.fetch(job_id, connection=daemon.client.connection).get_status() == "finished"
+    assert daemon.wait(daemon.submit())["status"] == "finished"
+    assert daemon.home.log.read_text().count("a job of another application") == 1
 
 
 @pytest.mark.parametrize("text", ["../../x", "grpo-2026/..", "a" * 500, "", "grpo\n", "GRPO*"])

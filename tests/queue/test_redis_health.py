@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 import redis
+from needs import needs
 from waiting import wait_until
 from workplaces import Workplace, workplace
 
 from warmd.configs.sentinel import parse_sentinel
 from warmd.configs.values import ConfigError, redacted_url, redis_url
-from warmd.daemon.queue import health, keys
+from warmd.daemon.queue import health, keys, rights
 from warmd.daemon.queue.jobs import JobStore
+from warmd.daemon.queue.reasons import reason
 from warmd.daemon.supervise.redis_server import check_redis, find_binary
 from warmd.jobs.errors import Unavailable
 
@@ -50,6 +55,88 @@ def test_a_redis_that_may_delete_jobs_is_refused(place: Workplace):
     place.connection.config_set("maxmemory", "100mb")
     with pytest.raises(Unavailable, match="maxmemory-policy is allkeys-lru: when memory is full"):
         check_redis(place.connection, "redis://host")
+
+
+def documented_rights() -> list[str]:
+    """The rights of the user that docs/operations.md creates for warmd, with a password."""
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("ACL SETUSER ")]
+    return line.replace("PASSWORD", "secret").split()[3:]
+
+
+def debian_redis() -> str:
+    """The second real server."""
+    binary = shutil.which("redis-server")
+    needs(binary, "redis-server")
+    assert binary is not None
+    return binary
+
+
+@pytest.mark.parametrize("binary", ["valkey", "redis"])
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ("", []),
+        ("-@scripting", ["EVAL"]),
+        ("resetchannels", ["channel warmd:steer"]),
+        ("-blmove -xread -multi", ["BLMOVE", "XREAD", "MULTI"]),
+        ("-client|unblock", ["CLIENT UNBLOCK"]),
+        ("resetkeys ~warmd:*", ["keys rq:*"]),
+        ("resetkeys ~rq:*", ["keys warmd:*"]),
+        ("-publish", ["PUBLISH"]),
+    ],
+)
+def test_rights_that_a_redis_user_lacks_are_named(
+    tmp_path: Path, binary: str, changes: str, missing: list[str]
+):
+    program = find_binary(None) if binary == "valkey" else debian_redis()
+    with server(tmp_path, program=program) as port:
+        with keys.connect_once(f"redis://:secret@127.0.0.1:{port}") as admin:
+            rights = [*documented_rights(), *changes.split()]
+            admin.execute_command("ACL", "SETUSER", "warmd", *rights)
+        url = f"redis://warmd:secret@127.0.0.1:{port}/0"
+        with keys.connect_once(url) as connection:
+            found = health.check(connection)
+            assert not list(connection.scan_iter())
+            if not missing:
+                assert found.fault is None
+                return
+            named = ", ".join(missing)
+            with pytest.raises(Unavailable, match=re.escape(f"refuses its user {named}: docs/")):
+                check_redis(connection, url)
+
+
+@pytest.mark.slow
+def test_jobs_run_with_the_documented_rights_and_no_untried_command(make_daemon, tmp_path: Path):
+    with server(tmp_path, program=debian_redis()) as port:
+        admin = keys.connect_once(f"redis://:secret@127.0.0.1:{port}/0")
+        admin.execute_command("ACL", "SETUSER", "warmd", *documented_rights())
+        admin.config_resetstat()
+        daemon = make_daemon(redis_url=f"redis://warmd:secret@127.0.0.1:{port}/0")
+        daemon.start()
+        first = daemon.submit()
+        second = daemon.submit(after=first)
+        scheduled = daemon.submit(at=datetime.now().astimezone() + timedelta(seconds=1))
+        daemon.client.pause(second)
+        for job_id in (first, scheduled):
+            assert daemon.wait(job_id)["status"] == "finished"
+        daemon.client.unpause(second)
+        assert daemon.wait(second)["status"] == "finished"
+        running = daemon.submit(epochs=50)
+        wait_until(lambda: daemon.events(running, "step"), timeout_s=60)
+        daemon.client.cancel(running)
+        assert daemon.wait(running)["status"] == "stopped"
+        daemon.client.remove(first)
+        daemon.stop()
+        # CONFIG GET is optional: providers forbid it.
+        assert {entry["object"] for entry in admin.acl_log()} <= {b"config|get", "config|get"}
+        used = {name.removeprefix("cmdstat_") for name in admin.info("commandstats")}
+        tried = {"|".join(line.split()[:2]).lower() for line in rights.COMMANDS.splitlines()}
+        tried |= {line.split()[0].lower() for line in rights.COMMANDS.splitlines() if line}
+        tried |= {"subscribe", "unsubscribe", "publish", "info", "config|get", "config|resetstat"}
+        tried |= {"auth", "hello", "select", "ping", "client|setinfo", "client|setname", "acl|log"}
+        assert used <= tried, used - tried
+        admin.close()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +194,31 @@ def test_wrong_sentinel_urls_are_refused_without_their_password(url):
     assert "hunter2" not in redacted_url(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://127.0.0.1:PORT/0", "needs a password: redis://:PASSWORD@HOST:PORT/DB"),
+        ("redis://:wrong@127.0.0.1:PORT/0", "refuses the user or the password of the URL"),
+        ("rediss://:secret@127.0.0.1:PORT/0", "if that port has no TLS, use redis:// instead"),
+        (
+            "rediss://:secret@127.0.0.1:PORT/0?ssl_ca_certs=/none.pem",
+            "redis_url: ssl_ca_certs must be a file that can be read, got /none.pem",
+        ),
+        ("redis://:secret@127.0.0.1:1/0", "no Redis at redis://***@127.0.0.1:1/0: Error 111"),
+    ],
+)
+def test_the_cause_is_named_when_redis_cannot_be_used(tmp_path: Path, url: str, words: str):
+    with server(tmp_path) as port:
+        wanted = url.replace("PORT", str(port))
+        connection = keys.connect_once(wanted, timeout_s=0.5)
+        with closing(connection), pytest.raises(redis.RedisError) as caught:
+            connection.ping()
+        text = reason(caught.value, wanted)
+        assert words in text
+        assert "wrong" not in text
+        assert "secret" not in text
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -121,14 +233,17 @@ def ping(url: str) -> bool:
 
 
 @contextmanager
-def server(folder: Path, *options: str, sentinel: str | None = None) -> Iterator[int]:
+def server(
+    folder: Path, *options: str, sentinel: str | None = None, program: str | None = None
+) -> Iterator[int]:
     """A Redis with a password on a loopback port, or a Sentinel with this configuration."""
     port = free_port()
     config = folder / f"{port}.conf"
     lines = [f"port {port}", "bind 127.0.0.1", f"dir {folder}", *options]
     config.write_text("\n".join([*lines, sentinel or "requirepass secret"]) + "\n")
     mode = [] if sentinel is None else ["--sentinel"]
-    process = subprocess.Popen([find_binary(None), str(config), *mode], stdout=subprocess.DEVNULL)
+    command = [program or find_binary(None), str(config), *mode]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         user = ":secret@" if sentinel is None else ""
         wait_until(lambda: ping(f"redis://{user}127.0.0.1:{port}"))

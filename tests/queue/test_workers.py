@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rq import Queue
+from rq.executions import Execution
+from rq.job import Job
 from workplaces import NAME, Workplace, workplace
 
-from warmd.daemon.queue import keys
+from warmd.daemon.queue import keys, others
 from warmd.daemon.queue.executions import StartedExecution
 
 
@@ -87,3 +90,42 @@ def test_a_job_that_a_killed_rq_worker_had_popped_is_requeued_at_the_second_chec
     assert place.registry.requeue_unregistered() == [job_id]
     assert place.connection.lrange(queue.key, 0, -1) == [job_id.encode()]
     assert place.registry.requeue_unregistered() == []
+
+
+def test_running_jobs_of_another_application_are_not_requeued(place: Workplace):
+    queue = Queue("infer", connection=place.connection)
+    running = queue.enqueue("builtins.print", "a")
+    popped = queue.enqueue("builtins.print", "b")
+    registry = running.started_job_registry
+    place.connection.delete(queue.key)
+    place.connection.lpush(queue.intermediate_queue_key, popped.id)
+    with place.connection.pipeline() as pipeline:
+        Execution.create(running, 60, pipeline, worker_name="rq-worker")
+        pipeline.execute()
+    for _ in range(3):
+        assert place.registry.requeue_unregistered() == []
+    assert registry.get_job_ids() == [running.id]
+    assert queue.job_ids == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "grpo-20260101-000000-aaaa",
+        "a-20260101-000000-aaaa",
+        "a123456789012345-20260101-000000-2z2z",
+        "a1234567890123456-20260101-000000-2z2z",
+        "1a-20260101-000000-aaaa",
+        "grpo-2026010-000000-aaaa",
+        "grpo-20260101-000000-aaaaa",
+        "grpo-20260101-000000-aaa\n",
+        "7c1a5a6e-6d3b-4b0f-9f0e-0d7b7a1f2f11",
+        "daily-report",
+    ],
+)
+def test_ids_are_told_apart_in_redis_as_in_the_worker(place: Workplace, text: str):
+    place.connection.rpush(place.store.queue("infer").key, text)
+    place.connection.hset(Job.key_for(text), "status", "queued")
+    is_other = bool(others.among(place.connection, [text.encode()]))
+    popped, num_others = others.take_from_between(place.connection, "infer", NAME)
+    assert (popped, num_others) == ((None, 1) if is_other else (text.encode(), 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import socket
 import subprocess
@@ -17,8 +19,10 @@ from desks import Desk
 from hanging_proxy import HangingProxy
 from needs import needs
 from shell import warmd
+from small_disks import small_disk
 from waiting import wait_until
 
+from warmd.daemon.client import control
 from warmd.daemon.host.home import Home
 from warmd.daemon.queue import keys
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
@@ -119,6 +123,36 @@ def test_a_configured_redis_program_that_does_not_exist_is_refused():
         find_binary("/nonexistent/server")
 
 
+@pytest.mark.slow
+def test_a_full_disk_of_redis_is_named_and_waited_for(make_daemon: MakeDaemon):
+    daemon = make_daemon()
+    daemon.home.create()
+    with small_disk(daemon.home.redis_folder, "2m") as disk:
+        disk.chmod(0o700)
+        daemon.start()
+        job_id = daemon.submit(epochs=8)
+        wait_until(lambda: daemon.events(job_id, "step"), timeout_s=60)
+        with contextlib.suppress(OSError), open(disk / "filler", "wb") as file:
+            while True:
+                file.write(bytes(4096))
+
+        wait_until(lambda: not control.ready(daemon.config, timeout_s=5.0)["takes_jobs"])
+        full = re.escape(f"the disk of {disk} is full")
+        with pytest.raises(Unavailable, match=f"takes no jobs: {full}"):
+            control.check_ready(daemon.config, timeout_s=5.0)
+        for request in (daemon.client.jobs, daemon.status):
+            with pytest.raises(WarmdError, match=f"{full}, and Redis waits for space"):
+                request()
+        with pytest.raises(Conflict, match=f"a daemon already runs .*; {full}"):
+            daemon.start()
+        (disk / "filler").unlink()
+        assert daemon.wait(job_id, timeout_s=120)["status"] == "finished"
+        numbers = [event["step"] for event in daemon.events(job_id, "step")]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert daemon.home.log.read_text().count("Redis is unreachable") <= 4
+        daemon.stop()
+
+
 def answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -176,7 +210,7 @@ def test_a_wrong_redis_password_is_reported_without_showing_it(
 ):
     with external(tmp_path) as port:
         daemon = make_daemon(redis_url=f"redis://:secret123@127.0.0.1:{port}/0")
-        with pytest.raises(WarmdError, match="no Redis at redis://") as caught:
+        with pytest.raises(WarmdError, match="refuses the user or the password") as caught:
             daemon.start()
         assert "secret123" not in str(caught.value)
 

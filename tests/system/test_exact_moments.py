@@ -193,6 +193,9 @@ def test_jobs_of_a_redis_that_is_flushed_keep_their_files_and_are_resumed(sturdy
     sturdy.client.connection.flushall()
     wait_until(lambda: gone(horse))
     let_go(sturdy)
+    (warning,) = wait_until(lambda: sturdy.events(running, "warning"))
+    assert warning["message"].startswith("stopped: the job's record in Redis has gone")
+    assert f"{running}: stopped: Redis no longer has execution 1" in sturdy.home.log.read_text()
     # The worker runs new jobs, and the two lost ones once `resume` has registered them in Redis.
     assert sturdy.wait(sturdy.submit())["status"] == "finished"
     for job_id in (running, waiting):

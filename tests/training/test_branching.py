@@ -70,6 +70,34 @@ def test_a_branch_begins_at_step_0_with_the_weights_of_the_checkpoint(shared_dae
     assert f"init_from     {origin.id}@4\n" in shown
 
 
+@pytest.mark.parametrize("words", [("submit", "infer"), ("submit", "eval"), ("run",)])
+def test_a_checkpoint_is_a_model_wherever_one_is_named(shared_daemon, origin, words):
+    what = ["1 and 2", "--max-tokens", "2"]
+    if "eval" in words:
+        what = ["--samples", "2", "--max-tokens", "2"]
+    home = shared_daemon.home.path
+    done = warmd(*words, *what, "--model", f"{origin.id}@4", "--json", home=home)
+    assert done.code == 0, done.err
+    if words[0] == "run":
+        return
+    document = orjson.loads(done.out)
+    job = shared_daemon.wait(document["job"] if "job" in document else document["id"])
+    assert (job["status"], job["model"]) == ("finished", f"{origin.id}@4"), job["error"]
+    missing = warmd(*words, *what, "--model", f"{origin.id}@5", home=home)
+    assert missing.code != 0
+    assert "(2, 4, 6), got" in missing.err
+
+
+def test_a_branch_by_model_keeps_the_weights_of_a_pruned_checkpoint(shared_daemon):
+    origin = Origin(shared_daemon)
+    job_id = shared_daemon.submit(model=f"{origin.id}@4")
+    shared_daemon.wait(job_id)
+    job = shared_daemon.client.job(job_id)
+    assert (job["status"], job["init_from"]) == ("finished", f"{origin.id}@4"), job["error"]
+    init = Path(job["run_dir"]) / "init" / "model.safetensors"
+    assert init.samefile(origin.rundir.checkpoints / "checkpoint-4" / "model.safetensors")
+
+
 def test_without_a_step_a_branch_begins_with_the_final_model(shared_daemon, origin):
     job = finished(shared_daemon, origin.branch("", "--beta", "0.1"))
     assert job["init_from"] == origin.id

@@ -6,7 +6,6 @@ function reads files or Redis: call it in a thread.
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 from typing import Any
 
@@ -62,7 +61,7 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
         "object": "fine_tuning.job",
         "created_at": created,
         "finished_at": _seconds(job["ended_at"]),
-        "estimated_finish": _estimated_finish(job) if status == "running" else None,
+        "estimated_finish": _estimated_finish(client, job) if status == "running" else None,
         "status": status,
         "model": spec["model"] or spec["architecture"],
         "fine_tuned_model": job_id if status == "succeeded" and made.is_dir() else None,
@@ -99,8 +98,8 @@ def _error(job: dict[str, Any]) -> dict[str, Any]:
     return {"code": "job_failed", "message": job["error"] or "see `warmd logs`", "param": None}
 
 
-def _estimated_finish(job: dict[str, Any]) -> int | None:
-    return None if job["eta_s"] is None else int(time.time() + job["eta_s"])
+def _estimated_finish(client: Client, job: dict[str, Any]) -> int | None:
+    return None if job["eta_s"] is None else int(client.now() + job["eta_s"])
 
 
 def events_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def checkpoints_of(client: Client, job_id: str, after: str | None, limit: int) -
                 "object": "fine_tuning.job.checkpoint",
                 "created_at": int(path.stat().st_mtime),
                 "fine_tuning_job_id": job_id,
-                "fine_tuned_model_checkpoint": f"{job_id}:{path.name}",
+                "fine_tuned_model_checkpoint": f"{job_id}@{step}",
                 "step_number": step,
                 "metrics": {**numbers, "step": step, "train_loss": numbers.get("loss")},
             }

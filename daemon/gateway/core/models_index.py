@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....jobs.context import step_of
 from ....jobs.models.adapters import is_model
 from ...client.client import Client
 from ...host.home import Home
 from ...host.warm_set import known_models, on_demand_models
+from ...runs.checkpoints import Checkpoints
 from ...runs.rundir import RunDir, is_job_id
 from ..http.errors import ApiError
 
@@ -34,10 +36,13 @@ class ModelIndex:
             )
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """Return a model in OpenAI's shape, or None."""
+        """Return a model in OpenAI's shape, or None. JOB@STEP is the model of a checkpoint."""
         if name in self._warm():
             return _shown(name, "warm", 0)
-        return self._made_by(name) if is_job_id(name) else None
+        job, at, step = name.partition("@")
+        if not is_job_id(job):
+            return None
+        return self._at(job, step) if at else self._made_by(job)
 
     def all(self) -> list[dict[str, Any]]:
         """Return all models: warm ones first, then trained ones, newest first."""
@@ -55,6 +60,12 @@ class ModelIndex:
         if not is_model(folder) or RunDir(folder.parent).read_result() is None:
             return None
         return _shown(job_id, "warmd", int(folder.stat().st_mtime))
+
+    def _at(self, job_id: str, step: str) -> dict[str, Any] | None:
+        for path in Checkpoints(self._home.runs / job_id / "checkpoints").list():
+            if step == str(step_of(path)) and is_model(path):
+                return _shown(f"{job_id}@{step}", "warmd", int(path.stat().st_mtime))
+        return None
 
 
 def _shown(name: str, owner: str, created: int) -> dict[str, Any]:

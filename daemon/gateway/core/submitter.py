@@ -12,13 +12,17 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from ....configs.labels import with_ranks
+from ....configs.queues import TRAIN
 from ....jobs.errors import NotFound, SpecError
 from ....jobs.spec import Spec
+from ...client.capacity import check_ranks
 from ...client.client import Client
 from ...host.image_store import ImageStore
 from ...queue import keys
@@ -142,6 +146,7 @@ class Submitter:
         # this process would let a few such requests delay all others.
         is_awaited = submission.spec.kind == "infer"
         checked = self._client.check(submission.spec, reads_tokenizer=not is_awaited)
+        check_ranks(self._client, [checked["spec"]])
         document = {**checked, **about}
         runs = self._client.home.runs
         try:
@@ -163,8 +168,10 @@ class Submitter:
         """
         job_id = rundir.path.name
         try:
+            spec = rundir.read_spec()["spec"] if queue == TRAIN else {}
+            enqueue = partial(self._client.store.enqueue, job_id, queue)
             await asyncio.gather(
-                self._in_thread(self._client.store.enqueue, job_id, queue),
+                self._in_thread(partial(enqueue, needs=with_ranks(None, spec))),
                 *(self._in_thread(_flush, path) for path in rundir.unflushed),
             )
         except BaseException:
