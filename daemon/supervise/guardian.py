@@ -24,6 +24,7 @@ from ..host.home import Home, private
 from ..host.messages import Booted, Failure, Message
 from ..host.systemd import READY, ServiceManager
 from .shared_flags import SharedFlags
+from .wakeups import STOP_SIGNALS, ignore_signals
 
 Report = Callable[[Message], None]  # receives the progress of the start
 
@@ -59,17 +60,17 @@ def _restart_loop(
     foreground: bool,
 ) -> int:
     deaths: list[float] = []
-    signals = (signal.SIGTERM, signal.SIGINT)
+    ignore_signals()
     while True:
         # Blocked until both processes have set their handlers: a signal in between would end only
         # one of them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         child = os.fork()
         if child == 0:
             os._exit(_supervise(config, flags, report, manager, foreground))
-        for sig in signals:
+        for sig in STOP_SIGNALS:
             signal.signal(sig, partial(_forward, child, flags))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         code = os.waitstatus_to_exitcode(_wait_for(child))
         deaths = [when for when in deaths if time.monotonic() - when < _RESTARTS_WITHIN_S]
         deaths.append(time.monotonic())
