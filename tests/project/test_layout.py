@@ -164,7 +164,7 @@ ALLOWED = {
         "jobs.training",
         "jobs.user_code",
     ),
-    "jobs.codegraph": CONTRACT,
+    "jobs.codegraph": (*CONTRACT, "jobs.data", "jobs.files"),  # it reads folders and triples
     "jobs.user_code": (),
     "daemon.runs": ("jobs",),
     "daemon.host": ("configs", "jobs"),
