@@ -207,7 +207,8 @@ def test_chat_template_that_wants_gigabytes_fails_its_requests_alone(
 ):
     shutil.copytree(chat_model, tmp_path / "hungry")
     (tmp_path / "hungry" / "chat_template.jinja").write_text(template)
-    model = ModelConfig(name="hungry", path=str(tmp_path / "hungry"))
+    name = f"hungry-{len(template)}"  # the jobs of the other case may still have that model
+    model = ModelConfig(name=name, path=str(tmp_path / "hungry"))
     control.load_model(served.daemon.config, model)
     chat = [{"role": "user", "content": "1+1="}]
     served.openai.chat.completions.create(model="chat", messages=chat, max_tokens=2)
@@ -219,7 +220,7 @@ def test_chat_template_that_wants_gigabytes_fails_its_requests_alone(
 
     def refusal(_: int) -> str:
         with pytest.raises(openai.APIStatusError) as refused:
-            served.openai.chat.completions.create(model="hungry", messages=chat, max_tokens=2)
+            served.openai.chat.completions.create(model=name, messages=chat, max_tokens=2)
         return str(cast(Any, refused.value.body)["message"])
 
     with ThreadPoolExecutor(8) as pool:
@@ -232,14 +233,14 @@ def test_chat_template_that_wants_gigabytes_fails_its_requests_alone(
         "reinforcement": {"grader": {"type": "warmd", "reward": ["correctness"]}},
     }
     job = served.openai.fine_tuning.jobs.create(
-        model="hungry", training_file=uploaded.id, method=method
+        model=name, training_file=uploaded.id, method=method
     )
     served.openai.fine_tuning.jobs.cancel(job.id)
     for pid, rss in zip(pids, before, strict=True):
         (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
         assert int(peak) << 10 < rss + 60e6
     served.openai.chat.completions.create(model="chat", messages=chat, max_tokens=2)
-    control.unload_model(served.daemon.config, "hungry")
+    control.unload_model(served.daemon.config, name)
 
 
 def test_client_that_disconnects_in_mid_stream_stops_generation(answering):
