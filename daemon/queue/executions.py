@@ -73,6 +73,7 @@ class Executions(JobRecords):
             pipeline.hset(job.key, "started_at", utcformat(job.started_at))
             totals.begun(pipeline, job)
             job_index.revived(pipeline, job)  # RQ's own tools can requeue ended jobs
+            pipeline.hdel(job.key, keys.FIELD_WAITS)
             pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
             pipeline.hmget(job.key, *EXECUTION_FIELDS, keys.FIELD_RETRIES)
 
@@ -99,6 +100,13 @@ class Executions(JobRecords):
             ControlRequests(text_or_none(stop), text_or_none(pause), score is not None)
             for (stop, pause), score in zip(found[::2], found[1::2], strict=True)
         ]
+
+    def note_wait(self, job: Job, what: str | None) -> None:
+        """Note what a started job waits for, for those who list jobs; None: nothing any more."""
+        if what is None:
+            self.connection.hdel(job.key, keys.FIELD_WAITS)
+        else:
+            self.connection.hset(job.key, keys.FIELD_WAITS, what)
 
     def finish(self, job: Job, execution: Execution, result: dict[str, Any]) -> bool:
         """Finish a job. False if the execution was no longer the current one."""

@@ -83,6 +83,38 @@ class Publisher:
         else:
             self._writer.add(self, event)
 
+    @property
+    def next_seq(self) -> int:
+        """The number of the next event, if the newest one is known here."""
+        return self._seq + 1
+
+    def publish_unwritten(self, event: dict[str, Any]) -> None:
+        """Copy an event that the file does not have yet, after all that it has."""
+        self.catch_up()
+        self._seq = event["seq"]
+        self._writer.add(self, event)
+
+    def lost(self) -> list[dict[str, Any]]:
+        """Return the events after the newest of the file, which a power failure took from it.
+
+        A stream with other events than the file, such as one that was continued by an earlier
+        version after a power failure, is dropped and written anew. Raises RedisError.
+        """
+        in_file = next(iter(events.newest(self.path, 1)), None)
+        seq = 0 if in_file is None else in_file["seq"]
+        ahead = self._connection.xrange(self.key, min=f"{seq + 1}-0")
+        if not ahead:
+            return []
+        if in_file is not None:
+            same: Any = self._connection.xrange(self.key, min=f"{seq}-0", max=f"{seq}-0")
+            if same and event_of(same[0]) != in_file:
+                log.warning("%s: has other events than the file: written anew", self.key)
+                self._connection.delete(self.key)
+                self._behind = True
+                return []
+        self._seq = seq
+        return [event_of(entry) for entry in cast(Any, ahead)]
+
     def fall_behind(self, problem: redis.RedisError) -> None:
         """Note that an event was not copied: Redis is unreachable, or the key is not a stream."""
         if not self._behind:

@@ -296,7 +296,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     A record that cannot be answered gets an error object in its line.
     """
     seed = spec.seed if spec.seed is not None else _stored_seed(ctx)
-    source = Path(spec.input)
+    source, folder = Path(spec.input), Path(spec.output).parent
     total = sum(1 for _ in batch_file.read(source))
     engine = _engine(spec, warm)
     usage: dict[str, int] = {}
@@ -311,11 +311,12 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
         found = _in_order(spec, warm, engine, source, answers.done, seed, is_canceled)
         for answer in found:
             if isinstance(answer, JobFailed):
-                answers.append_error(str(answer))
+                ctx.patiently(partial(answers.append_error, str(answer)), folder)
             else:
                 if not usage:
                     report_uncached(ctx, engine)
-                answers.append({"choices": answer.choices, "usage": answer.usage})
+                line = {"choices": answer.choices, "usage": answer.usage}
+                ctx.patiently(partial(answers.append, line), folder)
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value
             if answers.done == total or time.perf_counter() - emitted_at >= 1:
