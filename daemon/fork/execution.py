@@ -80,6 +80,7 @@ def execute(
         with own_modules(folders) if folders is not None else nullcontext():
             result = _run(document, execution, models, hold_files)
         check_size(result)
+        execution.patiently(events.sync, rundir.path)  # a result is not ahead of its events
         write = partial(
             rundir.write_result, result, revision=document["revision"], fence=execution.fence
         )
@@ -160,12 +161,14 @@ def _run(
         best=getattr(spec, "best", None),
         fence=execution.fence,
         on_warning=lambda message: events.emit("warning", message=message),
+        before_commit=events.sync,
     )
 
     def emit(type: str, /, *, step: int | None = None, **fields: Any) -> None:
         events.emit(type, step=step, **fields)
-        if type == "begin" and spec.queue == TRAIN:  # its modules are imported by now
-            _record_source(execution)
+        if type == "begin" and spec.queue == TRAIN:
+            _warn_of_lost_events(events, fields.get("resumed_from") or 0)
+            _record_source(execution)  # its modules are imported by now
 
     context = Context(
         job_id=document["id"],
@@ -243,6 +246,16 @@ def models_for(
         takes_adapters=spec_class(document["kind"]).takes_adapters,
         placement=placement,
     )
+
+
+def _warn_of_lost_events(events: EventLog, resumed_from: int) -> None:
+    """Report steps before the checkpoint whose events neither the file nor Redis has."""
+    if (latest := events.latest_step) < resumed_from:
+        events.emit(
+            "warning",
+            message=f"events: those of steps {latest + 1} to {resumed_from} are lost, in a power "
+            "failure or by a change of the file; the weights are not affected",
+        )
 
 
 def _record_source(execution: Execution) -> None:

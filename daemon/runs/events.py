@@ -1,6 +1,9 @@
 """The event log of a job: `events.jsonl` is authoritative, the Redis stream is a copy.
 
 Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
+Events up to a checkpoint are durable before it is. After a power failure the stream may be ahead of
+the file: then the worker of the next execution writes back what the file has lost.
+
 The horse writes while it lives; its worker writes before and after, and also while the horse hangs.
 So each event is written under a lock on the file, which a hanging process does not hold.
 """
@@ -22,11 +25,15 @@ import orjson
 
 from ...jobs.context import Patiently, at_once
 from ...jobs.files.appending import append
+from ...jobs.files.atomic import fsync
 from ...jobs.files.shortage import lacks_space
 from ...jobs.user_code.forks import end_if_forked
 
 # The types that end an execution, for which `tail` waits.
 TERMINAL = ("finished", "failed", "stopped")
+
+# After these nothing is written for long, or by another process: they are durable at once.
+_ENDING = (*TERMINAL, "paused", "requeued")
 
 _TAIL_BYTES = 1_000_000
 
@@ -55,6 +62,11 @@ def newest(path: Path, count: int) -> list[dict[str, Any]]:
         lines = file.readlines()[1 if start else 0 :]  # the first line may be incomplete
     found = (event for line in reversed(lines) if (event := parse(line)) is not None)
     return list(islice(found, count))
+
+
+def last_seq(path: Path) -> int:
+    """Return the number of the newest event in a file; 0 without any."""
+    return next((event["seq"] for event in newest(path, 1)), 0)
 
 
 # The fields of every event, with their types; a flipped bit may have renamed one.
@@ -115,6 +127,7 @@ class EventLog:
         self._patience_s = patience_s
         self._owner = os.getpid()
         self._lock = threading.RLock()  # `announce` is called while `emit` waits for space
+        self._is_entered = False  # whether the folder's entry of the file is durable
         self._size = 0  # bytes of whole events that are known here
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         try:
@@ -123,6 +136,11 @@ class EventLog:
         except BaseException:
             self._file.close()
             raise
+
+    @property
+    def latest_step(self) -> int:
+        """The highest step with an event."""
+        return self._latest["step"]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -225,8 +243,16 @@ class EventLog:
                     self._note(event)
 
     def sync(self) -> None:
-        """Make all events so far survive a power failure."""
+        """Make all events so far survive a power failure; from any thread."""
         os.fdatasync(self._file.fileno())
+        if not self._is_entered:
+            fsync(self._path.parent)
+            self._is_entered = True
+
+    def continue_after(self, seq: int) -> None:
+        """Number the next event after this one, which is in no file any more."""
+        with self._lock, self._alone():
+            self.seq = max(self.seq, seq)
 
     def _add(self, type: str, step: int | None, fields: dict[str, Any]) -> None:
         """Write and publish an event, unless an earlier execution has written it."""
@@ -238,8 +264,8 @@ class EventLog:
             event = self._event(self.seq + 1, type, step, fields)
             self._write(event)
             self._note(event)
-            if type in TERMINAL:
-                os.fsync(self._file.fileno())
+            if type in _ENDING:
+                self.sync()
         if self.publish is not None:
             self.publish(event)
 

@@ -386,6 +386,15 @@ class Attempt:
             self._set_idle("waiting", waits_for is not None)
             self.waits_for = waits_for
 
+    def restore_events(self) -> None:
+        """Write back what a power failure took from the file, if Redis has it. Raises RedisError.
+
+        The job gets a horse once that is done.
+        """
+        if self._log is not None and self.started.number > 1:
+            self._log.restore()
+            self.check_shortage()
+
     def report_wait(self) -> None:
         """Note in Redis what the job waits for, if that has changed. Raises RedisError."""
         if self.waits_for != self._reported_wait and self.settle is None:

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import redis
+
 from ...jobs.files.shortage import Shortage, shortage
 from ..queue.stream import Publisher, StreamWriter
-from ..runs.events import EventLog
+from ..runs.events import EventLog, last_seq
 from ..runs.rundir import RunDir
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class AttemptLog:
         self._offset_s = offset_s
         self._announced: list[dict[str, Any]] = []  # the file lacks them, as yet
         self._own: list[tuple[str, dict[str, Any]]] = []  # this worker's, not written yet
+        self._numbered_after = 0  # own events get higher numbers
         self._due = 0.0  # time of the next try
         self._pause_s = _FIRST_PAUSE_S
 
@@ -58,13 +61,25 @@ class AttemptLog:
 
     def restore(self) -> None:
         """Write back what the stream has and the file has lost. Raises RedisError."""
-        self._announced = self._publisher.lost()
-        if self._announced:
+        try:
+            ahead = self._publisher.ahead()
+        except redis.ResponseError as error:  # the key is not a stream
+            log.warning("%s: %s", self._rundir.path.name, error)
+            return
+        if not ahead.is_copy:
+            self._numbered_after = ahead.last_seq  # who follows the job has seen these numbers
+            self._own.append(("warning", {"message": "events: some are lost in a power failure"}))
+        elif ahead.events:
+            self._announced = ahead.events
+            missing = ahead.events[0]["seq"] - 1 - last_seq(self._rundir.events)
             log.warning(
-                "%s: %d events are restored from Redis",
-                self._rundir.path.name,
-                len(self._announced),
+                "%s: %d events are restored from Redis, %d are lost",
+                *(self._rundir.path.name, len(ahead.events), missing),
             )
+            if missing:
+                message = f"events: {missing} are lost in a power failure"
+                self._own.append(("warning", {"message": message}))
+        if self.is_behind:
             self._write()
 
     def emit(self, type: str, **fields: Any) -> None:
@@ -88,6 +103,7 @@ class AttemptLog:
             ) as events:
                 events.restore(self._announced)
                 self._announced = []
+                events.continue_after(self._numbered_after)
                 while self._own:
                     type, fields = self._own[0]
                     events.emit(type, **fields)
