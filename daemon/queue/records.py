@@ -40,6 +40,7 @@ TRANSIENT_FIELDS = (
     keys.FIELD_DUE,
     keys.FIELD_BEGUN,
     keys.FIELD_WAITS,
+    keys.FIELD_RETRIED,
 )
 
 

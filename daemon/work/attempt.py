@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 _MAX_KILLS = 3
 _TIMEOUT_GRACE_S = 30.0  # between the stop request at a time limit and the kill
+# Pauses before a job that has failed is tried again.
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0
 _OTHER_THREADS = 6  # of a horse, beyond those that compute
 _KILL_GRACE_S = 1.0  # for a job to leave a horse that it shares
 # For an answer to stop between two tokens. A longer computation hangs: nobody waits for it any
@@ -572,10 +575,13 @@ class Attempt:
         """Requeue a job that has failed, if it may be retried; return whether it may."""
         retries_left = self.started.retries_left
         if retries_left > 0:
+            pause_s = min(_FIRST_RETRY_S * 2**self.started.retried, _LONGEST_RETRY_S)
             self._log_event(
-                "requeued", reason=f"{reason}, will be tried again", retries_left=retries_left
+                "requeued",
+                reason=f"{reason}, will be tried again in {pause_s:g} s",
+                retries_left=retries_left,
             )
-            self._settle(self._store.requeue, reason="failed", use_retry=True, **fields)
+            self._settle(self._store.requeue, reason="failed", retry_in_s=pause_s, **fields)
         return retries_left > 0
 
     def _newest_checkpoint(self) -> Path | None:
@@ -585,10 +591,14 @@ class Attempt:
 
     def _conclude_timeout(self) -> None:
         error = f"took longer than its time limit of {self._limit_s:g} s"
+        if self._retry(error):
+            return
         self._log_event("failed", error=error, traceback=None)
         self._settle(self._store.fail, error)
 
     def _conclude_stalled(self) -> None:
+        if self._retry(self._stall_error):
+            return
         self._log_event("failed", step=self._step, error=self._stall_error, traceback=None)
         self._settle(self._store.fail, self._stall_error)
 
