@@ -87,6 +87,10 @@ class Saved(Protocol):
     def error(self) -> str | None:
         """Why the save failed; None when it succeeded."""
 
+    @property
+    def lacked_space(self) -> bool:
+        """Whether it failed because the disk was full."""
+
 
 class Save(Protocol):
     """A save in progress."""
@@ -158,6 +162,17 @@ class Emit(Protocol):
 
     def __call__(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
         """`type` is one word; `fields` are plain JSON values (NaN becomes null)."""
+
+
+class Patiently(Protocol):
+    """Write, and while the disk is full, wait and write again."""
+
+    def __call__(self, write: Callable[[], T], folder: Path | None = None, /) -> T:
+        """Return what `write` returns, which must leave nothing behind when it fails.
+
+        `folder`: where it writes, for users who have to make room there. Raises what `write`
+        raised, at once when the job is to stop, and for any other cause than a full disk.
+        """
 
 
 class Request(Protocol):
@@ -248,6 +263,11 @@ def _ignore(activity: Activity | None) -> None:
     """Default of `Context.working`: no watchdog."""
 
 
+def at_once(write: Callable[[], T], folder: Path | None = None, /) -> T:
+    """Default of `Context.patiently`: a full disk is an error."""
+    return write()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """The environment of one execution of a job."""
@@ -263,6 +283,7 @@ class Context:
         default_factory=Never
     )  # wait at the end of the current step, keeping everything in memory
     working: Callable[[Activity | None], None] = _ignore  # None: no activity is expected
+    patiently: Patiently = at_once  # for every write beyond events and checkpoints
     stop_at: int | None = None  # the step to stop at without a request
     code_folders: tuple[str, ...] = ()  # that modules of the user are imported from
     eval_at_stop: bool = False  # whether to evaluate there, if the job has held-out data

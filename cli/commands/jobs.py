@@ -106,6 +106,8 @@ def status_of(job: dict[str, Any]) -> str:
 def _waits_for(job: dict[str, Any]) -> str:
     if job["paused"]:
         return "unpause"
+    if job["waits_for"]:
+        return str(job["waits_for"])
     if job["status"] == "deferred":
         return ", ".join(job["after"])
     if job["status"] == "queued" and job["position"] is None:

@@ -73,6 +73,8 @@ def show(app: App, job: str | None, has_source: bool) -> None:
             shown["waits for"] = f"a machine with {value}"
         elif name == "awaited_nodes":
             shown["waits for"] = value
+        elif name == "waits_for":
+            shown["waits for"] = render.one_line(value)
         elif name == "notes":
             shown |= {f"note {i}": _remark(note) for i, note in enumerate(value, 1)}
         else:

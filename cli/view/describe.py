@@ -123,6 +123,15 @@ def _progress(event: Event) -> str:
     return text.removesuffix(": ") or "progress"
 
 
+def _waiting(event: Event) -> str:
+    reason = event.get("reason")
+    return f"waits for {event.get('what', 'space')}" + (f": {reason}" if reason else "")
+
+
+def _waited(event: Event) -> str:
+    return f"continues after {render.duration(event.get('seconds'))} of waiting"
+
+
 def _warning(event: Event) -> str:
     return f"warning: {event.get('message') or 'no reason given'}"
 
@@ -130,6 +139,8 @@ def _warning(event: Event) -> str:
 _SENTENCES: dict[str, Callable[[Event], str]] = {
     "progress": _progress,
     "warning": _warning,
+    "waiting": _waiting,
+    "waited": _waited,
     "stall": _stall,
     "divergence": _divergence,
     "paused": _paused,

@@ -76,6 +76,7 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
         every_need=past.needs,
         model_path=None,
         retries_left=0,
+        waits_for=None,
     )
     nodes = listing.Nodes()
     return _view(job, rundir.path, recent, notes, nodes, None, None, now=time.time())
@@ -170,6 +171,7 @@ def _view(
         "seconds_per_step": None if step_s is None else round(step_s, 4),
         "eta_s": estimate.eta_s(now) if is_computing else None,
         "retries_left": notes.retries_left,
+        "waits_for": notes.waits_for if status == "started" else None,
     }
 
 

@@ -7,15 +7,16 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...configs.queues import TRAIN
 from ...jobs import run_function, spec_class
-from ...jobs.context import Context
+from ...jobs.context import Context, Patiently
 from ...jobs.errors import JobFailed, Stopped, WarmdError
+from ...jobs.files.shortage import Shortage, lacks_space, shortage
 from ...jobs.libraries import versions
 from ...jobs.user_code import tracebacks
 from ...jobs.user_code.modules import own_modules
@@ -46,6 +47,7 @@ class Execution:
     events: EventLog
     activity: ActivityReporter
     send: Callable[[Message], None]  # to the worker
+    patiently: Patiently  # for its writes
 
     @property
     def rundir(self) -> RunDir:
@@ -78,34 +80,60 @@ def execute(
         with own_modules(folders) if folders is not None else nullcontext():
             result = _run(document, execution, models, hold_files)
         check_size(result)
-        rundir.write_result(result, revision=document["revision"], fence=execution.fence)
-        events.emit("finished", result=result, peak_bytes=None if is_resident else _peak_bytes())
+        execution.patiently(events.sync, rundir.path)  # a result is not ahead of its events
+        write = partial(
+            rundir.write_result, result, revision=document["revision"], fence=execution.fence
+        )
+        execution.patiently(write, rundir.path)
+        peak_bytes = None if is_resident else _peak_bytes()
+        events.conclude("finished", result=result, peak_bytes=peak_bytes)
         return JobOutcome(job_id, "finished", result=result)
     except Stopped as stopped:
-        if not control.stop.is_set():
-            events.emit("stopped", step=stopped.step, reason="reached its last requested step")
-            return JobOutcome(job_id, "stopped", reason="cancel")
-        if control.reason == "drain":
-            events.emit("requeued", step=stopped.step, reason="the daemon stops")
-        elif control.reason == "pause":
-            events.emit("paused", step=stopped.step, released=True)
-        else:
-            events.emit("stopped", step=stopped.step, reason=f"requested: {control.reason}")
-        return JobOutcome(job_id, "stopped", reason=control.reason)
+        if control.stop.is_set():
+            return _stopped(job_id, control, events, stopped.step)
+        events.conclude("stopped", step=stopped.step, reason="reached its last requested step")
+        return JobOutcome(job_id, "stopped", reason="cancel")
     except Superseded:
         raise  # nothing more is written here, not even an event
     except RanksLost as error:  # its worker queues the job again
         return JobOutcome(job_id, "lost", error=str(error))
-    except WarmdError as error:
+    except BaseException as error:
+        lacking = shortage(error, rundir.path)
+        if lacking is None:
+            return _failed_with(error, job_id, rundir, events)
+        if control.stop.is_set():  # the disk is full: what is not saved is computed again
+            return _stopped(job_id, control, events, events.step)
+        return lacking_outcome(job_id, lacking)
+
+
+def lacking_outcome(job_id: str, lacking: Shortage) -> JobOutcome:
+    """Return the outcome of an execution that cannot go on: its worker tries again later."""
+    return JobOutcome(job_id, "lacking", reason=lacking.reason, error=lacking.what)
+
+
+def _stopped(job_id: str, control: JobControl, events: EventLog, step: int | None) -> JobOutcome:
+    """Report that the job has stopped on request after a step."""
+    if control.reason == "drain":
+        events.conclude("requeued", step=step, reason="the daemon stops")
+    elif control.reason == "pause":
+        events.conclude("paused", step=step, released=True)
+    else:
+        events.conclude("stopped", step=step, reason=f"requested: {control.reason}")
+    return JobOutcome(job_id, "stopped", reason=control.reason)
+
+
+def _failed_with(error: BaseException, job_id: str, rundir: RunDir, events: EventLog) -> JobOutcome:
+    """Report that the job failed with this error."""
+    if isinstance(error, WarmdError):
         # The error is one line that says what to do; its traceback goes to the log.
         reason = tracebacks.cut(str(error), tracebacks.MOST_TRACE)
         cause = error.__cause__
         trace = tracebacks.trace(cause) if cause else None
         return _failed(job_id, rundir, events, reason, logged=trace)
-    except BaseException as error:  # also SystemExit: it ends the job, not the horse
-        text = tracebacks.trace(error)
-        reason = tracebacks.reason(error)
-        return _failed(job_id, rundir, events, reason, trace=text, logged=text)
+    # Also SystemExit: it ends the job, not the horse.
+    text = tracebacks.trace(error)
+    reason = tracebacks.reason(error)
+    return _failed(job_id, rundir, events, reason, trace=text, logged=text)
 
 
 def _run(
@@ -133,12 +161,14 @@ def _run(
         best=getattr(spec, "best", None),
         fence=execution.fence,
         on_warning=lambda message: events.emit("warning", message=message),
+        before_commit=events.sync,
     )
 
     def emit(type: str, /, *, step: int | None = None, **fields: Any) -> None:
         events.emit(type, step=step, **fields)
-        if type == "begin" and spec.queue == TRAIN:  # its modules are imported by now
-            _record_source(rundir, events)
+        if type == "begin" and spec.queue == TRAIN:
+            _warn_of_lost_events(events, fields.get("resumed_from") or 0)
+            _record_source(execution)  # its modules are imported by now
 
     context = Context(
         job_id=document["id"],
@@ -150,6 +180,7 @@ def _run(
         stop=control.stop,
         pause=control.pause,
         working=execution.activity.working,
+        patiently=execution.patiently,
         stop_at=document.get("stop_at"),
         code_folders=tuple(document.get("python_path", ())),
         eval_at_stop=bool(document.get("eval_at_stop")),
@@ -217,10 +248,24 @@ def models_for(
     )
 
 
-def _record_source(rundir: RunDir, events: EventLog) -> None:
+def _warn_of_lost_events(events: EventLog, resumed_from: int) -> None:
+    """Report steps before the checkpoint whose events neither the file nor Redis has."""
+    if (latest := events.latest_step) < resumed_from:
+        events.emit(
+            "warning",
+            message=f"events: those of steps {latest + 1} to {resumed_from} are lost, in a power "
+            "failure or by a change of the file; the weights are not affected",
+        )
+
+
+def _record_source(execution: Execution) -> None:
+    rundir, events = execution.rundir, execution.events
     try:
-        source.record_execution(rundir, events.execution)
+        record = partial(source.record_execution, rundir, events.execution)
+        execution.patiently(record, rundir.path)
     except OSError as error:
+        if lacks_space(error):
+            raise
         events.emit("warning", message=f"source: not kept: {error}")
 
 
@@ -236,11 +281,11 @@ def _failed(
     """Report that the job failed; `trace` goes into the event, `logged` into the job's log."""
     is_logged = True
     try:
-        events.emit("failed", error=error, traceback=trace)
-        with open(rundir.log, "a") as log_file:
-            log_file.write(logged or "")
-    except OSError:  # a full disk; Redis may still have room for the error
+        events.conclude("failed", error=error, traceback=trace)
+    except OSError:  # Redis still gets the error
         is_logged = False
+    with suppress(OSError), open(rundir.log, "a") as log_file:
+        log_file.write(logged or "")
     return JobOutcome(job_id, "failed", error=trace or error, is_logged=is_logged)
 
 

@@ -14,13 +14,22 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...jobs.compute.allocator import keep_freed_memory
 from ...jobs.files.atomic import release
+from ...jobs.files.shortage import (
+    Patience,
+    Shortage,
+    lacks_space,
+    no_process,
+    shortage,
+)
 from ...jobs.models import chat_templates
 from ..host.channel import Channel
 from ..host.descendants import adopt_orphans, end_descendants
@@ -30,7 +39,9 @@ from ..host.messages import (
     JobActivity,
     JobEvent,
     JobOutcome,
+    JobWaits,
     LocalModel,
+    Message,
     RetireHorse,
     RunJob,
 )
@@ -39,9 +50,10 @@ from ..runs.events import EventLog
 from ..runs.fence import Fence, Superseded
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
-from .execution import Execution, execute
+from .execution import Execution, execute, lacking_outcome
 from .following import follow
 from .idle_memory import IdleMemory
+from .job_output import survive_full_disks
 from .models import WarmModels
 from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
@@ -57,13 +69,27 @@ def stand_by(sock: socket.socket, plan: HorsePlan, models: WarmModels) -> None:
     own = own_device(plan.device, plan.gpu_memory / 100)
     start_libraries(own)
     channel, request = wait_for_job(sock)
-    _run_jobs(channel, request, models, own)
+    with _no_process_reported(channel, request):
+        _run_jobs(channel, request, models, own)
 
 
 def run_jobs(channel: Channel, request: RunJob, models: WarmModels) -> None:
     """Run the requested job and, if resident, the jobs after it. Called in the forked child."""
-    _become_process(request.plan)
-    _run_jobs(channel, request, models, None)
+    with _no_process_reported(channel, request):
+        _become_process(request.plan)
+        _run_jobs(channel, request, models, None)
+
+
+@contextmanager
+def _no_process_reported(channel: Channel, request: RunJob) -> Iterator[None]:
+    """Report to the worker that the horse cannot run because no thread can be started."""
+    try:
+        yield
+    except RuntimeError as error:
+        lacking = shortage(error)
+        if lacking is None:
+            raise
+        channel.send(lacking_outcome(request.job_id, lacking))
 
 
 def _become_process(plan: HorsePlan) -> None:
@@ -73,6 +99,7 @@ def _become_process(plan: HorsePlan) -> None:
     write_stacks_on_signal()
     _prefer_for_oom_kill()
     keep_freed_memory()
+    survive_full_disks()
 
 
 def _run_jobs(channel: Channel, request: RunJob, models: WarmModels, own: OwnDevice | None) -> None:
@@ -124,7 +151,12 @@ def _run_in_threads(connection: WorkerConnection, models: WarmModels, placement:
 
     while True:
         job, control = connection.next_request()
-        threading.Thread(target=run, args=(job, control), name=job.job_id, daemon=True).start()
+        thread = threading.Thread(target=run, args=(job, control), name=job.job_id, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the machine can start no thread
+            connection.drop_job(job.job_id)
+            connection.send(lacking_outcome(job.job_id, no_process(str(error))))
 
 
 def _retire_if_grown(connection: WorkerConnection, memory: IdleMemory) -> None:
@@ -152,10 +184,12 @@ def _run_one(
     job_id = request.job_id
     # The kernel signals a writer to the horse only, not to its children.
     hold_files = partial(_hold_files, models, request.model)
+    reporter = _WaitReporter(job_id, connection.send)
+    patience = Patience(control.stop, on_change=reporter.report)
     try:
         if own_output:
-            _redirect_output(rundir.log)
-        lock = rundir.lock() if request.is_first_node else None
+            patience.write(lambda: _redirect_output(rundir.log), rundir.path)
+        lock = patience.write(rundir.lock, rundir.path) if request.is_first_node else None
         try:
             if lock is None:
                 outcome = follow(request, models, placement, connection.send, hold_files)
@@ -166,6 +200,8 @@ def _run_one(
                     control,
                     models,
                     placement,
+                    reporter,
+                    patience,
                     is_resident=is_resident,
                     hold_files=hold_files,
                 )
@@ -178,7 +214,11 @@ def _run_one(
         log.warning("%s", error)
         outcome = JobOutcome(job_id, "stopped", reason="superseded")
     except OSError as error:  # its files cannot be written
-        outcome = JobOutcome(job_id, "failed", error=f"run directory: {error}", is_logged=False)
+        if lacks_space(error):  # and it was to stop before it had begun
+            outcome = JobOutcome(job_id, "stopped", reason=control.reason)
+        else:
+            error_text = f"run directory: {error}"
+            outcome = JobOutcome(job_id, "failed", error=error_text, is_logged=False)
     sys.stdout.flush()
     sys.stderr.flush()
     connection.drop_job(job_id)
@@ -191,6 +231,8 @@ def _run_and_write(
     control: JobControl,
     models: WarmModels,
     placement: Placement,
+    reporter: _WaitReporter,
+    patience: Patience,
     *,
     is_resident: bool,
     hold_files: Callable[[], None],
@@ -198,22 +240,48 @@ def _run_and_write(
     """Run a job whose run directory is locked, as the only writer there. Raises Superseded."""
     rundir, job_id = RunDir(Path(request.run_dir)), request.job_id
     fence = Fence(rundir.path, request.execution)
-    fence.claim()
-    events = EventLog(
+    patience.write(fence.claim, rundir.path)
+    open_log = partial(
+        EventLog,
         rundir.events,
         execution=request.execution,
         clock_offset_s=request.clock_offset_s,
         publish=lambda event: connection.send(JobEvent(job_id, event)),
+        announce=lambda event: connection.send(JobEvent(job_id, event, is_written=False)),
+        patiently=patience.write,
     )
+    events = reporter.events = patience.write(open_log, rundir.path)
     activity = ActivityReporter(lambda now: connection.send(JobActivity(job_id, now)))
     with events, activity:
         return execute(
-            Execution(request, control, fence, events, activity, connection.send),
+            Execution(request, control, fence, events, activity, connection.send, patience.write),
             models,
             placement,
             is_resident=is_resident,
             hold_files=hold_files,
         )
+
+
+class _WaitReporter:
+    """Reports what a job waits for: to its worker, and as an event once its log is open."""
+
+    def __init__(self, job_id: str, send: Callable[[Message], None]) -> None:
+        self.events: EventLog | None = None
+        self._job_id = job_id
+        self._send = send
+        self._began = 0.0
+
+    def report(self, lacking: Shortage | None) -> None:
+        """Report that the job begins to wait, or that it no longer waits."""
+        if lacking is not None:
+            self._began = time.monotonic()
+            self._send(JobWaits(self._job_id, lacking.what, lacking.reason))
+            if self.events is not None:
+                self.events.announce("waiting", what=lacking.what, reason=lacking.reason)
+            return
+        self._send(JobWaits(self._job_id, None))
+        if self.events is not None:
+            self.events.announce("waited", seconds=round(time.monotonic() - self._began, 3))
 
 
 def _end_processes() -> None:

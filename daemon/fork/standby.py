@@ -79,6 +79,10 @@ class Standbys:
             standby.sock.close()
             self._lost[standby.plan] += 1
 
+    def note_failure(self, plan: HorsePlan) -> None:
+        """Note that the machine could start no process for a plan; tried after the next job."""
+        self._lost[plan] += 1
+
     def pids(self) -> list[int]:
         return list(self._ready)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from ...jobs.errors import Conflict, JobFailed, WarmdError
+from ...jobs.files.shortage import no_process
 from ...jobs.models.adapters import is_adapter
 from ..host import memory
 from ..host.channel import Channel, listen
@@ -54,6 +55,7 @@ from ..host.messages import (
 )
 from ..host.parent_death import end_with_parent
 from . import horse, zygote_memory
+from .execution import lacking_outcome
 from .horses import Horse, Horses
 from .libraries import ENVIRONMENT, import_libraries, pause_openmp
 from .models import Loaded, WarmModels
@@ -306,7 +308,14 @@ class Zygote:
                 channel.sock.settimeout(None)
                 horse.run_jobs(channel, request, self.models)
 
-            pid = self._fork_process(run)
+            try:
+                pid = self._fork_process(run)
+            except OSError as error:
+                log.warning("zygote: %s: no horse: %s", request.job_id, error)
+                lacking = no_process(str(error.strerror))
+                channel.send(lacking_outcome(request.job_id, lacking))
+                channel.close()
+                return
         root = None if model is None else self.models.root(model)
         self.horses.add(pid, Horse(channel, request, model, root))
 
@@ -328,9 +337,16 @@ class Zygote:
             ours.close()
             horse.stand_by(theirs, plan, self.models)
 
-        pid = self._fork_process(run)
-        theirs.close()
-        self.standbys.add(Standby(pid, plan, ours))
+        try:
+            pid = self._fork_process(run)
+        except OSError as error:
+            log.warning("zygote: no standby horse: %s", error)
+            ours.close()
+            self.standbys.note_failure(plan)
+        else:
+            self.standbys.add(Standby(pid, plan, ours))
+        finally:
+            theirs.close()
 
     def _fork_process(self, run: Callable[[], None]) -> int:
         """Fork a process that runs a function and ends; return its id."""

@@ -7,7 +7,7 @@
 | supervisor | zygote | zygote socket | LoadFolder, UnloadModel, GetStatus |
 | zygote | supervisor | zygote socket | Model, Unloaded, ZygoteStatus, Failure |
 | worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob, DropAdapter |
-| horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, RetireHorse, … |
+| horse | worker | horse connection | HorseStarted, JobEvent, JobWaits, RetireHorse, … |
 | zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, DropAdapter, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
@@ -396,10 +396,20 @@ class HorseStarted(Message, op="horse"):
 
 @dataclass  # not frozen: one is built per decoded token, and that takes longer if frozen
 class JobEvent(Message, op="event"):
-    """An event that the horse has written to the job's events.jsonl."""
+    """An event of the job, which the horse has written to its events.jsonl."""
 
     job: str
     event: dict[str, Any]
+    is_written: bool = True  # False: the disk has no room for it, as yet
+
+
+@dataclass(frozen=True)
+class JobWaits(Message, op="waits"):
+    """The job waits for something that the machine lacks; None: no longer."""
+
+    job: str
+    what: str | None  # such as "space in /home/me/runs"
+    reason: str = ""  # in the words of the system
 
 
 @dataclass(frozen=True)
@@ -435,10 +445,12 @@ class JobOutcome(Message, op="outcome"):
     """How an execution ended, or one node's part of it."""
 
     job: str
-    outcome: str  # finished, stopped, failed, or lost: its other nodes cannot be reached
+    # finished, stopped, failed, lost (its other nodes cannot be reached), or lacking: it cannot run
+    # before the machine has again what it lacks
+    outcome: str
     result: dict[str, Any] | None = None  # of one that finished
     reason: str = ""  # of one that stopped: as in StopJob, or superseded
-    error: str = ""  # of one that failed or is lost
+    error: str = ""  # of one that failed or is lost; what is lacking
     is_logged: bool = True  # whether its last event has been written
 
 

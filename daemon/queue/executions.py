@@ -42,6 +42,7 @@ class StartedExecution:
     kills: int  # earlier deaths of the job's horse in a row
     suspect: bool  # a horse died that ran this job and others
     retries_left: int
+    retried: int  # how often it has been tried again
     control: ControlRequests
 
 
@@ -73,16 +74,17 @@ class Executions(JobRecords):
             pipeline.hset(job.key, "started_at", utcformat(job.started_at))
             totals.begun(pipeline, job)
             job_index.revived(pipeline, job)  # RQ's own tools can requeue ended jobs
+            pipeline.hdel(job.key, keys.FIELD_WAITS)
             pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
-            pipeline.hmget(job.key, *EXECUTION_FIELDS, keys.FIELD_RETRIES)
+            pipeline.hmget(job.key, *EXECUTION_FIELDS, keys.FIELD_RETRIES, keys.FIELD_RETRIED)
 
         if job is not None and job.origin == queue:
             results = change(self.connection, job, (JobStatus.QUEUED,), write)
             if results:
-                number, (kills, suspect, stop, pause, retries) = results[-2:]
+                number, (kills, suspect, stop, pause, retries, retried) = results[-2:]
                 orders = ControlRequests(text_or_none(stop), text_or_none(pause))
                 left = (job.retries_left or 0) if retries is None else int(retries)
-                noted = int(kills or 0), suspect is not None, left
+                noted = int(kills or 0), suspect is not None, left, int(retried or 0)
                 return job, StartedExecution(begun[0], number, *noted, orders)
         raw: Any = popped  # redis-py's annotation allows str only
         self.connection.lrem(keys.taken(worker), 1, raw)
@@ -99,6 +101,13 @@ class Executions(JobRecords):
             ControlRequests(text_or_none(stop), text_or_none(pause), score is not None)
             for (stop, pause), score in zip(found[::2], found[1::2], strict=True)
         ]
+
+    def note_wait(self, job: Job, what: str | None) -> None:
+        """Note what a started job waits for, for those who list jobs; None: nothing any more."""
+        if what is None:
+            self.connection.hdel(job.key, keys.FIELD_WAITS)
+        else:
+            self.connection.hset(job.key, keys.FIELD_WAITS, what)
 
     def finish(self, job: Job, execution: Execution, result: dict[str, Any]) -> bool:
         """Finish a job. False if the execution was no longer the current one."""
@@ -156,7 +165,7 @@ class Executions(JobRecords):
         execution: Execution,
         *,
         reason: totals.Reason = "requested",
-        use_retry: bool = False,
+        retry_in_s: float | None = None,
         kills: int | None = None,
         suspect: bool = False,
     ) -> bool:
@@ -164,14 +173,16 @@ class Executions(JobRecords):
 
         If a pause was requested, it is parked instead (see `pausing`). `kills`: deaths of its horse
         in a row. `suspect`: its horse died while it ran other jobs too. `reason`: what ended the
-        execution.
+        execution. `retry_in_s`: uses one of its retries, and begins after this time.
         """
-        retries = self.retries_left(job) - 1 if use_retry else None
+        retries = None if retry_in_s is None else self.retries_left(job) - 1
+        due = None if retry_in_s is None else self.clock() + retry_in_s
 
         def note(pipeline: Pipeline) -> None:
             totals.requeued(pipeline, job, reason)
             if retries is not None:
                 pipeline.hset(job.key, keys.FIELD_RETRIES, retries)
+                pipeline.hincrby(job.key, keys.FIELD_RETRIED, 1)
             if kills is not None:
                 pipeline.hset(job.key, keys.FIELD_KILLS, kills)
             if suspect:
@@ -179,7 +190,13 @@ class Executions(JobRecords):
 
         def push(pipeline: Pipeline) -> None:
             note(pipeline)
-            self._push(job, pipeline, front=True)
+            if due is None:
+                self._push(job, pipeline, front=True)
+                return
+            job.enqueue_at_front = True
+            job._status = JobStatus.SCHEDULED
+            job.save(pipeline=pipeline, include_meta=False, include_result=False)
+            pipeline.zadd(self._scheduled(job).key, {job.id: due})
 
         def put_away(pipeline: Pipeline) -> None:
             note(pipeline)

@@ -57,6 +57,8 @@ FIELD_PAUSED_AT = "warmd_paused_at"  # time of that request in unix seconds
 FIELD_DUE = "warmd_due"  # scheduled time of a job that was paused before that
 FIELD_NEEDS = "warmd_needs"  # labels that a node must have, as a line; see set_aside.py
 FIELD_RETRIES = "warmd_retries"  # retries left; RQ's own field is for stray RQ workers
+FIELD_WAITS = "warmd_waits"  # what a running job waits for, as its machine lacks it
+FIELD_RETRIED = "warmd_retried"  # how often it was tried again
 FIELD_SUSPECT = "warmd_suspect"  # a horse was killed that ran this job and others
 
 # Job indices: see job_index.py.

@@ -131,6 +131,7 @@ class Notes(NamedTuple):
     every_need: dict[str, str]  # also those that warmd sets alone
     model_path: str | None  # of a model folder that some nodes do not have
     retries_left: int
+    waits_for: str | None  # what the machine of a running job lacks
 
 
 class Nodes(NamedTuple):
@@ -144,7 +145,7 @@ def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[Notes]:
     """Return the notes of each job."""
     fields = (
         *(keys.FIELD_EXECUTION, keys.FIELD_PAUSE, keys.FIELD_PAUSED_AT),
-        *(keys.FIELD_NEEDS, keys.FIELD_RETRIES),
+        *(keys.FIELD_NEEDS, keys.FIELD_RETRIES, keys.FIELD_WAITS),
     )
     with connection.pipeline(transaction=False) as pipeline:
         for job in jobs:
@@ -153,7 +154,9 @@ def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[Notes]:
     return [_notes(job, *fields) for job, fields in zip(jobs, found, strict=True)]
 
 
-def _notes(job: Job, number: Any, pause: Any, at: Any, needs: Any, retries: Any) -> Notes:
+def _notes(
+    job: Job, number: Any, pause: Any, at: Any, needs: Any, retries: Any, waits: Any
+) -> Notes:
     pairs = parse_line(keys.text(needs or b""))
     return Notes(
         executions=int(number or 0),
@@ -164,6 +167,7 @@ def _notes(job: Job, number: Any, pause: Any, at: Any, needs: Any, retries: Any)
         model_path=model_path(pairs),
         # Earlier versions had it in RQ's own field.
         retries_left=(job.retries_left or 0) if retries is None else int(retries),
+        waits_for=None if waits is None else keys.text(waits),
     )
 
 

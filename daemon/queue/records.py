@@ -39,6 +39,8 @@ TRANSIENT_FIELDS = (
     keys.FIELD_PAUSED_AT,
     keys.FIELD_DUE,
     keys.FIELD_BEGUN,
+    keys.FIELD_WAITS,
+    keys.FIELD_RETRIED,
 )
 
 

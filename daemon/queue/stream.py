@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -59,6 +60,15 @@ class StreamWriter:
                 publisher.fall_behind(problem)
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """How far a stream is ahead of the file."""
+
+    events: list[dict[str, Any]]  # that the file has lost, in order
+    last_seq: int  # of the stream
+    is_copy: bool  # False: the stream had other events than the file, and was dropped
+
+
 class Publisher:
     """Copies the events of one job to its stream. Used by the worker.
 
@@ -82,6 +92,40 @@ class Publisher:
             self.catch_up()
         else:
             self._writer.add(self, event)
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next event, if the newest one is known here."""
+        return self._seq + 1
+
+    def publish_unwritten(self, event: dict[str, Any]) -> None:
+        """Copy an event that the file does not have yet, after all that it has."""
+        self.catch_up()
+        self._seq = event["seq"]
+        self._writer.add(self, event)
+
+    def ahead(self) -> Ahead:
+        """Return what the stream has after the newest event of the file. Raises RedisError.
+
+        A stream that has another event under the newest number of the file is not a copy of it: an
+        earlier version continued the file after a power failure. It is dropped, and written anew
+        from the file.
+        """
+        in_file = next(iter(events.newest(self.path, 1)), None)
+        seq = 0 if in_file is None else in_file["seq"]
+        entries: Any = self._connection.xrange(self.key, min=f"{max(seq, 1)}-0")
+        found = [event for entry in entries if (event := _checked(entry)) is not None]
+        if found and found[0]["seq"] == seq:
+            if found[0] != in_file:
+                log.warning("%s: is no copy of %s: dropped", self.key, self.path)
+                self._connection.delete(self.key)
+                self._behind = True
+                return Ahead([], last_seq=found[-1]["seq"], is_copy=False)
+            del found[0]
+        if not found:
+            return Ahead([], last_seq=seq, is_copy=True)
+        self._seq = found[-1]["seq"]
+        return Ahead(found, last_seq=self._seq, is_copy=True)
 
     def fall_behind(self, problem: redis.RedisError) -> None:
         """Note that an event was not copied: Redis is unreachable, or the key is not a stream."""
@@ -200,6 +244,12 @@ def follow(
             if ended:
                 return
             yield None
+
+
+def _checked(entry: Any) -> dict[str, Any] | None:
+    """Return the event in an entry, None if it is damaged."""
+    event = events.parse(entry[1].get(b"event", b"") + b"\n")
+    return event if event is not None and entry[0] == b"%d-0" % event["seq"] else None
 
 
 def event_of(entry: Any) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class Checkpoints:
 
     `best`: the metric of the best one, and whether lower is better. `fence`: the right of this
     execution to write; None if nothing can supersede it. `on_warning` receives a line
-    about a checkpoint that was skipped or cannot be removed.
+    about a checkpoint that was skipped or cannot be removed. `before_commit` makes durable what a
+    checkpoint stands on; it is called in the thread of a save and may raise OSError.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Checkpoints:
         best: tuple[str, bool] | None = None,
         fence: Fence | None = None,
         on_warning: Callable[[str], None] = lambda message: None,
+        before_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.keep = keep
         self.best = best
         self.fence = fence
         self.on_warning = on_warning
+        self._before_commit = before_commit
         self._saving: Save | None = None  # the latest
 
     def latest(self) -> Path | None:
@@ -78,6 +81,7 @@ class Checkpoints:
             yield staging
             execution = None if self.fence is None else self.fence.execution
             _write_manifest(staging, step, about or {}, execution)
+            self._before_commit()
             self._check_fence()
         for path in self.surplus(newest=step):
             try:

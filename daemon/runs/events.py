@@ -1,30 +1,39 @@
 """The event log of a job: `events.jsonl` is authoritative, the Redis stream is a copy.
 
 Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
+Events up to a checkpoint are durable before it is. After a power failure the stream may be ahead of
+the file: then the worker of the next execution writes back what the file has lost.
+
 The horse writes while it lives; its worker writes before and after, and also while the horse hangs.
 So each event is written under a lock on the file, which a hanging process does not hold.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 
+from ...jobs.context import Patiently, at_once
+from ...jobs.files.appending import append
+from ...jobs.files.atomic import fsync
+from ...jobs.files.shortage import lacks_space
 from ...jobs.user_code.forks import end_if_forked
 
 # The types that end an execution, for which `tail` waits.
 TERMINAL = ("finished", "failed", "stopped")
+
+# After these nothing is written for long, or by another process: they are durable at once.
+_ENDING = (*TERMINAL, "paused", "requeued")
 
 _TAIL_BYTES = 1_000_000
 
@@ -53,6 +62,11 @@ def newest(path: Path, count: int) -> list[dict[str, Any]]:
         lines = file.readlines()[1 if start else 0 :]  # the first line may be incomplete
     found = (event for line in reversed(lines) if (event := parse(line)) is not None)
     return list(islice(found, count))
+
+
+def last_seq(path: Path) -> int:
+    """Return the number of the newest event in a file; 0 without any."""
+    return next((event["seq"] for event in newest(path, 1)), 0)
 
 
 # The fields of every event, with their types; a flipped bit may have renamed one.
@@ -91,10 +105,14 @@ class EventLog:
         clock_offset_s: float = 0.0,
         publish: Callable[[dict[str, Any]], None] | None = None,
         patience_s: float | None = None,
+        announce: Callable[[dict[str, Any]], None] | None = None,
+        patiently: Patiently = at_once,
     ) -> None:
         """`clock_offset_s`: how far the clock of the events is ahead of this machine's.
 
-        `patience_s`: how long to wait for another writer; None: as long as it takes.
+        `patience_s`: how long to wait for another writer; None: as long as it takes. `announce`
+        publishes an event that the disk has no room for, as yet. `patiently` repeats writes on a
+        full disk.
         """
         self.execution = execution
         self._clock_offset_s = clock_offset_s
@@ -102,10 +120,14 @@ class EventLog:
         self.step: int | None = None
         self.seq = 0
         self._latest = dict.fromkeys(_ONCE_A_STEP, 0)  # highest step of each, of all executions
+        self._announce = announce
+        self._patiently = patiently
+        self._unwritten: list[dict[str, Any]] = []  # announced, and not in the file yet
         self._path = path
         self._patience_s = patience_s
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `announce` is called while `emit` waits for space
+        self._is_entered = False  # whether the folder's entry of the file is durable
         self._size = 0  # bytes of whole events that are known here
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         try:
@@ -114,6 +136,11 @@ class EventLog:
         except BaseException:
             self._file.close()
             raise
+
+    @property
+    def latest_step(self) -> int:
+        """The highest step with an event."""
+        return self._latest["step"]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -152,9 +179,13 @@ class EventLog:
                 if event is None:
                     continue
                 self.seq = max(self.seq, event["seq"])
-                if event["type"] in self._latest:
-                    latest = max(self._latest[event["type"]], event.get("step") or 0)
-                    self._latest[event["type"]] = latest
+                self._note(event)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        """Note the step of an event in the file."""
+        if event["type"] in self._latest:
+            latest = max(self._latest[event["type"]], event.get("step") or 0)
+            self._latest[event["type"]] = latest
 
     def __enter__(self) -> Self:
         return self
@@ -171,22 +202,86 @@ class EventLog:
         """
         end_if_forked(self._owner, "to write an event")  # before the lock: a copy may be taken
         with self._lock:
-            with self._alone():
-                event = self._append(type, step, fields)
-            if event is not None and self.publish is not None:
-                self.publish(event)
+            self._patiently(lambda: self._add(type, step, fields), self._path.parent)
 
-    def _append(self, type: str, step: int | None, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Write an event and return it; None if an earlier execution has written it."""
+    def conclude(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        """Emit an event that ends the execution, at least to those who follow it.
+
+        It waits for space as `emit` does, until the job is to stop. The next execution then writes
+        the event.
+        """
+        try:
+            self.emit(type, step=step, **fields)
+        except OSError as error:
+            if self._announce is None or not lacks_space(error):
+                raise
+            self.announce(type, step=step, **fields)
+
+    def announce(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        """Emit an event that need not be in the file now: it is written before the next one."""
+        with self._lock:
+            with suppress(OSError), self._alone():
+                pass  # for the number
+            event = self._event(self.seq + len(self._unwritten) + 1, type, step, fields)
+            self._unwritten.append(event)
+            try:
+                with self._alone():
+                    self._write_announced()
+            except OSError:
+                if self._announce is not None:
+                    self._announce(event)
+            else:
+                if self.publish is not None:
+                    self.publish(event)
+
+    def restore(self, events: Iterable[dict[str, Any]]) -> None:
+        """Append events that were published before, and that the file has lost. Raises OSError."""
+        with self._lock, self._alone():
+            for event in events:
+                if event["seq"] > self.seq:
+                    self._write(event)
+                    self._note(event)
+
+    def sync(self) -> None:
+        """Make all events so far survive a power failure; from any thread."""
+        os.fdatasync(self._file.fileno())
+        if not self._is_entered:
+            fsync(self._path.parent)
+            self._is_entered = True
+
+    def continue_after(self, seq: int) -> None:
+        """Number the next event after this one, which is in no file any more."""
+        with self._lock, self._alone():
+            self.seq = max(self.seq, seq)
+
+    def _add(self, type: str, step: int | None, fields: dict[str, Any]) -> None:
+        """Write and publish an event, unless an earlier execution has written it."""
+        with self._alone():
+            self._write_announced()
+            if step is not None and step <= self._latest.get(type, -1):
+                self.step = max(step, self.step or 0)
+                return
+            event = self._event(self.seq + 1, type, step, fields)
+            self._write(event)
+            self._note(event)
+            if type in _ENDING:
+                self.sync()
+        if self.publish is not None:
+            self.publish(event)
+
+    def _write_announced(self) -> None:
+        while self._unwritten:
+            self._write({**self._unwritten[0], "seq": self.seq + 1})
+            self._note(self._unwritten.pop(0))
+
+    def _event(
+        self, seq: int, type: str, step: int | None, fields: dict[str, Any]
+    ) -> dict[str, Any]:
         if step is not None:
             # The event of a written checkpoint comes some steps after the step of the checkpoint.
             self.step = max(step, self.step or 0)
-            if type in self._latest:
-                if step <= self._latest[type]:
-                    return None
-                self._latest[type] = step
-        event = {
-            "seq": self.seq + 1,
+        return {
+            "seq": seq,
             "execution": self.execution,
             # Microseconds, as steps of a small model can be less than a millisecond apart.
             "time": round(time.time() + self._clock_offset_s, 6),
@@ -194,16 +289,12 @@ class EventLog:
             "step": self.step if step is None else step,
             **_plain(fields),
         }
+
+    def _write(self, event: dict[str, Any]) -> None:
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-        written = self._file.write(line)
-        if written < len(line):
-            self._file.truncate(self._file.tell() - written)  # or it would damage the next one
-            raise OSError(errno.ENOSPC, "disk full", str(self._path))
-        self.seq += 1
+        append(self._file.fileno(), line, self._path)
+        self.seq = event["seq"]
         self._size += len(line)
-        if type in TERMINAL:
-            os.fsync(self._file.fileno())
-        return event
 
 
 def _plain(value: Any) -> Any:

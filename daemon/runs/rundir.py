@@ -35,7 +35,7 @@ import orjson
 
 from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ...jobs.files.atomic import fsync, locked, write_atomic
+from ...jobs.files.atomic import fsync, locked, release, write_atomic
 from .fence import Fence
 from .seal import DAMAGED, is_whole, sealed
 
@@ -316,7 +316,7 @@ class RunDir:
 
         A horse whose worker died ends by itself. One that still holds the lock after `patience_s`
         hangs, and is killed: two executions must never write here. A horse on another machine is
-        waited for.
+        waited for. Raises OSError, with the directory unlocked, where the lock has no room.
         """
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + patience_s
@@ -329,8 +329,12 @@ class RunDir:
                         os.kill(holder, signal.SIGKILL)
                 time.sleep(0.02)
             else:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, _signature(os.getpid()), 0)
+                try:
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, _signature(os.getpid()), 0)
+                except OSError:
+                    release(fd)
+                    raise
                 return fd
 
 

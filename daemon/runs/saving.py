@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...jobs.files.shortage import lacks_space
+
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
@@ -17,6 +19,7 @@ class Saved:
     seconds: float
     size_bytes: int = 0
     error: str | None = None  # why there is no new checkpoint
+    lacked_space: bool = False
 
 
 class Save:
@@ -42,14 +45,20 @@ class Save:
 
     def _run(self, write: Callable[[], int]) -> None:
         begun = time.monotonic()
-        size_bytes, error = 0, None
+        size_bytes, error, lacked_space = 0, None, False
         try:
             size_bytes = write()
         except Exception as problem:  # mostly a full disk; the job decides how to react
             root = _root(problem)
             error = f"{type(root).__name__}: {root}"
-        seconds = time.monotonic() - begun
-        self._saved = Saved(path=self._path, seconds=seconds, size_bytes=size_bytes, error=error)
+            lacked_space = lacks_space(problem)
+        self._saved = Saved(
+            path=self._path,
+            seconds=time.monotonic() - begun,
+            size_bytes=size_bytes,
+            error=error,
+            lacked_space=lacked_space,
+        )
 
 
 def _root(error: BaseException) -> BaseException:

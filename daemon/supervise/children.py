@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -37,6 +38,7 @@ class Child:
         self.started = 0.0
         self.is_ready = False  # since its latest start
         self.quick_deaths = 0  # in a row
+        self.is_refused = False  # the machine could start no process at the latest try
         self._silent_s: float | None = None  # since its latest heartbeat; None before the first
 
     @property
@@ -54,16 +56,27 @@ class Child:
     ) -> None:
         """Start `python -m module`. Only from the main thread, since its end kills the child.
 
+        On a machine that can start no process now, `has_died` is true afterwards.
+
         `settings` is written to its stdin. `on_message` receives its messages on stdout; its stderr
         goes to the log, line by line. Both are read by callbacks registered with `selector`.
         """
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, str(home.path), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, str(home.path), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+                raise
+            if not self.is_refused:
+                log.error("%s: the machine can start no process: %s", self.name, error.strerror)
+            self.process, self.is_refused = None, True
+            return
+        self.is_refused = False
         self.started = time.monotonic()
         self.is_ready = False
         self._silent_s = None
@@ -102,7 +115,9 @@ class Child:
             self._silent_s = None
 
     def has_died(self) -> bool:
-        return self.process is not None and self.process.poll() is not None
+        if self.process is None:
+            return self.is_refused
+        return self.process.poll() is not None
 
     def kill(self) -> None:
         """Kill it and wait until it has ended; does nothing if it was never started."""

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ Report = Callable[[Message], None]  # receives the progress of the start
 _CRASHED = 70  # exit code of a supervisor that crashed (EX_SOFTWARE of sysexits.h)
 _MAX_RESTARTS = 5
 _RESTARTS_WITHIN_S = 60.0
+_LONGEST_WAIT_S = 5.0  # between two tries to start a process
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,9 @@ def _restart_loop(
         # Blocked until both processes have set their handlers: a signal in between would end only
         # one of them.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        child = os.fork()
+        child = _fork(STOP_SIGNALS)
+        if child is None:
+            return 0
         if child == 0:
             os._exit(_supervise(config, flags, report, manager, foreground))
         for sig in STOP_SIGNALS:
@@ -78,6 +81,19 @@ def _restart_loop(
             return 0
         if (code >= 0 and code != _CRASHED) or len(deaths) > _MAX_RESTARTS:
             return code if code >= 0 else 128 - code
+
+
+def _fork(end: Sequence[signal.Signals]) -> int | None:
+    """Fork once the machine can start a process; None if one of these signals comes before."""
+    wait_s = 0.1
+    while True:
+        try:
+            return os.fork()
+        except OSError as error:
+            log.error("guardian: no supervisor: %s", error)
+            if signal.sigtimedwait(end, wait_s) is not None:
+                return None
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
 def _report(report: Report, manager: ServiceManager, message: Message) -> None:

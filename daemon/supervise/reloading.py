@@ -107,8 +107,9 @@ class Reloading:
         if self.stage != "starting" or self.zygote is None:
             return None
         if self.zygote.has_died():
-            assert self.zygote.process is not None
-            self.fail(f"the new zygote ended ({self.zygote.process.returncode}) while it started")
+            process = self.zygote.process
+            how = "the machine can start no process" if process is None else process.returncode
+            self.fail(f"the new zygote ended ({how}) while it started")
         elif self.zygote.is_ready:
             ready, self.zygote = self.zygote, None
             return ready

@@ -389,6 +389,8 @@ class Supervisor:
 
     def _check_death(self, child: Child) -> None:
         """Log the death of a child. Raises Unavailable if it is not worth restarting."""
+        if child.is_refused:
+            return  # it has not started yet
         assert child.process is not None
         self._wakeups.handle_pending()
         log.error("%s: ended (%s)", child.name, child.process.returncode)

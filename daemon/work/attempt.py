@@ -8,6 +8,7 @@ Redis is reachable.
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.queues import INFER, TRAIN
+from ...jobs.files.shortage import Shortage, can_start_threads, no_process
 from ...jobs.user_code import tracebacks
 from ..host.messages import (
     Downloaded,
@@ -27,16 +29,18 @@ from ..host.messages import (
     JobActivity,
     JobEvent,
     JobOutcome,
+    JobWaits,
     Message,
     PauseJob,
     RunJob,
     StopJob,
 )
 from ..queue.jobs import ControlRequests, Job, JobStore, StartedExecution
-from ..queue.stream import Publisher, StreamWriter
+from ..queue.stream import StreamWriter
 from ..runs.checkpoints import Checkpoints
-from ..runs.events import EventLog, read
+from ..runs.events import read
 from ..runs.rundir import RunDir
+from .attempt_log import AttemptLog
 from .horse_pool import Horse
 from .run_fetches import RunFetch
 from .watchdog import Watchdog
@@ -45,11 +49,17 @@ log = logging.getLogger(__name__)
 
 _MAX_KILLS = 3
 _TIMEOUT_GRACE_S = 30.0  # between the stop request at a time limit and the kill
+# Pauses before a job that has failed is tried again.
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0
+_OTHER_THREADS = 6  # of a horse, beyond those that compute
 _KILL_GRACE_S = 1.0  # for a job to leave a horse that it shares
 # For an answer to stop between two tokens. A longer computation hangs: nobody waits for it any
 # more, but the jobs behind it do.
 STUCK_S = 300.0
-_LOG_LOCK_TIMEOUT_S = 1.0  # for the horse to finish writing an event
+# Pauses before another horse is requested for a job that lacked something.
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
 
 
 class Attempt:
@@ -83,8 +93,15 @@ class Attempt:
         self.has_gang_met = False  # whether all ranks are connected
         self._store = store
         self._writer = writer
+        self.waits_for: str | None = None  # what the machine lacks; as of `check_shortage`
+        self._reported_wait: str | None = None  # as of the latest report to Redis
         self._rundir: RunDir | None = None
-        self._publisher: Publisher | None = None
+        self._log: AttemptLog | None = None
+        self._lacking: Shortage | None = None  # what the horse waits for, or the job before it
+        self._not_before = 0.0  # when a horse is requested again
+        self._lacked_at: int | None = None  # its step then
+        self._is_rerun = False  # lacked something, and has not emitted an event since
+        self._num_lacking = 0  # times in a row that its horse could not run
         self._watchdog: Watchdog | None = None
         self._checkpoint: Path | None = None  # the newest when it began
         self._fetched_at = 0.0  # when the progress of `fetch` was last reported
@@ -98,8 +115,9 @@ class Attempt:
         self._has_lost_claim = False  # Redis no longer knows this execution
         self._is_record_gone = False  # nor the job
         self._began = time.monotonic()
-        self._paused_at: float | None = None
-        self._paused_s = 0.0
+        self._idle: set[str] = set()  # why its time does not count: "paused", "waiting"
+        self._idle_since = 0.0
+        self._idle_s = 0.0
         self._deadline: float | None = None
         if rundir is not None:
             self.set_rundir(rundir)
@@ -107,7 +125,10 @@ class Attempt:
     def set_rundir(self, rundir: RunDir) -> None:
         """Use a run directory, from now on."""
         self._rundir = rundir
-        self._publisher = Publisher(self._writer, self.job.id, rundir.events)
+        clock = self._store.shared_clock
+        self._log = AttemptLog(
+            self._writer, rundir, self.started.number, lambda: clock.latest_offset_s
+        )
         self._watchdog = Watchdog(rundir.log)
         self._checkpoint = self._newest_checkpoint()
 
@@ -216,10 +237,13 @@ class Attempt:
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def check_time_limit(self) -> None:
-        """Stop the job at its time limit, not counting pauses; kill its horse after the grace."""
+        """Stop the job at its time limit; kill its horse after the grace.
+
+        Pauses do not count, nor does waiting for what the machine lacks.
+        """
         now = time.monotonic()
-        paused_s = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
-        if self._limit_s is not None and now - self._began - paused_s > self._limit_s:
+        idle_s = self._idle_s + (now - self._idle_since if self._idle else 0.0)
+        if self._limit_s is not None and now - self._began - idle_s > self._limit_s:
             self.stop("timeout")
         if self._deadline is not None and now > self._deadline and self.horse is not None:
             self.horse.kill(self.job.id)
@@ -244,8 +268,8 @@ class Attempt:
 
     def catch_up(self) -> None:
         """Copy the events that the stream missed while Redis was unreachable."""
-        if self._publisher is not None:
-            self._publisher.catch_up()
+        if self._log is not None:
+            self._log.catch_up()
 
     def report_fetch(self) -> None:
         """Report the progress of its run directory, twice a second at most."""
@@ -286,7 +310,10 @@ class Attempt:
         """Handle a message about the job from the horse, the zygote or a download."""
         match message:
             case JobEvent():
-                self._handle_event(message.event)
+                self._handle_event(message.event, is_written=message.is_written)
+            case JobWaits():
+                what, reason = message.what, message.reason
+                self.set_lacking(None if what is None else Shortage(what, reason))
             case JobActivity() if self._watchdog is not None:
                 self._watchdog.set_activity(message.activity)
             case JobOutcome():
@@ -308,18 +335,106 @@ class Attempt:
                     total_bytes=message.total_bytes,
                 )
 
-    def _handle_event(self, event: dict[str, Any]) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(event)
+    def _handle_event(self, event: dict[str, Any], *, is_written: bool) -> None:
+        if self._is_rerun:
+            self._is_rerun = False
+            self.set_lacking(None)
+        if self._log is not None:
+            self._log.received(event, is_written=is_written)
         match event["type"]:
             case "step":
                 self._has_stepped = True
                 self._step = event["step"]
             case "paused":
-                self._paused_at = time.monotonic()
-            case "unpaused" if self._paused_at is not None:
-                self._paused_s += time.monotonic() - self._paused_at
-                self._paused_at = None
+                self._set_idle("paused", True)
+            case "unpaused":
+                self._set_idle("paused", False)
+
+    def _set_idle(self, why: str, is_idle: bool) -> None:
+        """Set whether the job's time does not count for this reason."""
+        now = time.monotonic()
+        if self._idle:
+            self._idle_s += now - self._idle_since
+        self._idle_since = now
+        if is_idle:
+            self._idle.add(why)
+        else:
+            self._idle.discard(why)
+
+    # --- what the machine lacks -------------------------------------------------------------
+
+    def may_have_horse(self) -> bool:
+        """Whether a horse may be requested: not while the machine is known to lack something."""
+        is_behind = self._log is not None and self._log.is_behind
+        return not is_behind and time.monotonic() >= self._not_before
+
+    def may_settle(self) -> bool:
+        """Whether all its events are written; somebody who stops it does not wait for that."""
+        is_behind = self._log is not None and self._log.is_behind
+        is_urgent = self._has_lost_claim or self.requested - {"timeout", "stall"}
+        return not is_behind or bool(is_urgent)
+
+    def check_shortage(self) -> None:
+        """Write the events that wait for space, and update `waits_for`."""
+        lacks = None
+        if self._log is not None:
+            if self.horse is None or self.settle is not None:
+                self._log.write_if_due()
+            lacks = self._log.lacks
+        lacks = lacks or self._lacking
+        waits_for = None if lacks is None else lacks.what
+        if waits_for != self.waits_for:
+            if waits_for is not None:
+                log.warning("%s: waits for %s", self.job.id, waits_for)
+            else:
+                log.info("%s: no longer waits", self.job.id)
+            self._set_idle("waiting", waits_for is not None)
+            self.waits_for = waits_for
+
+    def restore_events(self) -> None:
+        """Write back what a power failure took from the file, if Redis has it. Raises RedisError.
+
+        The job gets a horse once that is done.
+        """
+        if self._log is not None and self.started.number > 1:
+            self._log.restore()
+            self.check_shortage()
+
+    def report_wait(self) -> None:
+        """Note in Redis what the job waits for, if that has changed. Raises RedisError."""
+        if self.waits_for != self._reported_wait and self.settle is None:
+            self._store.note_wait(self.job, self.waits_for)
+            self._reported_wait = self.waits_for
+
+    def set_lacking(self, lacking: Shortage | None) -> None:
+        """Set what the machine lacks that the job needs now."""
+        if lacking == self._lacking:
+            return
+        self._lacking = lacking
+        if self._watchdog is not None:
+            self._watchdog.set_waiting(lacking is not None)
+        self.check_shortage()
+
+    def _run_again(self, what: str, reason: str) -> None:
+        """Request another horse later: the machine lacks something without which none can run.
+
+        The job keeps its slot, and no retry is used.
+        """
+        if self.request is not None and self.request.gang is not None:  # other nodes run it, too
+            self._log_event("requeued", reason=f"lacks {what}: {reason}")
+            self._settle(self._store.requeue)
+            return
+        if self._step != self._lacked_at:
+            self._num_lacking = 0
+        pause_s = min(_FIRST_PAUSE_S * 2**self._num_lacking, _LONGEST_PAUSE_S)
+        self._num_lacking += 1
+        self._lacked_at = self._step
+        self._not_before = time.monotonic() + pause_s
+        log.warning("%s: %s: runs again in %g s", self.job.id, reason, pause_s)
+        self.detach()
+        if self.settle is None:
+            self._is_rerun = True
+            self.set_lacking(Shortage(what, reason))
 
     def fail(self, error: str) -> None:
         """Fail a job that could not be started."""
@@ -382,6 +497,10 @@ class Attempt:
                 self._settle(store.stop, "stopped on request")
             case "lost":
                 self._conclude_killed(outcome.error)
+            case "lacking" if "kill" in self.requested:
+                self._settle(store.stop, "killed on request")
+            case "lacking":
+                self._run_again(outcome.error, outcome.reason)
             case _:
                 self._conclude_failed(outcome)
 
@@ -437,8 +556,16 @@ class Attempt:
             # Another job may be the cause: such a death does not count towards _MAX_KILLS.
             self._log_event("requeued", reason=f"{cause}; resumes in a process of its own")
             self._settle(self._store.requeue, reason="horse_died", suspect=True)
+        elif self.horse.has_failed() and not can_start_threads(self._num_threads()):
+            lacking = no_process("Resource temporarily unavailable")
+            self._run_again(lacking.what, f"{cause}; {lacking.reason}")
         else:
             self._conclude_killed(cause)
+
+    def _num_threads(self) -> int:
+        """Return about how many threads its horse needs."""
+        threads = self.request.threads if self.request is not None else None
+        return (threads or os.cpu_count() or 1) + _OTHER_THREADS
 
     def _conclude_lost(self, cause: str) -> None:
         self._log_event("requeued", reason=cause)
@@ -462,10 +589,13 @@ class Attempt:
         """Requeue a job that has failed, if it may be retried; return whether it may."""
         retries_left = self.started.retries_left
         if retries_left > 0:
+            pause_s = min(_FIRST_RETRY_S * 2**self.started.retried, _LONGEST_RETRY_S)
             self._log_event(
-                "requeued", reason=f"{reason}, will be tried again", retries_left=retries_left
+                "requeued",
+                reason=f"{reason}, will be tried again in {pause_s:g} s",
+                retries_left=retries_left,
             )
-            self._settle(self._store.requeue, reason="failed", use_retry=True, **fields)
+            self._settle(self._store.requeue, reason="failed", retry_in_s=pause_s, **fields)
         return retries_left > 0
 
     def _newest_checkpoint(self) -> Path | None:
@@ -475,10 +605,14 @@ class Attempt:
 
     def _conclude_timeout(self) -> None:
         error = f"took longer than its time limit of {self._limit_s:g} s"
+        if self._retry(error):
+            return
         self._log_event("failed", error=error, traceback=None)
         self._settle(self._store.fail, error)
 
     def _conclude_stalled(self) -> None:
+        if self._retry(self._stall_error):
+            return
         self._log_event("failed", step=self._step, error=self._stall_error, traceback=None)
         self._settle(self._store.fail, self._stall_error)
 
@@ -486,11 +620,13 @@ class Attempt:
         def settle() -> None:
             if change is not None:
                 change(self.job, self.started.claim, *args, **kwargs)
+            if self._log is not None:
+                self._log.publish_own()
             self.catch_up()
             store = self._store
             has_ended = change not in (None, store.requeue, store.set_aside_for_model)
-            if has_ended and self.job.origin == TRAIN and self._publisher is not None:
-                self._publisher.trim()  # streams of answers are removed as a whole by retention
+            if has_ended and self.job.origin == TRAIN and self._log is not None:
+                self._log.trim()  # streams of answers are removed as a whole by retention
 
         self.settle = settle
         if change == self._store.finish:
@@ -499,16 +635,5 @@ class Attempt:
             self.ended = "failed"
 
     def _log_event(self, type: str, **fields: Any) -> None:
-        if self._rundir is None or self._publisher is None:
-            return
-        try:
-            with EventLog(
-                self._rundir.events,
-                execution=self.started.number,
-                clock_offset_s=self._store.shared_clock.latest_offset_s,
-                publish=self._publisher.publish,
-                patience_s=_LOG_LOCK_TIMEOUT_S,
-            ) as events:
-                events.emit(type, **fields)
-        except OSError as error:  # a full disk; Redis still gets the reason
-            log.warning("%s: event %s not written: %s", self.job.id, type, error)
+        if self._log is not None:
+            self._log.emit(type, **fields)

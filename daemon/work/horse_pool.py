@@ -117,6 +117,10 @@ class Horse:
         if self._deadline is not None and time.monotonic() > self._deadline:
             self.kill()
 
+    def has_failed(self) -> bool:
+        """Whether it ended by itself, with an error: no signal killed it."""
+        return self._exit is None or self._exit.code > 0
+
     def cause_of_death(self) -> str:
         """Return the known cause of its death."""
         if self._exit is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 
-from ..host.messages import GangListening, GangMet, JobActivity, JobEvent, JobOutcome
+from ..host.messages import GangListening, GangMet, JobActivity, JobEvent, JobOutcome, JobWaits
 from .attempt import Attempt
 from .held import Held
 from .horse_pool import Horse
@@ -13,6 +13,8 @@ from .seat import Seat
 
 TICK_S = 0.25  # maximum duration of one wait; messages end it earlier
 _RETRY_S = 0.02  # the same while a job waits for a zygote
+# Messages of a horse that name their job.
+_ABOUT_A_JOB = (JobEvent, JobActivity, JobOutcome, JobWaits, GangListening, GangMet)
 _FORK_S = 0.5  # for a horse to start whose model is loaded
 
 
@@ -27,7 +29,10 @@ class JobHorses:
         is_waiting = any(self._needs_horse(attempt) for attempt in self._held.attempts)
         is_waiting = is_waiting or any(seat.needs_horse for seat in self._held.gangs.seats.taken)
         is_urgent = any(
-            a.settle is not None and a.is_stored and not self._held.gangs.is_ending(a)
+            a.settle is not None
+            and a.is_stored
+            and a.may_settle()
+            and not self._held.gangs.is_ending(a)
             for a in self._held.attempts
         ) or any(seat.settle is not None for seat in self._held.gangs.seats.taken)
         timeout_s = 0.0 if is_urgent and is_redis_up else TICK_S
@@ -46,14 +51,14 @@ class JobHorses:
         attempts = {one.job.id: one for one in self._held.taken if one.job.id in horse.job_ids}
         for message in horse.receive():
             # The zygote's Failure names no job: it replies to the request for this horse.
-            if isinstance(message, JobEvent | JobActivity | JobOutcome | GangListening | GangMet):
+            if isinstance(message, _ABOUT_A_JOB):
                 attempt = attempts.get(message.job)
             else:
                 attempt = attempts.get(horse.requested_for)
             if attempt is None:
                 continue
             attempt.handle(message)
-            if attempt.settle is not None:
+            if attempt.settle is not None or attempt.horse is None:
                 del attempts[attempt.job.id]
                 horse.job_ids.remove(attempt.job.id)
                 if not horse.is_resident:
@@ -105,6 +110,8 @@ class JobHorses:
     def _needs_horse(self, attempt: Attempt) -> bool:
         """Whether a job is to get a horse now. Suspects get one at a time."""
         if attempt.horse is not None or attempt.settle is not None or attempt.is_downloading:
+            return False
+        if not attempt.may_have_horse():
             return False
         if not attempt.is_suspect:
             return True

@@ -5,13 +5,13 @@ The worker's loop polls the fetch, so it never waits for the network.
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
 
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import NotFound, WarmdError
+from ...jobs.files.shortage import Patience, Shortage
 from ..host.home import Home
 from ..runs.fence import Superseded
 from ..runs.rundir import RunDir, is_job_id, trainer_of
@@ -36,6 +36,7 @@ class RunFetch:
         self.rundir = RunDir(home.runs / job_id)
         self.is_open = False  # spec, labels and events are here
         self.is_done = False
+        self.lacks: Shortage | None = None  # what it waits for
         self.is_superseded = False  # a later execution has claimed the job
         self.failure: str | None = None  # why the job cannot be run
         self.problem: str | None = None  # damage in the store that does not prevent the execution
@@ -46,7 +47,19 @@ class RunFetch:
         self._bucket = bucket
         self._execution = execution
         self._canceled = threading.Event()
-        threading.Thread(target=self._run, name=f"fetch {job_id}", daemon=True).start()
+        self._thread: threading.Thread | None = None
+        self.start()
+
+    def start(self) -> bool:
+        """Start the thread, unless it runs; False while the machine can start none."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="fetch", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def cancel(self) -> None:
         """End the thread soon."""
@@ -54,20 +67,15 @@ class RunFetch:
 
     def _run(self) -> None:
         wait_s = 0.0
+        patience = Patience(self._canceled, on_change=self._note_wait)
         try:
             while not self._canceled.wait(wait_s):
                 try:
-                    self._fetch()
+                    patience.write(self._fetch, self.rundir.path)
                     return
                 except StoreUnavailable as error:
                     if wait_s == 0.0:
                         log.error("%s: %s; it is tried again", self.rundir.path.name, error)
-                    wait_s = min(2 * wait_s + 1, _MAX_WAIT_S)
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                        raise
-                    if wait_s == 0.0:
-                        log.error("%s: %s; waits for space", self.rundir.path.name, error)
                     wait_s = min(2 * wait_s + 1, _MAX_WAIT_S)
         except _Canceled:
             pass
@@ -119,6 +127,9 @@ class RunFetch:
                     raise NotFound(f"{error}, which its machine has not uploaded") from None
             if self._canceled.wait(_NAMED_S):
                 raise _Canceled
+
+    def _note_wait(self, lacking: Shortage | None) -> None:
+        self.lacks = lacking
 
     def _note_problem(self, problem: str) -> None:
         log.warning("%s: %s", self.rundir.path.name, problem)

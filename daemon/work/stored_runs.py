@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ...configs.queues import TRAIN
+from ...jobs.files.shortage import no_process
 from ..host.home import Home
 from ..store.bucket import Bucket
 from ..store.pending import PendingUploads
@@ -51,6 +52,8 @@ class StoredRuns:
                 fetch.cancel()
                 attempt.fetch = None
                 continue
+            is_started = fetch.start()
+            attempt.set_lacking(fetch.lacks if is_started else no_process("can't start a thread"))
             is_done = fetch.is_done  # read before the other attributes, which are set first
             if fetch.is_open and not attempt.has_rundir:
                 attempt.set_rundir(fetch.rundir)
@@ -60,6 +63,7 @@ class StoredRuns:
             if not is_done:
                 continue
             attempt.fetch = None
+            attempt.set_lacking(None)
             if fetch.is_superseded:
                 attempt.supersede()
             elif fetch.failure is not None:

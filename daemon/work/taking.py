@@ -245,13 +245,14 @@ class JobTaker:
                 *(self._store, self._held.home.runs, self._name, self._held.config, job, started),
                 is_shared=self._held.is_shared,
             )
+            if prepared.rundir is not None and not attempt.has_rundir:
+                attempt.set_rundir(prepared.rundir)
+            attempt.restore_events()
         except redis.RedisError as error:
             log.warning("%s: %s: not prepared: %s", job.id, self._name, error)
             attempt.release()
             return
         request = attempt.request = prepared.request
-        if prepared.rundir is not None and not attempt.has_rundir:
-            attempt.set_rundir(prepared.rundir)
         if prepared.result is not None:
             attempt.finish_from_disk(prepared.result)
         elif prepared.missing_model is not None:

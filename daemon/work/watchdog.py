@@ -21,6 +21,7 @@ from ..host.rank_names import ranks_of
 
 _STACK_TIMEOUT_S = 1.0  # for the stacks to be written; a suspended process writes none
 _MAX_FRAMES = 6
+_MOST_WAITS = 100  # that one activity can have, whose time is not counted
 _MAX_LOG_BYTES = 1 << 16  # that are searched for the stacks
 _EXCHANGE = "/training/process_group.py:"  # the code in which a rank waits for the others
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -70,6 +71,8 @@ class Watchdog:
         self._is_reported = False
         self._log_bytes = 0  # size of the log before that
         self._previous_stack: str | None = None  # at the previous check
+        self._waits: list[tuple[float, float]] = []  # begin and end of the latest waits
+        self._waiting_since: float | None = None  # for something that the machine lacks
 
     @property
     def ends_job(self) -> bool:
@@ -80,16 +83,29 @@ class Watchdog:
         """Set the current activity of the job; None: nothing with a time limit."""
         self._activity, self._asked, self._is_reported = activity, None, False
 
+    def set_waiting(self, is_waiting: bool) -> None:
+        """Set whether the job waits for something that the machine lacks, which is no stall."""
+        now = time.monotonic()
+        if is_waiting and self._waiting_since is None:
+            self._waiting_since = now
+        elif not is_waiting and self._waiting_since is not None:
+            self._waits = [*self._waits[-_MOST_WAITS:], (self._waiting_since, now)]
+            self._waiting_since = None
+
+    def _waited_s(self, since: float) -> float:
+        """Return how long the job has waited since a time."""
+        return sum(max(end - max(begin, since), 0.0) for begin, end in self._waits)
+
     def check(self, pid: int) -> Stall | None:
         """Return a stall of the horse `pid`; each stall is returned once.
 
         Of a job of several processes the stacks are requested one by one: all write to one log.
         """
         activity = self._activity
-        if activity is None or self._is_reported:
+        if activity is None or self._is_reported or self._waiting_since is not None:
             return None
         now = time.monotonic()
-        if now - activity.began <= activity.limit_s:
+        if now - activity.began - self._waited_s(activity.began) <= activity.limit_s:
             return None
         if self._asked is None:
             self._asked, self._places = [(0, pid), *ranks_of(pid).items()], []

@@ -174,6 +174,8 @@ class Worker:
         self._held.gangs.advance(
             is_stopping=self._leaving.draining, is_closing=self._leaving.is_closing()
         )
+        for attempt in self._held.attempts:
+            attempt.report_wait()
         now = time.monotonic()
         if self._held.mailbox.has_control_request() or now - self._checked > TICK_S:
             self._checked = now
@@ -187,7 +189,7 @@ class Worker:
         """
         is_stored = self._held.stored is None or self._held.stored.end(attempt)
         return (
-            is_stored and self._held.gangs.led.may_settle(attempt)
+            is_stored and attempt.may_settle() and self._held.gangs.led.may_settle(attempt)
         ) or self._leaving.has_given_back
 
     def _disconnect(self) -> None:
@@ -222,6 +224,7 @@ class Worker:
                 attempt.stop("drain")
             attempt.check_time_limit()
             attempt.check_progress()
+            attempt.check_shortage()
         self._horses.withdraw()
         self._horses.attach()
         self._held.downloads.sweep()

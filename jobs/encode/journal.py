@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -15,6 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from ..files.appending import append
 from ..files.atomic import whole_file
 from .passages import Passage
 
@@ -36,39 +38,38 @@ class Journal:
         self._header = identity
         self._file = self._open()
 
-    def _open(self) -> BinaryIO:
-        if self._path.exists():
-            file = self._path.open("r+b")
-            if file.read(len(self._header)) == self._header:
+    def _open(self) -> FileIO:
+        file = self._path.open("a+b", buffering=0)
+        size = os.fstat(file.fileno()).st_size
+        if size:
+            if os.pread(file.fileno(), len(self._header), 0) == self._header:
                 # Drop a torn last record.
-                whole = (self._path.stat().st_size - len(self._header)) // self.dtype.itemsize
+                whole = (size - len(self._header)) // self.dtype.itemsize
                 file.truncate(len(self._header) + whole * self.dtype.itemsize)
-                file.seek(0, os.SEEK_END)
                 return file
-            file.close()
             self.is_stale = True
-        file = self._path.open("w+b")
-        file.write(self._header)
+        file.truncate(0)
+        append(file.fileno(), self._header, self._path)
         return file
 
     def add(
         self, rows: Sequence[int], tokens: Sequence[int], cut: Sequence[bool], vectors: Floats
     ) -> None:
-        """Append the vectors (n, width) of the texts with these numbers."""
+        """Append the vectors (n, width) of the texts with these numbers.
+
+        Raises OSError without an effect.
+        """
         records = np.empty(len(rows), self.dtype)
         records["row"], records["tokens"], records["cut"] = rows, tokens, cut
         records["vector"] = vectors
-        self._file.write(records.tobytes())
-        self._file.flush()
+        append(self._file.fileno(), records.tobytes(), self._path)
 
     def sync(self) -> None:
         """Flush to disk (fsync)."""
-        self._file.flush()
         os.fsync(self._file.fileno())
 
     def read(self) -> NDArray[Any]:
         """Return the records (n,), ordered by the number of the text, each text once."""
-        self._file.flush()
         records = np.fromfile(self._path, self.dtype, offset=len(self._header))
         records = records[records["tokens"] > 0]  # a power failure may leave zeros
         return records[np.unique(records["row"], return_index=True)[1]]

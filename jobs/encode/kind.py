@@ -172,7 +172,10 @@ class _Work:
         self.encode_s += time.perf_counter() - begun
         self._check_finite(numbers, vectors)
         lengths = [len(row.ids) for row in rows]
-        self.journal.add(numbers, lengths, [row.is_cut for row in rows], vectors)
+        cut = [row.is_cut for row in rows]
+        self.ctx.patiently(
+            lambda: self.journal.add(numbers, lengths, cut, vectors), self.ctx.run_dir
+        )
         self.done += len(rows)
         self.tokens += sum(lengths)
         if time.monotonic() - self._event_at >= EVENT_S:
@@ -250,5 +253,5 @@ def _deliver(
             "embeddings": plain(records["vector"]),
         }
     path = ctx.run_dir / "embeddings.npz" if spec.output is None else Path(spec.output)
-    write(path, passages, records)
+    ctx.patiently(lambda: write(path, passages, records), path.parent)
     return {"output": str(path)}

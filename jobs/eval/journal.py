@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import orjson
 
+from ..files.appending import append
+
 ROWS = "rows.jsonl"  # in the run directory
 _SYNC_S = 1.0  # between two flushes to the disk: at most so much is evaluated again
 
@@ -47,15 +49,14 @@ class Journal:
                     whole += len(line)
         if self.is_stale:
             self.rows, whole = [], 0
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self._file.truncate(whole)
         self._synced_at = time.monotonic()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Append the row of the next question."""
+        """Append the row of the next question. Raises OSError without an effect."""
+        append(self._file.fileno(), orjson.dumps(row) + b"\n", self._path)
         self.rows.append(row)
-        self._file.write(orjson.dumps(row) + b"\n")
-        self._file.flush()
         if time.monotonic() - self._synced_at >= _SYNC_S:
             self.sync()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,8 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
         "report": REPORT,
         "timings": {"total_s": round(seconds, 3), "questions": len(rows) - known},
     }
-    write_atomic(ctx.run_dir / REPORT, _report(spec, ctx, result, metrics, rows, pairing).encode())
+    text = _report(spec, ctx, result, metrics, rows, pairing).encode()
+    ctx.patiently(lambda: write_atomic(ctx.run_dir / REPORT, text), ctx.run_dir)
     return result
 
 
@@ -139,7 +141,8 @@ def _evaluate(
                     "question": questions[number].identity,
                     "weights": warm.weights,
                 }
-                journal.append({**head, **task.row(subject, answers)})
+                row = {**head, **task.row(subject, answers)}
+                ctx.patiently(partial(journal.append, row), ctx.run_dir)
                 if time.monotonic() >= due or number + 1 == total:
                     due = time.monotonic() + _EVENT_S
                     ctx.emit("progress", done=number + 1, total=total)

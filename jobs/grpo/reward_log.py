@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ..errors import JobFailed
+from ..files.appending import append
 
 
 class RewardLog:
@@ -22,6 +23,7 @@ class RewardLog:
     """
 
     def __init__(self, path: Path, job_id: str, *, step: int) -> None:
+        self.path = path
         self._job_id = job_id
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -32,14 +34,7 @@ class RewardLog:
     def write(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
         """Append the lines of a step atomically. Raises OSError (a full disk)."""
         lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
-        content = b"\n".join([*lines, b""])
-        end = os.lseek(self._file, 0, os.SEEK_END)
-        try:
-            while content:
-                content = content[os.write(self._file, content) :]
-        except OSError:
-            os.ftruncate(self._file, end)
-            raise
+        append(self._file, b"\n".join([*lines, b""]), self.path)
 
     def flush(self) -> None:
         """Make the lines durable; called before the checkpoint of their step is."""

@@ -20,6 +20,7 @@ from ..context import Context
 from ..engine.detokenizer import text_of
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
+from ..files.shortage import lacks_space
 from ..packing.passes import require_one_process, stored_number
 from ..packing.shared_prompts import FIXED
 from ..rewards.prompts import Prompt
@@ -452,14 +453,16 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         """Append the completions of this step to the reward log; warn if that fails."""
         if self._reward_log is None:
             return
-        lines = (
+        lines = [
             {"row": prompt.row, "completion": text, "rewards": found}
             for prompt, text, found in self._scored(groups)
-        )
-        step = self.state.global_step + 1
+        ]
+        step, log = self.state.global_step + 1, self._reward_log
         try:
-            self._reward_log.write(step, lines)
+            self.job.patiently(lambda: log.write(step, lines), log.path.parent)
         except OSError as error:
+            if self.job.stop.is_set() and lacks_space(error):  # the step is computed again
+                raise
             self.job.emit("warning", step=step, message=f"reward_log: lacks step {step}: {error}")
 
 

@@ -298,7 +298,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     A record that cannot be answered gets an error object in its line.
     """
     seed = spec.seed if spec.seed is not None else _stored_seed(ctx)
-    source = Path(spec.input)
+    source, folder = Path(spec.input), Path(spec.output).parent
     reading = Reading()
     total = sum(1 for _ in batch_file.read(source, reading))
     engine = _engine(spec, warm)
@@ -320,11 +320,12 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
         found = _in_order(spec, warm, engine, source, answers.done, seed, is_canceled)
         for answer in found:
             if isinstance(answer, JobFailed):
-                answers.append_error(str(answer))
+                ctx.patiently(partial(answers.append_error, str(answer)), folder)
             else:
                 if not usage:
                     warn_of_model(ctx, engine, warm)
-                answers.append({"choices": answer.choices, "usage": answer.usage})
+                line = {"choices": answer.choices, "usage": answer.usage}
+                ctx.patiently(partial(answers.append, line), folder)
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value
             if answers.done == total or time.perf_counter() - emitted_at >= 1:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import orjson
 
@@ -18,6 +19,7 @@ from ..data import keys
 from ..data.reader import Reader, Reading
 from ..errors import JobFailed, SpecError
 from ..files import jsonl
+from ..files.appending import append
 from ..files.documents import check_regular
 from ..files.jsonl import Place
 from . import chat_messages
@@ -75,7 +77,7 @@ class Answers:
     def __init__(self, path: Path, job_id: str) -> None:
         self._job_id = job_id
         self._path = path
-        self._file: BinaryIO | None = None  # opened by the first line
+        self._file: FileIO | None = None  # opened by the first line
         self.failed = 0
         self.done = self._drop_torn_line() if path.exists() else 0
 
@@ -102,12 +104,14 @@ class Answers:
         return done
 
     def append(self, answer: dict[str, Any]) -> None:
-        """Append the answer to the next record; durable on return."""
+        """Append the answer to the next record; durable on return.
+
+        Raises OSError; then there is no part of it in the file.
+        """
         line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
         if self._file is None:
-            self._file = open(self._path, "ab")  # noqa: SIM115
-        self._file.write(line)
-        self._file.flush()
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+        append(self._file.fileno(), line, self._path)
         os.fdatasync(self._file.fileno())
         self.done += 1
 
@@ -121,7 +125,7 @@ class Answers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is None and kind is None:
-            self._file = open(self._path, "ab")  # noqa: SIM115  an input without records
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  an input without records
         try:
             if self._file is not None:
                 self._file.close()

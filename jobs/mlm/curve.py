@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ..files.appending import append
+
 COLUMNS = (
     "step",
     "total_loss",
@@ -24,23 +26,32 @@ class Curve:
     def __init__(self, path: Path, rows: Iterable[Sequence[float]] = ()) -> None:
         self.path = path
         self.rows = [list(row) for row in rows]
+        self._begin = 0  # of the last row in the file, in bytes
         lines = [",".join(COLUMNS), *map(_csv, self.rows)]
-        path.write_text("".join(f"{line}\n" for line in lines))
+        self._end = path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+        if self.rows:
+            self._begin = self._end - len(_csv(self.rows[-1])) - 1
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Append the row of a step; missing values stay empty."""
-        self.rows.append([values.get(name, math.nan) for name in COLUMNS])
-        with self.path.open("a") as file:
-            file.write(_csv(self.rows[-1]) + "\n")
+        """Append the row of a step; missing values stay empty. Raises OSError without an effect."""
+        row = [values.get(name, math.nan) for name in COLUMNS]
+        self._write(row, self._end)
+        self.rows.append(row)
 
     def amend(self, values: Mapping[str, float]) -> None:
-        """Add values to the last row."""
-        row = self.rows[-1]
-        with self.path.open("r+") as file:
-            file.seek(self.path.stat().st_size - len(_csv(row)) - 1)
-            file.truncate()
-            row[:] = [values.get(name, old) for name, old in zip(COLUMNS, row, strict=True)]
-            file.write(_csv(row) + "\n")
+        """Add values to the last row. Raises OSError; then it can be repeated."""
+        old = self.rows[-1]
+        row = [values.get(name, value) for name, value in zip(COLUMNS, old, strict=True)]
+        self._write(row, self._begin)
+        self.rows[-1] = row
+
+    def _write(self, row: Sequence[float], begin: int) -> None:
+        """Write the last row of the file, which begins at this byte."""
+        line = f"{_csv(row)}\n".encode()
+        with self.path.open("ab", buffering=0) as file:
+            file.truncate(begin)
+            append(file.fileno(), line, self.path)
+        self._begin, self._end = begin, begin + len(line)
 
 
 def _csv(row: Sequence[float]) -> str:

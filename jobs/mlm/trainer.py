@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -160,7 +161,8 @@ class MaskedTrainer(EvaluatingTrainer):
             "seconds": self.step_seconds(),
         }
         if self.curve is not None:
-            self.curve.add({"step": step, "total_loss": fields["loss"], **fields})
+            row = {"step": step, "total_loss": fields["loss"], **fields}
+            self.job.patiently(partial(self.curve.add, row), self.job.run_dir)
         self._sums = dict.fromkeys(self._sums, 0.0)
         return fields
 
@@ -187,13 +189,12 @@ class MaskedTrainer(EvaluatingTrainer):
 
     def evaluated(self, found: dict[str, Any]) -> None:
         assert self.curve is not None  # rank 0 evaluates
-        self.curve.amend(
-            {
-                f"{part}_validation_accuracy": found[f"{part}_acc"]
-                for part in ("mlm", "mnm")
-                if f"{part}_acc" in found
-            }
-        )
+        accuracies = {
+            f"{part}_validation_accuracy": found[f"{part}_acc"]
+            for part in ("mlm", "mnm")
+            if f"{part}_acc" in found
+        }
+        self.job.patiently(partial(self.curve.amend, accuracies), self.job.run_dir)
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:

@@ -5,7 +5,9 @@ Imports torch and transformers: only `run` of a kind imports it.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -50,9 +52,11 @@ class CheckpointingTrainer(Trainer):
         self.was_stopped = False
         self._in_flight: Save | None = None
         self._save_was_due = False  # while another was in flight
+        self._must_wait = False  # for space: no step without a checkpoint
         self._saved = time.monotonic()  # when the latest save began
         self._checkpoint: Path | None = None  # the latest
         self._live: LiveTensors | None = None  # of the save in flight
+        self._lacked_space = False  # the latest save that ended
         self._has_warned = False  # whether a checkpoint lacked the metric of keep_best
         self._blocked_s = 0.0  # how long training was blocked by the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
@@ -113,8 +117,21 @@ class CheckpointingTrainer(Trainer):
             self._save_was_due = self._in_flight.step != self.state.global_step
         elif not self._is_saved():
             self._begin_save()
+        if self._must_wait and not self.was_stopped:
+            self.job.patiently(self._save_now, self.job.run_dir)
+            self._must_wait = False
+            self.settle_save(patience_s=None)
         if self.was_stopped:
             self.settle_save(patience_s=None)
+
+    def _save_now(self) -> None:
+        """Complete a save of this step. Raises OSError if the disk is full."""
+        if self._in_flight is None:
+            self._begin_save()
+        saved = cast(Save, self._in_flight).outcome(patience_s=None)
+        if saved is not None and saved.lacked_space:
+            self._in_flight = None
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(saved.path))
 
     def _is_saved(self) -> bool:
         """Whether the latest checkpoint is of this step."""
@@ -173,11 +190,15 @@ class CheckpointingTrainer(Trainer):
     def settle_save(self, *, patience_s: float | None = 0) -> None:
         """Report the save in progress if it ends within `patience_s` (None: wait for it).
 
-        Raises JobFailed when it failed and `on_save_error` is stop.
+        Raises JobFailed when it failed and `on_save_error` is stop. On a full disk the next step
+        is saved instead, and training waits for that save to succeed.
         """
         failed = self.report_save(patience_s=patience_s)
-        if failed is not None and self.spec.on_save_error == "stop":
+        if failed is None or self.spec.on_save_error != "stop":
+            return
+        if not self._lacked_space:
             raise JobFailed(failed)
+        self._save_was_due = self._must_wait = True
 
     def report_save(self, *, patience_s: float | None) -> str | None:
         """As `settle_save`, but return the error message of a failed save; otherwise None."""
@@ -188,6 +209,7 @@ class CheckpointingTrainer(Trainer):
         if saved is None:
             return None
         step, self._in_flight = self._in_flight.step, None
+        self._lacked_space = saved.lacked_space
         self._blocked_s += time.perf_counter() - began
         if saved.error is not None:
             self.job.emit("save_failed", step=step, error=saved.error, seconds=saved.seconds)
@@ -208,10 +230,14 @@ class CheckpointingTrainer(Trainer):
         if self.ranks.rank > 0:
             return
         self.settle_save(patience_s=None)
-        with whole_folder(folder) as staging:
-            if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
-                write_model(self.model, staging)
-                self._tokenizer_files.write(staging)
+
+        def write() -> None:
+            with whole_folder(folder) as staging:
+                if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
+                    write_model(self.model, staging)
+                    self._tokenizer_files.write(staging)
+
+        self.job.patiently(write, folder)
 
     # Resuming.
 

@@ -93,6 +93,9 @@ def test_a_failing_job_is_retried_the_requested_number_of_times(daemon: Daemon):
     job = daemon.wait(daemon.submit("behaviours:raises", retries=2))
     assert (job["status"], job["execution"]) == ("failed", 3)
     assert job["error"].endswith(": RuntimeError: the reward is broken")
+    started = [event["time"] for event in daemon.events(job["id"], "started")]
+    assert started[1] - started[0] >= 1.0
+    assert started[2] - started[1] >= 2.0  # the pauses grow
 
 
 def test_a_huge_error_message_is_truncated_in_events_and_redis(daemon: Daemon):

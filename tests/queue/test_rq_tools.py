@@ -93,7 +93,7 @@ def test_a_stray_rq_worker_cannot_fail_a_job(place: Workplace, serializer: str):
 
     def is_back() -> bool:
         due.enqueue()
-        return place.status(job_id) == "queued"
+        return place.status(job_id) in ("queued", "started")
 
     wait_until(is_back, timeout_s=10)
     place.worker(slots=1)
@@ -102,5 +102,7 @@ def test_a_stray_rq_worker_cannot_fail_a_job(place: Workplace, serializer: str):
         assert (horse.job_id, horse.request.execution) == (job_id, 1)
         horse.end(job_id, "failed", error="e")
         horse.die()
+        wait_until(lambda: place.status(job_id) == "scheduled")
+        wait_until(is_back, timeout_s=10)
         again = zygote.fork()  # its own retries are all there
         assert again.request.execution == 2

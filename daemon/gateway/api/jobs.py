@@ -70,6 +70,7 @@ class JobView(BaseModel):
     seconds_per_step: float | None
     eta_s: float | None
     retries_left: int
+    waits_for: str | None
 
 
 class JobPage(BaseModel):

@@ -36,8 +36,10 @@ export function Progress({ job }) {
   </span>`;
 }
 
-// What a job waits for that no machine could run: nodes, or a machine with its model folder and the labels that it needs.
+// What a running job waits for because its machine lacks it; or, for one that no machine could run: nodes, or a machine
+// with its model folder and the labels that it needs.
 export function WaitsFor({ job }) {
+  if (job.waits_for) return html`<span>waits for ${job.waits_for}</span>`;
   if (job.status !== "queued" || job.position !== null || job.paused) return null;
   if (job.awaited_nodes) return html`<span>waits for ${job.awaited_nodes}</span>`;
   const labels = Object.entries(job.needs).map(([name, value]) => `${name}=${value}`);

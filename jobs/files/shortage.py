@@ -1,0 +1,162 @@
+"""Waiting for what a machine lacks for a while: disk space, inodes, quota, threads, processes.
+
+A shortage fails nothing: what met it is tried again, with growing pauses, until it succeeds or is
+told to end. Other errors, such as EIO, are raised at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_NO_THREAD = "can't start new thread"  # Python's RuntimeError
+# Libraries in Rust (safetensors, tokenizers) report errors of the system in words.
+_NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What is missing: `space in FOLDER`, or `a free thread or process`."""
+
+    what: str
+    reason: str  # in the words of the system
+
+
+def shortage(error: BaseException, folder: Path | None = None) -> Shortage | None:
+    """Return the shortage that caused an error; None for any other cause.
+
+    `folder`: where was written, for errors that do not name a file.
+    """
+    for cause in _causes(error):
+        number = _number(cause)
+        if number in _NO_SPACE:
+            named = cause.filename if isinstance(cause, OSError) else None
+            place = folder
+            if isinstance(named, str | bytes | os.PathLike):
+                place = Path(os.fsdecode(named)).parent
+            where = "on the disk" if place is None else f"in {place}"
+            return Shortage(f"space {where}", os.strerror(number))
+        if isinstance(cause, RuntimeError) and str(cause) == _NO_THREAD:
+            return no_process(str(cause))
+    return None
+
+
+def no_process(reason: str) -> Shortage:
+    """Return the shortage of a machine that refuses to start a thread or a process."""
+    return Shortage("a free thread or process (limit of processes)", reason)
+
+
+def can_start_threads(number: int) -> bool:
+    """Try whether the machine can start this many threads now."""
+    over = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(number):
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+    return True
+
+
+def lacks_space(error: BaseException) -> bool:
+    """Whether an error was caused by a full disk or an exhausted quota."""
+    return any(_number(cause) in _NO_SPACE for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from: libraries raise others on top of the disk's."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _number(error: BaseException) -> int:
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = _NUMBER_IN_WORDS.search(str(error))
+    return 0 if found is None else int(found[1])
+
+
+class Patience:
+    """Repeats writes that met a full disk. Used from several threads."""
+
+    def __init__(
+        self,
+        stop: threading.Event,
+        *,
+        on_change: Callable[[Shortage | None], None] = lambda now: None,
+    ) -> None:
+        """`stop`: a write that cannot succeed is no longer repeated once this is set.
+
+        `on_change` receives what is waited for, and None when nothing is any more.
+        """
+        self._stop = stop
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._waiting: list[Shortage] = []  # of each thread that waits
+
+    def write(self, write: Callable[[], T], folder: Path | None = None) -> T:
+        """Return what `write` returns; call it again while the disk has no room for it.
+
+        A failed `write` must have left nothing behind. Raises what it raised when `stop` is set.
+        """
+        try:
+            return write()
+        except Exception as error:
+            lacking = shortage(error, folder) if lacks_space(error) else None
+            if lacking is None or self._stop.is_set():
+                raise
+        self._begin(lacking)
+        try:
+            return self._repeat(write)
+        finally:
+            self._end(lacking)
+
+    def _repeat(self, write: Callable[[], T]) -> T:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self._stop.wait(pause_s)
+            began = time.monotonic()
+            try:
+                return write()
+            except Exception as error:
+                if not lacks_space(error) or self._stop.is_set():
+                    raise
+            # A large file takes long to write in vain: at most half of the time is spent on that.
+            took_s = time.monotonic() - began
+            pause_s = max(min(2 * pause_s, _LONGEST_PAUSE_S), took_s)
+
+    def _begin(self, lacking: Shortage) -> None:
+        with self._lock:
+            self._waiting.append(lacking)
+            is_first = len(self._waiting) == 1
+        if is_first:
+            self._on_change(lacking)
+
+    def _end(self, lacking: Shortage) -> None:
+        with self._lock:
+            self._waiting.remove(lacking)
+            is_last = not self._waiting
+        if is_last:
+            self._on_change(None)

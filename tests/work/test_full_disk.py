@@ -1,0 +1,187 @@
+"""A full disk fails nothing: jobs wait for space, say so, can be stopped, and end like others.
+
+The run directories of a real daemon are on a real file system that is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from daemons import Daemon
+from disturbing import MakeDaemon, hold, let_go, steps, weights
+from shell import warmd
+from small_disks import fill, fill_inodes, make_room, small_disk
+from waiting import holds_for, wait_until
+
+from warmd.daemon.queue import keys
+from warmd.daemon.queue.stream import event_of
+
+LONG = 40  # steps, whose events fill more than the pages that the files have already
+
+
+@pytest.fixture
+def full(make_daemon: MakeDaemon) -> Iterator[Daemon]:
+    """A daemon whose run directories are on a disk of six megabytes and 300 files."""
+    daemon = make_daemon()
+    daemon.home.runs.mkdir(mode=0o700, parents=True)
+    daemon.home.path.chmod(0o700)
+    with small_disk(daemon.home.runs, "6m", inodes=300):
+        daemon.start()
+        yield daemon
+        daemon.close()
+
+
+def job(daemon: Daemon, job_id: str) -> dict[str, Any]:
+    return daemon.client.job(job_id)
+
+
+def streamed(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
+    """The job's events in Redis; of an ended job the last ones."""
+    found: Any = daemon.client.connection.xrange(keys.events(job_id))
+    return [event_of(entry) for entry in found]
+
+
+def check_events(daemon: Daemon, job_id: str) -> None:
+    """Check that the file and the stream have each event of an ended job once, in order."""
+    events = daemon.events(job_id)
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    in_redis = streamed(daemon, job_id)
+    assert in_redis == events[-len(in_redis) :]
+
+
+def wait_for_waiting(daemon: Daemon, job_id: str) -> str:
+    waits_for: str = wait_until(lambda: job(daemon, job_id)["waits_for"])
+    return waits_for
+
+
+def hold_and_fill(daemon: Daemon, **options: Any) -> str:
+    """Run a job until a write of it meets the full disk."""
+    job_id = hold(daemon, samples=LONG, **options)
+    fill(daemon.home.runs)
+    let_go(daemon)
+    wait_for_waiting(daemon, job_id)
+    return job_id
+
+
+def test_jobs_wait_for_space_and_end_with_the_bits_of_undisturbed_ones(full: Daemon):
+    runs = full.home.runs
+    undisturbed = full.submit(samples=LONG, save_every=1)
+    assert full.wait(undisturbed)["status"] == "finished"
+    job_id = hold(full, samples=LONG, retries=1)
+    following = [full.submit(samples=LONG, save_every=1, retries=1) for _ in range(2)]
+    fill(runs)
+    let_go(full)
+    assert wait_for_waiting(full, job_id) == f"space in {runs / job_id}"
+    waiting = [event for event in streamed(full, job_id) if event["type"] == "waiting"]
+    assert [event["reason"] for event in waiting] == ["No space left on device"]
+    holds_for(1.0, lambda: job(full, job_id)["status"] == "started")
+    assert [job(full, one)["status"] for one in following] == ["queued", "queued"]
+    make_room(runs)
+    for one in (job_id, *following):
+        ended = full.wait(one)
+        assert (ended["status"], ended["waits_for"], ended["retries_left"]) == ("finished", None, 1)
+        assert ended["execution"] == 1
+        assert steps(full, one) == list(range(1, LONG + 1))
+        assert weights(full, one) == weights(full, undisturbed)
+    check_events(full, job_id)
+    types = [event["type"] for event in full.events(job_id)]
+    assert types.index("waiting") < types.index("waited")
+
+
+@pytest.mark.slow
+def test_a_job_that_begins_on_a_full_disk_waits(full: Daemon):
+    runs = full.home.runs
+    first = hold(full, samples=LONG)
+    job_id = full.submit(samples=LONG)
+    fill(runs)
+    full.client.kill(first)
+    let_go(full)
+    assert full.wait(first)["status"] == "stopped"
+    assert "space in" in wait_for_waiting(full, job_id)
+    make_room(runs)
+    assert full.wait(job_id)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_job_waits_for_inodes(full: Daemon):
+    runs = full.home.runs
+    undisturbed = full.submit(samples=6, save_every=1)
+    assert full.wait(undisturbed)["status"] == "finished"
+    job_id = hold(full)
+    fill_inodes(runs)
+    let_go(full)  # no checkpoint can be written, and at last no model
+    wait_for_waiting(full, job_id)
+    make_room(runs)
+    assert full.wait(job_id)["status"] == "finished"
+    assert weights(full, job_id) == weights(full, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cancel", "kill"])
+def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
+    job_id = hold_and_fill(full)
+    getattr(full.client, how)(job_id)
+    assert full.wait(job_id)["status"] == "stopped"
+    assert streamed(full, job_id)[-1]["type"] == "stopped"
+    make_room(full.home.runs)
+    following = full.submit()
+    assert full.wait(following)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_waiting_job_can_be_paused_and_continues(full: Daemon):
+    job_id = hold_and_fill(full)
+    full.client.pause(job_id, release=True)
+    wait_until(lambda: job(full, job_id)["status"] == "scheduled")
+    assert streamed(full, job_id)[-1]["type"] == "paused"
+    full.client.unpause(job_id)
+    wait_for_waiting(full, job_id)
+    make_room(full.home.runs)
+    assert full.wait(job_id)["status"] == "finished"
+    assert steps(full, job_id) == list(range(1, LONG + 1))
+    check_events(full, job_id)
+
+
+@pytest.mark.slow
+def test_the_daemon_stops_while_a_job_waits_and_resumes_it(full: Daemon):
+    job_id = hold_and_fill(full)
+    full.stop()
+    make_room(full.home.runs)
+    full.start()
+    ended = full.wait(job_id)
+    assert (ended["status"], ended["execution"]) == ("finished", 2)
+    assert steps(full, job_id) == list(range(1, LONG + 1))
+
+
+@pytest.mark.slow
+def test_waiting_counts_neither_as_a_stall_nor_for_the_time_limit(full: Daemon):
+    job_id = hold_and_fill(full, timeout_s=4.0, on_stall="stop")
+    holds_for(6.0, lambda: job(full, job_id)["status"] == "started")
+    make_room(full.home.runs)
+    assert full.wait(job_id)["status"] == "finished"
+    assert full.events(job_id, "stall") == []
+
+
+@pytest.mark.slow
+def test_a_job_that_needs_checkpoints_trains_no_step_without_one(full: Daemon):
+    job_id = hold(full, samples=LONG, on_save_error="stop")
+    fill(full.home.runs, leave_bytes=20_000)  # the events have room
+    let_go(full)
+    wait_for_waiting(full, job_id)
+    reached = len(steps(full, job_id))
+    assert reached < LONG
+    holds_for(0.5, lambda: len(steps(full, job_id)) == reached)
+    make_room(full.home.runs)
+    assert full.wait(job_id)["status"] == "finished"
+    assert len(full.events(job_id, "save_failed")) == 1
+
+
+def test_commands_show_what_a_job_waits_for(full: Daemon):
+    job_id = hold_and_fill(full)
+    place = f"space in {full.home.runs / job_id}"
+    assert place in warmd("queue", home=full.home.path).out
+    assert place in warmd("show", job_id, home=full.home.path).out
+    make_room(full.home.runs)
+    assert full.wait(job_id)["status"] == "finished"

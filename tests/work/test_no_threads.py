@@ -1,0 +1,74 @@
+"""A machine that can start no thread or process fails no job: they wait, and say for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from daemons import Daemon
+from disturbing import MakeDaemon, hold, let_go
+from process_limits import ProcessLimit, process_limit
+from waiting import holds_for, wait_until
+
+
+@pytest.fixture
+def limit(tmp_path: Path) -> Iterator[ProcessLimit]:
+    with process_limit(f"warmd-{tmp_path.name}") as limit:
+        yield limit
+
+
+@pytest.fixture
+def limited(limit: ProcessLimit, make_daemon: MakeDaemon) -> Iterator[Daemon]:
+    """A daemon whose processes are in the limited group."""
+    daemon = make_daemon()
+    daemon.start()
+    for process in daemon.processes():
+        limit.add(process.pid)
+    yield daemon
+    limit.set(more=None)
+    daemon.close()
+
+
+@pytest.mark.parametrize(
+    "more", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)]
+)
+def test_jobs_wait_for_threads_and_no_retry_is_used(
+    limited: Daemon, limit: ProcessLimit, more: int
+):
+    limit.set(more=more)
+    jobs = [limited.submit(retries=1) for _ in range(2)]
+    wait_until(lambda: limited.client.job(jobs[0])["waits_for"])
+    assert "thread or process" in limited.client.job(jobs[0])["waits_for"]
+    holds_for(1.0, lambda: limited.client.job(jobs[0])["status"] == "started")
+    assert limited.client.job(jobs[1])["status"] == "queued"
+    limit.set(more=None)
+    for job_id in jobs:
+        ended = limited.wait(job_id)
+        assert (ended["status"], ended["retries_left"], ended["execution"]) == ("finished", 1, 1)
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_for_threads_can_be_canceled(limited: Daemon, limit: ProcessLimit):
+    limit.set(more=0)
+    job_id = limited.submit()
+    wait_until(lambda: limited.client.job(job_id)["waits_for"])
+    limited.client.cancel(job_id)
+    assert limited.wait(job_id)["status"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["worker", "zygote", "supervisor"])
+def test_a_process_that_dies_is_started_again_when_the_machine_can(
+    limited: Daemon, limit: ProcessLimit, name: str
+):
+    job_id = hold(limited)
+    log = limited.home.log
+    victim = psutil.Process(limited.pid(name))
+    limit.forbid()  # the processes that end make no room
+    victim.kill()
+    let_go(limited)
+    wait_until(lambda: "no process" in log.read_text() or "no supervisor" in log.read_text())
+    limit.set(more=None)
+    assert limited.wait(job_id, timeout_s=120)["status"] == "finished"
