@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -79,6 +80,7 @@ def _all_checks(app: App) -> Iterator[Check]:
         return
     yield Check("config", "ok", f"home {config.home}, {len(config.models)} models")
     yield from (check(config) for check in _CONFIG_CHECKS)
+    yield from check_recovery(config)
     click.echo("processor: reading its features with torch takes some seconds …", err=True)
     yield check_processor()
 
@@ -349,6 +351,17 @@ def check_models(config: DaemonConfig) -> Check:
     if problems:
         return Check("models", "fail", "; ".join(problems), "fix the path, or remove the model")
     return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")
+
+
+def check_recovery(config: DaemonConfig) -> Iterator[Check]:
+    """The latest repair of the append-only file; nothing if there was none."""
+    from ...daemon.host.home import Home
+    from ...daemon.supervise import aof_repair
+
+    for repair in aof_repair.reports(Home(config.home).damaged)[:1]:
+        at = f"{datetime.fromtimestamp(repair.at):%Y-%m-%d %H:%M:%S}"
+        advice = "check the disk and the jobs, then remove the copy"
+        yield Check("recovery", "warn", f"{at}: {repair.describe()}", advice)
 
 
 def check_daemon(config: DaemonConfig) -> Check:

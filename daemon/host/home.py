@@ -12,6 +12,7 @@ HOME/
   curricula/ID/      curricula: their stages, and the decisions between them
   cache/             data shared by jobs, such as tokenized corpora
   server/            append-only file of the embedded Redis
+  damaged/           copies of append-only files that were repaired
   logs/              rotated logs
   sockets/           unix sockets (in another folder if the path would be too long)
 """
@@ -77,6 +78,11 @@ class Home:
     @property
     def redis_folder(self) -> Path:
         return self.path / "server"
+
+    @property
+    def damaged(self) -> Path:
+        """The folder of copies of append-only files that were repaired."""
+        return self.path / "damaged"
 
     @property
     def state(self) -> Path:

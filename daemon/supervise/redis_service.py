@@ -16,6 +16,7 @@ from ..host.messages import BootProgress
 from ..queue import key_prefix, keys, runs_owner
 from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns
+from .aof_repair import Repair
 from .children import MAX_QUICK_KILLS
 from .redis_server import EmbeddedRedis, check_redis, find_binary
 
@@ -40,6 +41,11 @@ class RedisService:
         self._remote = remote
         self._on_restart = on_restart
         self._failed_restarts = 0  # in a row
+
+    @property
+    def repairs(self) -> list[Repair]:
+        """The repairs of the append-only file at the latest start of the embedded one."""
+        return [] if self.embedded is None else self.embedded.repairs
 
     def start(self, *, was_warm: bool) -> BootProgress:
         """Start or check it; return what `warmd start` prints. Raises WarmdError.

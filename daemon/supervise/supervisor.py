@@ -132,6 +132,8 @@ class Supervisor:
             if not self._flags.was_warm and self.config.run_store is not None:
                 RemoteRuns(self.home, self.config.run_store, is_for_person=True).check_access()
             self.report(self.redis.start(was_warm=self._flags.was_warm))
+            for repair in self.redis.repairs:
+                self.report(BootProgress("recovery", True, name="redis", note=repair.describe()))
             self._write_state()
             self.warm_set.write()
             control = ControlServer(self.home.control_socket, self._handle)
