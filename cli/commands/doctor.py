@@ -354,14 +354,23 @@ def check_models(config: DaemonConfig) -> Check:
 
 
 def check_recovery(config: DaemonConfig) -> Iterator[Check]:
-    """The latest repair of the append-only file; nothing if there was none."""
+    """The latest repair of the append-only file and adoption of jobs; nothing without any."""
     from ...daemon.host.home import Home
-    from ...daemon.supervise import aof_repair
+    from ...daemon.supervise import adopting, aof_repair
 
-    for repair in aof_repair.reports(Home(config.home).damaged)[:1]:
-        at = f"{datetime.fromtimestamp(repair.at):%Y-%m-%d %H:%M:%S}"
+    home = Home(config.home)
+    for repair in aof_repair.reports(home.damaged)[:1]:
         advice = "check the disk and the jobs, then remove the copy"
-        yield Check("recovery", "warn", f"{at}: {repair.describe()}", advice)
+        yield Check("recovery", "warn", f"{_time(repair.at)}: {repair.describe()}", advice)
+    if (adoption := adopting.latest(home)) is not None:
+        for line in adoption.describe():
+            yield Check(
+                "recovery", "warn" if adoption.missing else "ok", f"{_time(adoption.at)}: {line}"
+            )
+
+
+def _time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
 
 
 def check_daemon(config: DaemonConfig) -> Check:

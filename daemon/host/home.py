@@ -11,6 +11,7 @@ HOME/
   store/JOB          jobs that are not completely in the run store (with `runs: s3://…`)
   curricula/ID/      curricula: their stages, and the decisions between them
   cache/             data shared by jobs, such as tokenized corpora
+  id                 a random id, which the run directories of this home's jobs name
   server/            append-only file of the embedded Redis
   damaged/           copies of append-only files that were repaired
   logs/              rotated logs
@@ -24,6 +25,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import secrets
 import shutil
 import stat
 import tempfile
@@ -36,7 +38,7 @@ from urllib.parse import quote
 import orjson
 
 from ...jobs.errors import Conflict, SpecError
-from ...jobs.files.atomic import write_atomic
+from ...jobs.files.atomic import locked, write_atomic
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
 _LONGEST_SOCKET_FOLDER = 85
@@ -155,6 +157,15 @@ class Home:
     def redis_url(self) -> str:
         """The URL of the embedded Redis."""
         return f"unix://{quote(str(self.redis_socket))}"
+
+    def id(self) -> str:
+        """Return the random id of this home, which must exist; the first caller creates it."""
+        path = self.path / "id"
+        if not path.exists():
+            with locked(self.path):
+                if not path.exists():  # no other process created it meanwhile
+                    write_atomic(path, secrets.token_hex(16).encode())
+        return path.read_text()
 
     def create(self) -> None:
         """Create the folders, readable by their owner only. Raises SpecError."""

@@ -258,4 +258,4 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _complete(copies: Path) -> list[Path]:
-    return [path for path in copies.glob("*") if not path.name.startswith(".")]
+    return [path for path in copies.glob("*") if path.is_dir() and path.name[0] != "."]

@@ -16,6 +16,7 @@ from ..host.messages import BootProgress
 from ..queue import key_prefix, keys, runs_owner
 from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns
+from . import aof_repair
 from .aof_repair import Repair
 from .children import MAX_QUICK_KILLS
 from .redis_server import EmbeddedRedis, check_redis, find_binary
@@ -47,6 +48,13 @@ class RedisService:
         """The repairs of the append-only file at the latest start of the embedded one."""
         return [] if self.embedded is None else self.embedded.repairs
 
+    @property
+    def copies(self) -> list[str]:
+        """The copies of the append-only files that were repaired, which are still there."""
+        if self.embedded is None:
+            return []
+        return [repair.copy for repair in aof_repair.reports(self._home.damaged)]
+
     def start(self, *, was_warm: bool) -> BootProgress:
         """Start or check it; return what `warmd start` prints. Raises WarmdError.
 
@@ -70,13 +78,16 @@ class RedisService:
             memory_bytes=info.get("used_memory_rss"),
         )
 
-    def restart_if_dead(self) -> None:
-        """Restart the embedded Redis. Raises Unavailable if that fails, or fails too often."""
+    def restart_if_dead(self) -> bool:
+        """Restart the embedded Redis; return whether it had ended, and runs again.
+
+        Raises Unavailable if that fails too often.
+        """
         if self.embedded is None or self.embedded.process is None:
-            return
+            return False
         code = self.embedded.process.poll()
         if code is None:
-            return
+            return False
         log.error("Redis: ended (%s), restarting it", code)
         try:
             self.embedded.start()
@@ -84,9 +95,10 @@ class RedisService:
             self._failed_restarts += 1
             if self._failed_restarts >= MAX_QUICK_KILLS:
                 raise
-        else:
-            self._failed_restarts = 0
-            self._on_restart()
+            return False
+        self._failed_restarts = 0
+        self._on_restart()
+        return True
 
     def stop(self) -> None:
         if self.embedded is not None:

@@ -15,6 +15,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
+from ..queue import adoption
 from ..queue.jobs import JobStore
 from ..runs import labels, source, weights
 from ..runs.labels import Labels
@@ -40,7 +41,9 @@ def _submit(
     """Queue a member unless Redis has it. Its run directory is complete before that."""
     if store.fetch(member.id) is not None:
         return
-    rundir = RunDir.ensure(runs, member.id, document_of(sweep, member))
+    document = document_of(sweep, member)
+    document |= adoption.queueing(folder.home, store.connection, sweep.queueing)
+    rundir = RunDir.ensure(runs, member.id, document)
     name = None if sweep.name is None else f"{sweep.name}/{number}"
     labels.write(rundir, Labels(name=name, tags=(*sweep.tags, sweep.id)))
     for folder_submitted_from in sweep.document["python_path"]:
