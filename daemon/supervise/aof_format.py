@@ -122,6 +122,8 @@ def extent(path: Path, arities: Arities | None = None) -> Extent:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = 0
         if data[0] != ord("*") and data[0] != ord("#"):
+            if _SNAPSHOT.match(data) is None:
+                return Extent(0, size, "it begins with neither a snapshot nor a command")
             found = _end_of_snapshot(data)
             if found is None:
                 return Extent(0, size, "its snapshot cannot be read")
@@ -254,8 +256,6 @@ def _end_of_snapshot(data: mmap.mmap) -> int | None:
 
     Its end is where the checksum follows, so the format of its content need not be known.
     """
-    if _SNAPSHOT.match(data) is None:
-        return None
     checksum = start = 0
     while (stop := data.find(_SNAPSHOT_END, start)) >= 0:
         checksum = _crc64(data[start : stop + 1], checksum)

@@ -135,6 +135,25 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrup
 
 
 @pytest.mark.slow
+def test_a_curriculum_equals_an_uninterrupted_one_if_redis_loses_everything_meanwhile(daemon):
+    straight = ended(daemon, submit(daemon, "grpo"))
+    curriculum_id = submit(daemon, "grpo")
+
+    def num_begun() -> int:
+        with contextlib.suppress(WarmdError):
+            jobs = daemon.client.several(daemon.client.curriculum(curriculum_id)["jobs"])
+            return sum(job["started_at"] is not None for job in jobs)
+        return 0
+
+    for number in (2, 4):  # in an evaluation, and in the second stage
+        wait_until(lambda number=number: num_begun() >= number, timeout_s=90)
+        daemon.kill_everything()
+        daemon.damage_redis()
+        daemon.start()
+    assert outcome(daemon, ended(daemon, curriculum_id)) == outcome(daemon, straight)
+
+
+@pytest.mark.slow
 def test_a_new_masked_language_model_of_the_first_stage_is_trained_further_by_the_others(
     shared_daemon, tmp_path
 ):

@@ -13,20 +13,16 @@ from typing import Any
 
 import orjson
 import pytest
+from daemons import Daemon
 from desks import Desk
+from shell import warmd
+from waiting import wait_until
 
 from warmd.daemon.queue import adoption, keys
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.daemon.runs import asked
 from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.supervise.adopting import Adopter, Adoption, latest
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    made.close()
 
 
 def adopt(desk: Desk, *, repairs: list[str] | None = None, is_shared: bool = False) -> Adoption:
@@ -383,3 +379,38 @@ def test_a_request_is_recorded_also_where_the_disk_is_full_or_not_at_all(desk: D
     asked.note(RunDir(desk.home.runs / "grpo-20261121-184200-aaaa"), asked.PAUSED)
     assert not (desk.home.runs / "grpo-20261121-184200-aaaa").exists()
     assert adoption.standing(rundir).ended is None
+
+
+@pytest.mark.slow
+def test_after_a_power_loss_that_took_the_queue_all_jobs_end_as_they_would_have(daemon: Daemon):
+    twin = daemon.submit("behaviours:paced")
+    running = daemon.submit("behaviours:paced", samples=12)
+    alone = daemon.submit("behaviours:paced", samples=12, after=running)
+    waiting, parked, canceled = (daemon.submit() for _ in range(3))
+    daemon.client.pause(parked)
+    daemon.client.cancel(canceled)
+    daemon.wait(twin)
+    wait_until(lambda: len(daemon.events(running, "step")) > 3)
+    daemon.kill_everything()
+    daemon.damage_redis()
+    progress = [one for one in daemon.start() if one["stage"] == "recovery"]
+    assert [one["name"] for one in progress] == ["redis", "jobs", "jobs"]
+    assert "neither a snapshot nor a command" in progress[0]["note"]
+    ids = ", ".join((alone, waiting, parked, running))
+    assert progress[1]["note"] == f"4 jobs adopted from run directories: {ids}"
+    assert progress[2]["note"] == f"2 jobs recorded as ended: {twin}, {canceled}"
+    for job_id in (running, waiting, alone):
+        assert daemon.wait(job_id)["status"] == "finished"
+    jobs = daemon.client.several([twin, parked, canceled])
+    assert [job["status"] for job in jobs] == ["finished", "scheduled", "canceled"]
+    assert daemon.client.job(running)["execution"] == 2
+    model = "model/model.safetensors"
+    weights = [daemon.client.rundir(job).path / model for job in (running, alone)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    started = [daemon.events(job_id, "started")[-1]["time"] for job_id in (running, waiting)]
+    assert started == sorted(started)
+    done = warmd("doctor", home=daemon.home.path)
+    assert "neither a snapshot nor a command" in done.out
+    assert progress[1]["note"] in done.out
+    daemon.client.unpause(parked)
+    assert daemon.wait(parked)["status"] == "finished"
