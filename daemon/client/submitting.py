@@ -177,8 +177,11 @@ class Submitting(ClientConnection):
             "timeout_s": timeout_s,
         }
         due = None if at is None else at.isoformat()
-        document |= adoption.queueing(self.home, self.connection, {**how, "at": due})
-        rundir = RunDir.create(self.home.runs, spec.kind, document)
+        queueing = adoption.queueing(self.home, self.connection, {**how, "at": due})
+        # With weights to link it is written after them: without it nothing adopts the job.
+        rundir = RunDir.create(
+            self.home.runs, spec.kind, document | (queueing if init is None else {})
+        )
         try:
             job_labels.write(rundir, labels)
             if spec.queue == TRAIN:
@@ -189,7 +192,7 @@ class Submitting(ClientConnection):
                 folder = rundir.path / "init"
                 weights.link(init, folder)
                 own = ModelConfig(name=f"{rundir.path.name}:init", path=str(folder))
-                rundir.revise(model=own.__dict__)
+                rundir.revise(model=own.__dict__, **queueing)
             self.store.enqueue(
                 rundir.path.name,
                 spec.queue,

@@ -175,6 +175,8 @@ class Home:
             _private_folder(self.sockets)
         except OSError as error:
             raise SpecError("home", f"must be a writable folder: {error}") from error
+        with contextlib.suppress(OSError):  # a full disk: the next one creates it
+            self.id()
 
     def link_runs(self, folder: Path) -> None:
         """Make `runs` a link to another folder. Raises SpecError; Conflict when it has jobs."""

@@ -11,6 +11,7 @@ adopted by `warmd resume` only.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def queueing(
     the defaults of `JobStore.enqueue`. `needs` is left out: spec.json has it anyway.
     """
     place = keys.place(connection)
-    if place == str(home.redis_socket):
+    if os.path.realpath(place) == os.path.realpath(home.redis_socket):
         place = "embedded"  # also if the home is moved
     options = {name: value for name, value in (how or {}).items() if name != "needs"}
     return {_QUEUEING: {"home": home.id(), "redis": place, **options}}
@@ -146,12 +147,15 @@ def ended_at(rundir: RunDir) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def is_of(rundir: RunDir, home: Home, connection: redis.Redis) -> bool | None:
-    """Whether the job was submitted from a home to this Redis; None: by an earlier version."""
+def is_of(rundir: RunDir, own: Mapping[str, Any]) -> bool | None:
+    """Whether the job was submitted from a home to its Redis; None: by an earlier version.
+
+    `own`: what `queueing` returns for this home and Redis.
+    """
     about = rundir.read_spec().get(_QUEUEING)
     if not isinstance(about, dict):
         return None
-    own = queueing(home, connection)[_QUEUEING]
+    own = own[_QUEUEING]
     return all(about.get(name) == value for name, value in own.items())
 
 

@@ -86,6 +86,7 @@ class Adopter:
         self._store = store
         self._home = home
         self._is_shared = is_shared
+        self._own = adoption.queueing(home, store.connection)
         self._patient_until = time.monotonic() + _PATIENCE_S
 
     def run(
@@ -145,7 +146,7 @@ class Adopter:
         if (rundir.path / "spec.json").stat().st_mtime >= begun_at:
             return None
         try:
-            is_own = adoption.is_of(rundir, self._home, self._store.connection)
+            is_own = adoption.is_of(rundir, self._own)
         except Conflict:
             if has_lost:
                 raise
@@ -221,7 +222,7 @@ class Adopter:
 
     def _correct_one(self, job: Job, rundir: RunDir, found: Adoption, begun_at: float) -> None:
         store = self._store
-        if not adoption.is_of(rundir, self._home, store.connection):
+        if not adoption.is_of(rundir, self._own):
             return
         standing = adoption.standing(rundir)
         if standing.asked is not None and standing.asked.at >= begun_at:
@@ -248,7 +249,7 @@ def _noting(found: Adoption, job_id: str) -> Iterator[None]:
     """Note the problem of one job, which must not keep the others."""
     try:
         yield
-    except (WarmdError, OSError, KeyError, TypeError, ValueError) as error:
+    except (WarmdError, OSError, KeyError, ValueError) as error:
         found.missing[job_id] = str(error)
 
 

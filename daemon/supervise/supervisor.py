@@ -182,6 +182,12 @@ class Supervisor:
 
     def _adopt(self, begun_at: float, earlier: Adoption | None = None) -> None:
         """Adopt the jobs that Redis has lost; `begun_at`: when Redis was started."""
+        try:
+            self._adopt_from(begun_at, earlier)
+        except OSError as error:  # a full or failing disk: the next start adopts them
+            log.error("adoption: %s", error)
+
+    def _adopt_from(self, begun_at: float, earlier: Adoption | None) -> None:
         with keys.connect(self.url) as connection:  # with a timeout for many jobs
             store = JobStore(connection, self.store.remote)
             adopter = Adopter(store, self.home, is_shared=self.redis.embedded is None)

@@ -279,6 +279,34 @@ def test_jobs_of_another_home_or_redis_are_not_adopted(desk: Desk, tmp_path: Pat
         other.close()
 
 
+def test_a_job_that_starts_from_weights_is_adopted_with_them(desk: Desk):
+    parent = desk.submit()
+    run = desk.begin()
+    model = desk.home.runs / parent / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"max_position_embeddings": 256}')
+    desk.client.rundir(parent).write_result({"steps": 4}, revision=1)
+    run.finish({"steps": 4})
+    branch = desk.warmd("submit", "grpo", "--init-from", parent, "--samples", "4").out.strip()
+    model_of = desk.client.rundir(branch).read_spec()["model"]
+    lose_all(desk)
+    assert adopt(desk).adopted == [branch]
+    assert desk.client.rundir(branch).read_spec()["model"] == model_of
+    # Killed before the weights were there, it was not accepted, and is not queued.
+    spoil(desk, branch, queueing=None)
+    lose_all(desk)
+    assert not adopt(desk).adopted
+
+
+def test_a_home_is_the_same_by_whatever_path(desk: Desk, tmp_path: Path):
+    link = tmp_path / "link"
+    link.symlink_to(desk.home.path)
+    done = warmd(*desk.grpo, home=link)
+    assert done.code == 0, done.err
+    lose_all(desk)
+    assert adopt(desk).adopted == [done.out.strip()]
+
+
 def test_a_moved_home_adopts_its_jobs(desk: Desk, tmp_path: Path):
     job_id = desk.submit()
     (tmp_path / "new").mkdir()
