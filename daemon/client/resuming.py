@@ -12,7 +12,7 @@ from ...jobs.context import step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
 from ...jobs.user_code.modules import SOURCES, changed
 from ..queue import adoption, runs_owner
-from ..queue.jobs import ENDED, Job, JobStatus
+from ..queue.jobs import ENDED, EndedJob, Job, JobStatus
 from ..runs import asked, events
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir
@@ -62,9 +62,8 @@ class Resuming(Steering):
         queue = spec_of(rundir.read_spec()).queue
         adoption.take_over(self.connection, rundir)
         adoption.check_model(rundir)
-        past = adoption.past_of(rundir)
         adoption.move_to(rundir, self.home, self.connection)
-        self.store.adopt(job_id, queue, **past.__dict__)
+        self.store.adopt_many([EndedJob(job_id, queue, **adoption.past_of(rundir).__dict__)])
         return self.fetch(job_id)
 
     def changed_sources(self, job_id: str) -> list[str]:

@@ -10,11 +10,13 @@ A job is always in exactly one place, and each move is one transaction:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
+import redis
 from redis.client import Pipeline
 
 from ...configs.labels import SCHEMA as SCHEMA_LABEL, line_of
@@ -46,6 +48,20 @@ from .transactions import add, change
 # RQ then schedules it again, up to this many times and after this many seconds.
 _STRAY_RETRIES = 1000
 _STRAY_RETRY_S = 2
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """An ended job as recorded in its run directory; times in unix seconds."""
+
+    job_id: str
+    queue: str
+    status: JobStatus
+    created_at: float
+    ended_at: float
+    executions: int
+    from_cli: bool
+    needs: Mapping[str, str]
 
 
 class JobStore(Executions, Pausing, Ordering):
@@ -239,32 +255,36 @@ class JobStore(Executions, Pausing, Ordering):
 
         return bool(change(self.connection, job, ENDED, write))
 
-    def adopt(
-        self,
-        job_id: str,
-        queue: str,
-        status: JobStatus,
-        *,
-        created_at: float,
-        ended_at: float,
-        executions: int,
-        from_cli: bool,
-        needs: Mapping[str, str],
-    ) -> bool:
-        """Add an ended job as recorded in its run directory; False if Redis has it already."""
-        job = self._new_job(job_id, queue, status)
-        job.created_at = datetime.fromtimestamp(created_at, UTC)
-        ended = job.ended_at = datetime.fromtimestamp(ended_at, UTC)
+    def adopt_many(self, ended: Sequence[EndedJob]) -> list[str]:
+        """Add ended jobs in one transaction, without those that Redis has; return the added."""
+        names = [one.job_id for one in ended]
+        while True:
+            with self.connection.pipeline() as pipeline:
+                pipeline.watch(*map(Job.key_for, names))
+                with self.connection.pipeline(transaction=False) as reading:
+                    for name in names:
+                        reading.exists(Job.key_for(name))
+                    known = reading.execute()
+                new = [one for one, is_known in zip(ended, known, strict=True) if not is_known]
+                pipeline.multi()
+                for one in new:
+                    self._write_ended(one, pipeline)
+                try:
+                    pipeline.execute()
+                except redis.WatchError:  # one was added just now
+                    continue
+                return [one.job_id for one in new]
 
-        def write(pipeline: Pipeline) -> None:
-            job.save(pipeline=pipeline)
-            pipeline.hset(job.key, keys.FIELD_EXECUTION, executions)
-            pipeline.hset(job.key, keys.FIELD_NEEDS, _needs_line(needs))
-            self._registry_of(job, status).add(job, ttl=-1, pipeline=pipeline)
-            job_index.created(pipeline, job, from_cli=from_cli)
-            job_index.ended(pipeline, job, status, ended)
-
-        return add(self.connection, job, write, only_new=True)
+    def _write_ended(self, one: EndedJob, pipeline: Pipeline) -> None:
+        job = self._new_job(one.job_id, one.queue, one.status)
+        job.created_at = datetime.fromtimestamp(one.created_at, UTC)
+        ended_at = job.ended_at = datetime.fromtimestamp(one.ended_at, UTC)
+        job.save(pipeline=pipeline)
+        pipeline.hset(job.key, keys.FIELD_EXECUTION, str(one.executions))
+        pipeline.hset(job.key, keys.FIELD_NEEDS, _needs_line(one.needs))
+        self._registry_of(job, one.status).add(job, ttl=-1, pipeline=pipeline)
+        job_index.created(pipeline, job, from_cli=one.from_cli)
+        job_index.ended(pipeline, job, one.status, ended_at)
 
     def _new_job(
         self,

@@ -24,7 +24,7 @@ from ...jobs.files.atomic import write_atomic
 from ..host.home import Home
 from ..queue import adoption, listing
 from ..queue.adoption import Standing
-from ..queue.jobs import ENDED, WAITING, Job, JobStore
+from ..queue.jobs import ENDED, WAITING, EndedJob, Job, JobStore
 from ..queue.nodes import NodeRegistry
 from ..runs import asked
 from ..runs.rundir import RunDir, by_time, job_ids
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _REPORT = "adopted.json"  # in the folder of the copies of append-only files
 _SHOWN = 10  # ids in a line
+_BATCH = 100  # jobs per transaction or round trip
 
 # Clients elsewhere submit to an external Redis at any time, and may be about to queue a job.
 _SUBMITTING_S = 60.0
@@ -110,6 +111,7 @@ class Adopter:
         recorded = set(listing.every_id(self._store.connection))
         on_disk = sorted(job_ids(self._home.runs), key=by_time)
         lost: list[tuple[RunDir, Standing]] = []
+        ended: list[EndedJob] = []
         for job_id in on_disk:
             if job_id not in recorded:
                 with _noting(found, job_id):
@@ -118,7 +120,9 @@ class Adopter:
                     if standing is not None and standing.ended is None:
                         lost.append((rundir, standing))
                     elif standing is not None:
-                        self._record_end(rundir, standing, found)
+                        ended.append(_ended_job(rundir, standing))
+        for start in range(0, len(ended), _BATCH):
+            found.ended += self._store.adopt_many(ended[start : start + _BATCH])
         names = {rundir.path.name for rundir, _ in lost}
         for rundir, standing in _in_order(lost):
             with _noting(found, rundir.path.name):
@@ -158,21 +162,6 @@ class Adopter:
                 return None
         return adoption.standing(rundir) if is_own else None
 
-    def _record_end(self, rundir: RunDir, standing: Standing, found: Adoption) -> None:
-        assert standing.ended is not None
-        past = adoption.past_of(rundir)
-        if self._store.adopt(
-            rundir.path.name,
-            _queue_of(rundir),
-            standing.ended,
-            created_at=past.created_at,
-            ended_at=adoption.ended_at(rundir).timestamp(),
-            executions=standing.executions,
-            from_cli=past.from_cli,
-            needs=past.needs,
-        ):
-            found.ended.append(rundir.path.name)
-
     def _restore(
         self, rundir: RunDir, standing: Standing, found: Adoption, names: Collection[str]
     ) -> None:
@@ -208,8 +197,8 @@ class Adopter:
         """Set jobs in Redis to the state that their run directories have."""
         waiting = set(listing.ids_with(self._store.connection, [one.value for one in WAITING]))
         changed = [job_id for job_id in job_ids if self._may_differ(job_id, job_id in waiting)]
-        for start in range(0, len(changed), 100):
-            batch = changed[start : start + 100]
+        for start in range(0, len(changed), _BATCH):
+            batch = changed[start : start + _BATCH]
             for job_id, job in zip(batch, self._store.fetch_many(batch), strict=True):
                 if job is not None:
                     with _noting(found, job_id):
@@ -251,6 +240,20 @@ def _noting(found: Adoption, job_id: str) -> Iterator[None]:
         yield
     except (WarmdError, OSError, KeyError, ValueError) as error:
         found.missing[job_id] = str(error)
+
+
+def _ended_job(rundir: RunDir, standing: Standing) -> EndedJob:
+    past = adoption.past_of(rundir)
+    return EndedJob(
+        job_id=rundir.path.name,
+        queue=_queue_of(rundir),
+        status=standing.ended or past.status,
+        created_at=past.created_at,
+        ended_at=adoption.ended_at(rundir).timestamp(),
+        executions=standing.executions,
+        from_cli=past.from_cli,
+        needs=past.needs,
+    )
 
 
 def _queue_of(rundir: RunDir) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,15 @@ def test_a_curriculum_equals_an_uninterrupted_one_if_redis_loses_everything_mean
     straight = ended(daemon, submit(daemon, "grpo"))
     curriculum_id = submit(daemon, "grpo")
 
-    def num_begun() -> int:
+    def has_begun(number: int) -> bool:
+        """Whether so many jobs of the curriculum have begun."""
         with contextlib.suppress(WarmdError):
             jobs = daemon.client.several(daemon.client.curriculum(curriculum_id)["jobs"])
-            return sum(job["started_at"] is not None for job in jobs)
-        return 0
+            return sum(job["started_at"] is not None for job in jobs) >= number
+        return False
 
     for number in (2, 4):  # in an evaluation, and in the second stage
-        wait_until(lambda number=number: num_begun() >= number, timeout_s=90)
+        wait_until(partial(has_begun, number), timeout_s=90)
         daemon.kill_everything()
         daemon.damage_redis()
         daemon.start()

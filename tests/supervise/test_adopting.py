@@ -325,8 +325,7 @@ def test_a_moved_home_adopts_its_jobs(desk: Desk, tmp_path: Path):
 
 def test_jobs_of_earlier_versions_are_adopted_after_a_repair_if_they_had_begun(desk: Desk):
     waiting, begun, paused, failed = (desk.submit() for _ in range(4))
-    wait = desk.client.connection.lpop("rq:queue:train")
-    assert wait.decode() == waiting
+    assert desk.client.connection.lpop("rq:queue:train") == waiting.encode()
     desk.begin().step(1)
     run = desk.begin()
     run.log.emit("paused", step=1, released=True)
