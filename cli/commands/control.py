@@ -115,7 +115,12 @@ def _show_progress(app: App, progress: Mapping[str, Any], line: ClockLine) -> No
         line.show(f"{stage_line(progress)} …")
 
 
-_NEXT = {"server": "imports …", "imports": "workers …", "model": "workers …"}
+_NEXT = {
+    "server": "imports …",
+    "recovery": "imports …",
+    "imports": "workers …",
+    "model": "workers …",
+}
 
 
 def stage_line(progress: Mapping[str, Any]) -> str:
@@ -126,6 +131,8 @@ def stage_line(progress: Mapping[str, Any]) -> str:
     if problem := progress.get("problem"):
         return f"{stage:<24}  not loaded: {problem}"
     line = f"{stage:<24}"
+    if text := progress.get("note"):
+        line += f"  {text}"
     if seconds is not None:
         line += f"  {render.duration(seconds):>8}"
     if num_bytes is not None:

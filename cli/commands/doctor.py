@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -79,6 +80,7 @@ def _all_checks(app: App) -> Iterator[Check]:
         return
     yield Check("config", "ok", f"home {config.home}, {len(config.models)} models")
     yield from (check(config) for check in _CONFIG_CHECKS)
+    yield from check_recovery(config)
     click.echo("processor: reading its features with torch takes some seconds …", err=True)
     yield check_processor()
 
@@ -363,6 +365,26 @@ def check_models(config: DaemonConfig) -> Check:
     if problems:
         return Check("models", "fail", "; ".join(problems), "fix the path, or remove the model")
     return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")
+
+
+def check_recovery(config: DaemonConfig) -> Iterator[Check]:
+    """The latest repair of the append-only file and adoption of jobs; nothing without any."""
+    from ...daemon.host.home import Home
+    from ...daemon.supervise import adopting, aof_repair
+
+    home = Home(config.home)
+    for repair in aof_repair.reports(home.damaged)[:1]:
+        advice = "check the disk and the jobs, then remove the copy"
+        yield Check("recovery", "warn", f"{_time(repair.at)}: {repair.describe()}", advice)
+    if (adoption := adopting.latest(home)) is not None:
+        for line in adoption.describe():
+            yield Check(
+                "recovery", "warn" if adoption.missing else "ok", f"{_time(adoption.at)}: {line}"
+            )
+
+
+def _time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
 
 
 def check_daemon(config: DaemonConfig) -> Check:

@@ -57,9 +57,9 @@ Reply = TypeVar("Reply", bound=Message)
 def start(config: DaemonConfig) -> Iterator[dict[str, Any]]:
     """Start a daemon in the background and yield its progress until its workers are ready.
 
-    Progress has a `stage` (server, imports, model, ready) and `done`, and where they are known
-    `name`, `seconds`, `memory_bytes` and `pid`. Raises Conflict if a daemon runs already,
-    Unavailable with the reason if it cannot start.
+    Progress has a `stage` (server, recovery, imports, model, ready) and `done`, and where they are
+    known `name`, `seconds`, `memory_bytes`, `pid` and `note`. Raises Conflict if a daemon runs
+    already, Unavailable with the reason if it cannot start.
     """
     home = Home(config.home)
     home.create()

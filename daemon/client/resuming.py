@@ -12,8 +12,8 @@ from ...jobs.context import step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
 from ...jobs.user_code.modules import SOURCES, changed
 from ..queue import adoption, runs_owner
-from ..queue.jobs import ENDED, Job, JobStatus
-from ..runs import events
+from ..queue.jobs import ENDED, EndedJob, Job, JobStatus
+from ..runs import asked, events
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir
 from .capacity import check_ranks
@@ -62,8 +62,8 @@ class Resuming(Steering):
         queue = spec_of(rundir.read_spec()).queue
         adoption.take_over(self.connection, rundir)
         adoption.check_model(rundir)
-        past = adoption.past_of(rundir)
-        self.store.adopt(job_id, queue, **past.__dict__)
+        adoption.move_to(rundir, self.home, self.connection)
+        self.store.adopt_many([EndedJob(job_id, queue, **adoption.past_of(rundir).__dict__)])
         return self.fetch(job_id)
 
     def changed_sources(self, job_id: str) -> list[str]:
@@ -113,6 +113,7 @@ class Resuming(Steering):
                 revisions=[*document.get("revisions", ()), {**revision, "changes": changed}],
             )
         needs = with_ranks(document.get("needs"), revised.to_json())
+        asked.note(rundir, asked.RESUMED, front=front)
         if not self.store.enqueue_again(job, front=front, needs=needs):
             raise Conflict(f"job: {job_id} was resumed by another process")
         return "queued"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ...configs.queues import INFER
 from ...jobs.errors import Conflict
 from ..queue.jobs import ENDED
+from ..runs import asked
+from ..runs.rundir import RunDir
 from .connection import ClientConnection, needs_redis
 
 
@@ -34,8 +36,10 @@ class Steering(ClientConnection):
         while True:
             # The job may start or end between these calls.
             if self.store.cancel_waiting(job):
+                self._note(job_id, asked.CANCELED)
                 return "canceled"
             if self.store.request_stop(job, how):
+                self._note(job_id, asked.CANCELED)
                 return reply
             status = job.get_status()
             if status in ENDED:
@@ -57,12 +61,14 @@ class Steering(ClientConnection):
             if self.store.pause_of(job) in (how, "release"):
                 raise Conflict(f"job: {job_id} is paused already: `warmd unpause` continues it")
             if self.store.pause_waiting(job):
+                self._note(job_id, asked.PAUSED)
                 return "paused"
             if job.origin == INFER and not release:
                 raise Conflict(
                     f"job: {job_id} is generating, and cannot be held: cancel it instead"
                 )
             if self.store.request_pause(job, how):
+                self._note(job_id, asked.PAUSED)
                 return "pausing"
 
     @needs_redis
@@ -75,11 +81,15 @@ class Steering(ClientConnection):
         while True:
             if self.store.pause_of(job) is None:
                 raise Conflict(f"job: {job_id} is not paused")
+            self._note(job_id, asked.CONTINUED, front=True)
             if self.store.withdraw_pause(job):
                 return "continuing"
             status = self.store.unpause(job)
             if status is not None:
                 return status.value
+
+    def _note(self, job_id: str, state: str, *, front: bool = False) -> None:
+        asked.note(RunDir(self.home.runs / job_id), state, front=front)
 
     @needs_redis
     def move(self, job_id: str, position: int) -> int:

@@ -19,7 +19,7 @@ from ...jobs.errors import SpecError
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
 from ..host.warm_set import known_models
-from ..queue import runs_owner
+from ..queue import adoption, runs_owner
 from ..runs import labels as job_labels, source, weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir
@@ -174,7 +174,18 @@ class Submitting(ClientConnection):
             raise SpecError("after", f"must be {unfinished}, which is still to end, got {after}")
         if delay_s is not None:
             at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
-        rundir = RunDir.create(self.home.runs, spec.kind, document)
+        how: dict[str, Any] = {
+            "front": front,
+            "after": after,
+            "retries": retries,
+            "timeout_s": timeout_s,
+        }
+        due = None if at is None else at.isoformat()
+        queueing = adoption.queueing(self.home, self.connection, {**how, "at": due})
+        # With weights to link it is written after them: without it nothing adopts the job.
+        rundir = RunDir.create(
+            self.home.runs, spec.kind, document | (queueing if init is None else {})
+        )
         try:
             job_labels.write(rundir, labels)
             if spec.queue == TRAIN:
@@ -185,17 +196,14 @@ class Submitting(ClientConnection):
                 folder = rundir.path / "init"
                 weights.link(init, folder)
                 own = ModelConfig(name=f"{rundir.path.name}:init", path=str(folder))
-                rundir.revise(model=own.__dict__)
+                rundir.revise(model=own.__dict__, **queueing)
             self.store.enqueue(
                 rundir.path.name,
                 spec.queue,
-                front=front,
-                after=after,
                 at=at,
-                retries=retries,
-                timeout_s=timeout_s,
                 from_cli=origin == "cli",
                 needs=with_ranks(needs, document["spec"]),
+                **how,
             )
         except BaseException as error:  # also Ctrl-C
             self._take_back(rundir, error)
@@ -228,6 +236,7 @@ class Submitting(ClientConnection):
         copy: dict[str, Any] = {name: document[name] for name in kept if name in document}
         copy["spec"] = {**document["spec"], "report_to": []}
         copy |= {"stop_at": stop_at, "origin": "check"}
+        copy |= adoption.queueing(self.home, self.connection, {"front": True})
         rundir = RunDir.create(self.home.runs, document["kind"], copy)
         try:
             needs = with_ranks(document.get("needs"), document["spec"])

@@ -16,8 +16,7 @@ from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.spec import Spec
-from ..queue import keys, listing, stream
-from ..queue.adoption import past_of
+from ..queue import adoption, keys, listing, stream
 from ..queue.jobs import Job, JobStore
 from ..queue.totals import ALERTS
 from ..runs import events, labels
@@ -60,7 +59,7 @@ def view_of_folder(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
 
 def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     """A job by its run directory alone; `connection` is not used."""
-    past = past_of(rundir)
+    past = adoption.past_of(rundir)
     kind = str(rundir.read_spec()["kind"])
     job = Job(rundir.path.name, connection=connection, serializer=keys.Serializer)
     job.origin = spec_class(kind).queue if kind in KINDS else ""
@@ -86,15 +85,16 @@ def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any
     """Return the fields of a job from its run directory while no daemon runs, without Redis.
 
     A job that has not ended is `queued` or `paused`: the next start of the daemon resumes it. One
-    that was canceled before it began left nothing in its directory, and looks queued, too.
+    that an earlier version canceled before it began looks queued, too.
     Raises Conflict for one whose spec.json cannot be read.
     """
     view = _folder_view(rundir, connection)
-    latest = next(iter(events.newest(rundir.events, 1)), None)
-    if view["result"] is not None or (latest is not None and latest["type"] in events.TERMINAL):
-        return view
-    if latest is not None and latest["type"] == "paused":
-        paused = {"paused": True, "paused_at": latest["time"]}
+    found = adoption.standing(rundir)
+    if found.ended is not None:
+        ended_at = _seconds(adoption.ended_at(rundir))
+        return {**view, "status": found.ended.value, "ended_at": ended_at}
+    if found.paused_at is not None:
+        paused = {"paused": True, "paused_at": found.paused_at}
         return {**view, **paused, "status": "scheduled", "ended_at": None}
     return {**view, "status": "queued", "ended_at": None}
 

@@ -108,6 +108,7 @@ class CurriculumFolder(GroupFolder):
 
     def __init__(self, home: Home, curriculum_id: str) -> None:
         super().__init__(home.curricula, curriculum_id)
+        self.home = home
 
     @classmethod
     def open(cls, home: Home, curriculum_id: str) -> CurriculumFolder:

@@ -27,6 +27,7 @@ from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
 from ...jobs.statistics import STUDENT, UNDECIDED, WORSE, unscored_words
+from ..queue import adoption
 from ..queue.jobs import ENDED, JobStatus, JobStore
 from ..runs import events, labels, source
 from ..runs.events import EventLog
@@ -261,6 +262,8 @@ def _submit(
     else:
         document = _evaluation(runs, plan, state, attempt, job_id)
     document |= {"origin": plan.origin, "curriculum": plan.id}
+    how = dict(plan.queueing) if is_training else {}
+    document |= adoption.queueing(folder.home, store.connection, how)
     rundir = RunDir.ensure(runs, job_id, document)
     stage = plan.stages[attempt.stage].name
     retry = f"~{attempt.number + 1}" if attempt.number else ""
@@ -269,7 +272,6 @@ def _submit(
     if is_training:
         for place in document["python_path"]:
             source.record_submission(rundir, document["spec"], Path(place))
-    how = dict(plan.queueing) if is_training else {}
     if is_training:
         how["needs"] = with_ranks(how.get("needs"), document["spec"])
     queue = spec_class(job_id.partition("-")[0]).queue

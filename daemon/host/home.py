@@ -11,7 +11,9 @@ HOME/
   store/JOB          jobs that are not completely in the run store (with `runs: s3://…`)
   curricula/ID/      curricula: their stages, and the decisions between them
   cache/             data shared by jobs, such as tokenized corpora
+  id                 a random id, which the run directories of this home's jobs name
   server/            append-only file of the embedded Redis
+  damaged/           copies of append-only files that were repaired
   logs/              rotated logs
   sockets/           unix sockets (in another folder if the path would be too long)
 """
@@ -24,6 +26,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import secrets
 import shutil
 import stat
 import tempfile
@@ -36,7 +39,7 @@ from urllib.parse import quote
 import orjson
 
 from ...jobs.errors import Conflict, SpecError
-from ...jobs.files.atomic import write_atomic
+from ...jobs.files.atomic import locked, write_atomic
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
 _LONGEST_SOCKET_FOLDER = 85
@@ -78,6 +81,11 @@ class Home:
     @property
     def redis_folder(self) -> Path:
         return self.path / "server"
+
+    @property
+    def damaged(self) -> Path:
+        """The folder of copies of append-only files that were repaired."""
+        return self.path / "damaged"
 
     @property
     def state(self) -> Path:
@@ -151,6 +159,15 @@ class Home:
         """The URL of the embedded Redis."""
         return f"unix://{quote(str(self.redis_socket))}"
 
+    def id(self) -> str:
+        """Return the random id of this home, which must exist; the first caller creates it."""
+        path = self.path / "id"
+        if not path.exists():
+            with locked(self.path):
+                if not path.exists():  # no other process created it meanwhile
+                    write_atomic(path, secrets.token_hex(16).encode())
+        return path.read_text()
+
     def create(self) -> None:
         """Create the folders, readable by their owner only. Raises SpecError."""
         try:
@@ -159,6 +176,8 @@ class Home:
             _private_folder(self.sockets)
         except OSError as error:
             raise SpecError("home", f"must be a writable folder: {error}") from error
+        with contextlib.suppress(OSError):  # a full disk: the next one creates it
+            self.id()
 
     def link_runs(self, folder: Path) -> None:
         """Make `runs` a link to another folder. Raises SpecError; Conflict when it has jobs."""

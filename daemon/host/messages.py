@@ -570,7 +570,7 @@ class Alive(Message, op="alive"):
 
 @dataclass(frozen=True)
 class BootProgress(Message, op="progress"):
-    """A stage of the daemon's start: server, imports or model."""
+    """A stage of the daemon's start: server, recovery, imports or model."""
 
     stage: str
     done: bool
@@ -578,6 +578,7 @@ class BootProgress(Message, op="progress"):
     seconds: float | None = None
     memory_bytes: int | None = None
     problem: str | None = None  # why a model that an earlier run had loaded is not loaded
+    note: str | None = None  # of a recovery: what was lost, or restored
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,19 @@
 The run directory was copied from another machine, Redis has lost its data, or the daemon uses
 another Redis than before. On adoption the directory is marked with the new Redis: a daemon of the
 old one, which may still have the job in its queue, then does not run it.
+
+A job of this home that its Redis has lost is adopted at the next start, with what was asked of it
+at the submission (`queueing` in spec.json) and since (queue.json). Others, such as copied ones, are
+adopted by `warmd resume` only.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +23,16 @@ import redis
 
 from ...configs.labels import with_ranks
 from ...jobs.errors import Conflict
-from ..runs import events
+from ..host.home import Home
+from ..runs import asked, events
+from ..runs.asked import Asked
 from ..runs.rundir import RunDir
 from . import keys
 from .rq_format import JobStatus
 
 _OWNER = "redis"  # in spec.json
+_QUEUEING = "queueing"  # in spec.json: the home, its Redis, and the options for the queue
+_RECENT = 1000  # events that are searched for the retries left
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,101 @@ def _status(rundir: RunDir, latest: dict[str, Any] | None) -> JobStatus:
     if latest is None:
         return JobStatus.CANCELED  # it was never started
     return JobStatus.FAILED if latest["type"] == "failed" else JobStatus.STOPPED
+
+
+def queueing(
+    home: Home, connection: redis.Redis, how: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the part of a new job's spec.json for its adoption. The home must exist.
+
+    `how`: `front`, `after`, `at` (ISO 8601), `retries`, `timeout_s`; those that are not given have
+    the defaults of `JobStore.enqueue`. `needs` is left out: spec.json has it anyway.
+    """
+    place = keys.place(connection)
+    if os.path.realpath(place) == os.path.realpath(home.redis_socket):
+        place = "embedded"  # also if the home is moved
+    options = {name: value for name, value in (how or {}).items() if name != "needs"}
+    return {_QUEUEING: {"home": home.id(), "redis": place, **options}}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a job stands by its run directory alone."""
+
+    ended: JobStatus | None  # None: it waits, or has not ended when Redis was lost
+    paused_at: float | None  # unix seconds; None: not paused
+    executions: int
+    has_begun: bool  # and was neither resumed nor continued since
+    since: float  # when it was queued, in unix seconds
+    queueing: dict[str, Any]  # the options for the queue, as they are now
+    asked: Asked | None  # the latest request
+
+
+def standing(rundir: RunDir) -> Standing:
+    """Read where a job stands. Raises Conflict for a spec.json that cannot be read."""
+    document = rundir.read_spec()
+    recent = events.newest(rundir.events, _RECENT)
+    latest = next(iter(recent), None)
+    request = asked.read(rundir)
+    number = asked.executions(rundir)
+    is_latest = request is not None and (latest is None or request.seq >= latest["seq"])
+    ended: JobStatus | None = None
+    if rundir.read_result() is not None:
+        ended = JobStatus.FINISHED
+    elif request is not None and request.state == asked.CANCELED:
+        ended = JobStatus.STOPPED if number else JobStatus.CANCELED
+        if latest is not None and latest["type"] == "failed":
+            ended = JobStatus.FAILED
+    elif latest is not None and latest["type"] in events.TERMINAL and not is_latest:
+        ended = _status(rundir, latest)
+    paused_at = None
+    if request is not None and request.state == asked.PAUSED:
+        paused_at = request.at
+    elif request is None and latest is not None and latest["type"] == "paused":
+        paused_at = float(latest["time"])  # by an earlier version
+    how = dict(document.get(_QUEUEING) or {})
+    left = (event["retries_left"] for event in recent if "retries_left" in event)
+    how["retries"] = next(left, how.get("retries", 0))
+    has_begun = latest is not None
+    if request is not None and is_latest and (has_begun or request.state == asked.RESUMED):
+        how |= {"after": None, "at": None}  # a request after the first execution or an end
+    if request is not None:
+        how["front"] = request.front or how.get("front", False)
+    return Standing(
+        ended=ended,
+        paused_at=paused_at,
+        executions=number,
+        has_begun=latest is not None and not is_latest,
+        since=rundir.created_at() if request is None else request.at,
+        queueing=how,
+        asked=request,
+    )
+
+
+def ended_at(rundir: RunDir) -> datetime:
+    """Return when an ended job ended, by its latest event or request."""
+    request = asked.read(rundir)
+    past = past_of(rundir)
+    at = past.ended_at if request is None else max(past.ended_at, request.at)
+    return datetime.fromtimestamp(at, UTC)
+
+
+def is_of(rundir: RunDir, own: Mapping[str, Any]) -> bool | None:
+    """Whether the job was submitted from a home to its Redis; None: by an earlier version.
+
+    `own`: what `queueing` returns for this home and Redis.
+    """
+    about = rundir.read_spec().get(_QUEUEING)
+    if not isinstance(about, dict):
+        return None
+    own = own[_QUEUEING]
+    return all(about.get(name) == value for name, value in own.items())
+
+
+def move_to(rundir: RunDir, home: Home, connection: redis.Redis) -> None:
+    """Record that the job is now one of this home and Redis."""
+    about = rundir.read_spec().get(_QUEUEING) or {}
+    rundir.annotate(queueing={**about, **queueing(home, connection)[_QUEUEING]})
 
 
 def identity(connection: redis.Redis) -> str:

@@ -10,11 +10,13 @@ A job is always in exactly one place, and each move is one transaction:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
+import redis
 from redis.client import Pipeline
 
 from ...configs.labels import SCHEMA as SCHEMA_LABEL, line_of
@@ -46,6 +48,20 @@ from .transactions import add, change
 # RQ then schedules it again, up to this many times and after this many seconds.
 _STRAY_RETRIES = 1000
 _STRAY_RETRY_S = 2
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """An ended job as recorded in its run directory; times in unix seconds."""
+
+    job_id: str
+    queue: str
+    status: JobStatus
+    created_at: float
+    ended_at: float
+    executions: int
+    from_cli: bool
+    needs: Mapping[str, str]
 
 
 class JobStore(Executions, Pausing, Ordering):
@@ -92,6 +108,59 @@ class JobStore(Executions, Pausing, Ordering):
             job_index.created(pipeline, job, from_cli=from_cli)
 
         add(self.connection, job, write)
+
+    def restore(
+        self,
+        job_id: str,
+        queue: str,
+        *,
+        asked: Mapping[str, Any],
+        from_cli: bool,
+        needs: Mapping[str, str],
+        created_at: float,
+        executions: int,
+        paused_at: float | None,
+        is_deferred: bool,
+    ) -> bool:
+        """Add a waiting job as recorded in its run directory; False if Redis has it already.
+
+        `asked`: `front`, `after`, `at` (ISO 8601), `retries` and `timeout_s` as for `enqueue`.
+        `paused_at`: in unix seconds; it is parked then. `is_deferred`: `after` is added later.
+        """
+        self._publish(job_id)
+        after, timeout_s = asked.get("after"), asked.get("timeout_s")
+        job = self._new_job(job_id, queue, JobStatus.QUEUED, after=after, timeout_s=timeout_s)
+        job.created_at = datetime.fromtimestamp(created_at, UTC)
+        job.retries_left, job.retry_intervals = _STRAY_RETRIES, [_STRAY_RETRY_S]
+        job.enqueue_at_front = is_front = bool(asked.get("front"))
+        at = asked.get("at")
+        due = 0.0 if at is None else datetime.fromisoformat(at).timestamp()
+        is_early, is_met = due > self.clock(), self.are_met([job])[0]
+        fields: dict[Any, Any] = {
+            keys.FIELD_RETRIES: int(asked.get("retries") or 0),
+            keys.FIELD_NEEDS: _needs_line(needs),
+            keys.FIELD_EXECUTION: executions,
+        }
+
+        def write(pipeline: Pipeline) -> None:
+            job.save(pipeline=pipeline)
+            pipeline.hset(job.key, mapping=fields)
+            pipeline.sadd(self.queue(queue).redis_queues_keys, self.queue(queue).key)
+            job_index.created(pipeline, job, from_cli=from_cli)
+            if paused_at is not None:
+                pipeline.hset(job.key, keys.FIELD_PAUSED_AT, str(paused_at))
+                if is_early:
+                    pipeline.hset(job.key, keys.FIELD_DUE, due)
+                self._put_away(job, pipeline)
+            elif is_early:
+                pipeline.zadd(self._scheduled(job).key, {job.id: due})
+                pipeline.hset(job.key, "status", JobStatus.SCHEDULED)
+            elif is_deferred or not is_met:
+                self._defer(job, pipeline)
+            else:
+                self._push(job, pipeline, front=is_front)
+
+        return add(self.connection, job, write, only_new=True)
 
     def enqueue_again(
         self, job: Job, *, front: bool = False, needs: Mapping[str, str] | None = None
@@ -153,22 +222,28 @@ class JobStore(Executions, Pausing, Ordering):
 
     def cancel_waiting(self, job: Job) -> bool:
         """Cancel a waiting job; False if it does not wait."""
+        return self.end_waiting(job, JobStatus.CANCELED, self.now())
+
+    def end_waiting(self, job: Job, status: JobStatus, ended_at: datetime) -> bool:
+        """End a waiting job without a result; False if it does not wait."""
 
         needs = self.needs_of(job)
-        ended_at = self.now()
 
         def write(pipeline: Pipeline) -> None:
             leave_all(job, pipeline)
             self._leave_set_aside(job, pipeline, needs)
-            fields: dict[Any, Any] = {"status": JobStatus.CANCELED, "ended_at": utcformat(ended_at)}
+            job._status, job.ended_at = status, ended_at  # some registries save the job
+            fields: dict[Any, Any] = {"status": status, "ended_at": utcformat(ended_at)}
             pipeline.hset(job.key, mapping=fields)
             pipeline.hdel(job.key, *TRANSIENT_FIELDS)
-            CanceledJobRegistry(job.origin, connection=self.connection).add(
-                job, ttl=-1, pipeline=pipeline
-            )
-            job_index.ended(pipeline, job, JobStatus.CANCELED, ended_at)
+            self._registry_of(job, status).add(job, ttl=-1, pipeline=pipeline)
+            job_index.ended(pipeline, job, status, ended_at)
 
         return bool(change(self.connection, job, WAITING, write))
+
+    def note_executions(self, job: Job, number: int) -> None:
+        """Set the number of executions of a job that have begun."""
+        self.connection.hset(job.key, keys.FIELD_EXECUTION, str(number))
 
     def remove(self, job: Job) -> bool:
         """Delete an ended job and all its data in Redis; False if it is not ended."""
@@ -180,32 +255,36 @@ class JobStore(Executions, Pausing, Ordering):
 
         return bool(change(self.connection, job, ENDED, write))
 
-    def adopt(
-        self,
-        job_id: str,
-        queue: str,
-        status: JobStatus,
-        *,
-        created_at: float,
-        ended_at: float,
-        executions: int,
-        from_cli: bool,
-        needs: Mapping[str, str],
-    ) -> bool:
-        """Add an ended job as recorded in its run directory; False if Redis has it already."""
-        job = self._new_job(job_id, queue, status)
-        job.created_at = datetime.fromtimestamp(created_at, UTC)
-        ended = job.ended_at = datetime.fromtimestamp(ended_at, UTC)
+    def adopt_many(self, ended: Sequence[EndedJob]) -> list[str]:
+        """Add ended jobs in one transaction, without those that Redis has; return the added."""
+        names = [one.job_id for one in ended]
+        while True:
+            with self.connection.pipeline() as pipeline:
+                pipeline.watch(*map(Job.key_for, names))
+                with self.connection.pipeline(transaction=False) as reading:
+                    for name in names:
+                        reading.exists(Job.key_for(name))
+                    known = reading.execute()
+                new = [one for one, is_known in zip(ended, known, strict=True) if not is_known]
+                pipeline.multi()
+                for one in new:
+                    self._write_ended(one, pipeline)
+                try:
+                    pipeline.execute()
+                except redis.WatchError:  # one was added just now
+                    continue
+                return [one.job_id for one in new]
 
-        def write(pipeline: Pipeline) -> None:
-            job.save(pipeline=pipeline)
-            pipeline.hset(job.key, keys.FIELD_EXECUTION, executions)
-            pipeline.hset(job.key, keys.FIELD_NEEDS, _needs_line(needs))
-            self._registry_of(job, status).add(job, ttl=-1, pipeline=pipeline)
-            job_index.created(pipeline, job, from_cli=from_cli)
-            job_index.ended(pipeline, job, status, ended)
-
-        return add(self.connection, job, write, only_new=True)
+    def _write_ended(self, one: EndedJob, pipeline: Pipeline) -> None:
+        job = self._new_job(one.job_id, one.queue, one.status)
+        job.created_at = datetime.fromtimestamp(one.created_at, UTC)
+        ended_at = job.ended_at = datetime.fromtimestamp(one.ended_at, UTC)
+        job.save(pipeline=pipeline)
+        pipeline.hset(job.key, keys.FIELD_EXECUTION, str(one.executions))
+        pipeline.hset(job.key, keys.FIELD_NEEDS, _needs_line(one.needs))
+        self._registry_of(job, one.status).add(job, ttl=-1, pipeline=pipeline)
+        job_index.created(pipeline, job, from_cli=one.from_cli)
+        job_index.ended(pipeline, job, one.status, ended_at)
 
     def _new_job(
         self,

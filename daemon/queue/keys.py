@@ -139,6 +139,17 @@ def http_request(home: str, name: str) -> str:
     return f"warmd:http:{home}:{name}"
 
 
+def place(connection: redis.Redis) -> str:
+    """The address of a Redis and its database, without a password."""
+    pool: Any = connection.connection_pool
+    about = pool.connection_kwargs
+    if "path" in about:
+        return str(about["path"])
+    service = getattr(pool, "service_name", None)
+    where = f"{about.get('host', 'localhost')}:{about.get('port', 6379)}"
+    return f"{where if service is None else service}/{about.get('db') or 0}"
+
+
 def text(raw: Any) -> str:
     """Decode an id or a name from Redis.
 

@@ -44,20 +44,22 @@ class Fence:
 
     def check(self) -> None:
         """Raise Superseded if a later execution has begun."""
-        latest = self._latest()
-        if latest > self.execution:
+        found = latest(self.folder)
+        if found > self.execution:
             raise Superseded(
                 f"job: execution {self.execution} of {self.folder.name} was superseded by "
-                f"execution {latest}: it writes nothing more"
+                f"execution {found}: it writes nothing more"
             )
 
-    def _latest(self) -> int:
-        try:
-            descriptor = os.open(self.folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return 0
-        try:
-            text = os.read(descriptor, 32).strip()
-        finally:
-            os.close(descriptor)
-        return int(text) if text.isdigit() else 0
+
+def latest(folder: Path) -> int:
+    """Return the number in the fence of a run directory; 0 if there was at most one execution."""
+    try:
+        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        text = os.read(descriptor, 32).strip()
+    finally:
+        os.close(descriptor)
+    return int(text) if text.isdigit() else 0

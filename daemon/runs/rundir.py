@@ -4,6 +4,7 @@ spec.json      the spec, with everything that is needed to run the job again
 events.jsonl   the events
 log.txt        output of libraries and of user code
 labels.json    name, tags and notes, for people
+queue.json     the latest request that concerns the queue: paused, canceled, continued, resumed
 source/        the code and versions that it ran
 checkpoints/   the checkpoints
 init/          the initial weights, if they come from another job

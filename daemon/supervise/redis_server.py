@@ -1,7 +1,9 @@
 """The embedded Redis: a Valkey or Redis process on a unix socket in a 0700 folder.
 
 The append-only file is synced before every reply (`appendfsync always`): with `everysec` up to two
-seconds of acknowledged writes may still be in memory, and a kill -9 loses them.
+seconds of acknowledged writes may still be in memory, and a kill -9 loses them. A file that Redis
+refuses, for example after a power loss, is repaired: see aof_repair.py. Redis' own repair of a file
+that was cut off (`aof-load-truncated`) is off: it keeps no copy and reports nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import redis
 
@@ -25,6 +29,7 @@ from ..host.home import Home, private
 from ..host.parent_death import tied_to_parent
 from ..queue import health, keys
 from ..queue.reasons import reason
+from . import aof_repair
 
 _STOP_INTERVAL_S = 0.5
 
@@ -32,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _MAX_LOG_BYTES = 10_000_000
 _REPLY_TIMEOUT_S = 0.5  # for a Redis on this machine
+_EMPTY_TIMEOUT_S = 10.0  # for the start of one without data
 
 _CONFIG = """\
 port 0
@@ -41,7 +47,7 @@ dir {folder}
 daemonize no
 appendonly yes
 appendfsync always
-aof-load-truncated yes
+aof-load-truncated no
 save ""
 databases 1
 loglevel notice
@@ -73,6 +79,10 @@ def find_binary(configured: str | None) -> str:
     )
 
 
+class _EndedAtOnce(Unavailable):
+    """Redis ended before it accepted commands."""
+
+
 class EmbeddedRedis:
     """The Redis process of a home. Started and watched by the supervisor."""
 
@@ -80,53 +90,99 @@ class EmbeddedRedis:
         self.home = home
         self.binary = binary
         self.process: subprocess.Popen[bytes] | None = None
+        self.repairs: list[aof_repair.Repair] = []  # of the append-only file at the latest start
+        self._repairer = aof_repair.Repairer(home.redis_folder, home.damaged)
+        self._log = home.logs / "server.log"
 
     @property
     def url(self) -> str:
         return self.home.redis_url
 
     def start(self, *, timeout_s: float = 60.0) -> None:
-        """Start Redis and wait until it replies. Raises Unavailable with its last log line."""
-        socket = self.home.redis_socket
-        config = self.home.redis_folder / "server.conf"
-        log_path = self.home.logs / "server.log"
+        """Start Redis and wait until it replies. Raises Unavailable with its last log line.
+
+        `repairs`: those that were needed, or an earlier start has begun.
+        """
         lock = self._lock_folder(timeout_s)
+        folder = self.home.redis_folder
         try:
-            socket.unlink(missing_ok=True)
-            settings = _CONFIG.format(
-                socket=_quoted(socket), folder=_quoted(self.home.redis_folder)
-            )
-            write_atomic(config, settings.encode())
-            _rotate(log_path)
-            with open(log_path, "ab", opener=private) as output:
-                self.process = subprocess.Popen(
-                    tied_to_parent([self.binary, str(config)]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    pass_fds=[lock],
-                    umask=0o077,  # for its append-only file
-                )
+            self.repairs = self._repairer.finish_interrupted()
+            if aof_repair.has_faulty_list(folder):
+                self._repair()
+            try:
+                self._start(lock, timeout_s)
+            except _EndedAtOnce:
+                if not self._repair():
+                    raise
+                self._start(lock, timeout_s)
+        except OSError as error:
+            raise Unavailable(f"Redis: cannot use {folder}: {error}") from error
         finally:
             os.close(lock)  # the child inherited it
+
+    def _start(self, lock: int, timeout_s: float) -> None:
+        config = self.home.redis_folder / "server.conf"
+        settings = _CONFIG.format(
+            socket=_quoted(self.home.redis_socket), folder=_quoted(self.home.redis_folder)
+        )
+        write_atomic(config, settings.encode())
+        _rotate(self._log)
+        self.process = self._launch([str(config)], self.home.redis_socket, lock)
+        self._wait_until_ready(self.process, self.url, timeout_s)
+
+    def _launch(
+        self, arguments: list[str], socket: Path, lock: int | None
+    ) -> subprocess.Popen[bytes]:
+        socket.unlink(missing_ok=True)
+        with open(self._log, "ab", opener=private) as output:
+            return subprocess.Popen(
+                tied_to_parent([self.binary, *arguments]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=[] if lock is None else [lock],
+                umask=0o077,  # for its append-only file
+            )
+
+    def _wait_until_ready(
+        self, process: subprocess.Popen[bytes], url: str, timeout_s: float
+    ) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self.is_ready():
-            if self.process.poll() is not None:
-                raise Unavailable(f"Redis ended at once: {_last_line(log_path)}")
+        while not _is_ready(url):
+            if process.poll() is not None:
+                raise _EndedAtOnce(f"Redis ended at once: {_last_line(self._log)}")
             if time.monotonic() > deadline:
-                raise Unavailable(f"Redis did not reply in {timeout_s:g} s: see {log_path}")
+                raise Unavailable(f"Redis did not reply in {timeout_s:g} s: see {self._log}")
             time.sleep(0.01)
+
+    def _repair(self) -> bool:
+        """Repair the append-only file; return whether it was damaged. Raises Unavailable."""
+        made = self._repairer.repair(self._arities)
+        if made is not None:
+            self.repairs.append(made)
+        return made is not None
+
+    def _arities(self) -> dict[bytes, int]:
+        """Return the number of words of every command, as reported by a Redis without data."""
+        socket = self.home.sockets / "empty.sock"
+        options = {"port": "0", "unixsocket": str(socket), "save": "", "appendonly": "no"}
+        arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+        process = self._launch(arguments, socket, None)
+        url = f"unix://{quote(str(socket))}"
+        try:
+            self._wait_until_ready(process, url, _EMPTY_TIMEOUT_S)
+            with keys.connect_once(url) as connection:
+                known: Any = connection.command()
+        finally:
+            process.kill()
+            process.wait()
+            socket.unlink(missing_ok=True)
+        return {name.lower().encode(): int(about["arity"]) for name, about in known.items()}
 
     def is_ready(self) -> bool:
         """Whether it accepts commands; false while it loads its append-only file."""
-        connection = keys.connect_once(self.url, timeout_s=_REPLY_TIMEOUT_S)
-        try:
-            return bool(connection.ping())
-        except redis.RedisError:
-            return False
-        finally:
-            connection.close()
+        return _is_ready(self.url)
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
         """End it with SIGTERM, or kill it if it hangs; neither loses data."""
@@ -167,6 +223,16 @@ class EmbeddedRedis:
                 time.sleep(0.05)
             else:
                 return lock
+
+
+def _is_ready(url: str) -> bool:
+    connection = keys.connect_once(url, timeout_s=_REPLY_TIMEOUT_S)
+    try:
+        return bool(connection.ping())
+    except redis.RedisError:
+        return False
+    finally:
+        connection.close()
 
 
 def check_redis(connection: redis.Redis, url: str | None) -> None:

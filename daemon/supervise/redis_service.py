@@ -17,6 +17,8 @@ from ..queue import key_prefix, keys, runs_owner
 from ..queue.clocks import clock
 from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns
+from . import aof_repair
+from .aof_repair import Repair
 from .children import MAX_QUICK_KILLS
 from .redis_server import EmbeddedRedis, check_redis, find_binary
 
@@ -45,6 +47,18 @@ class RedisService:
         self._failed_restarts = 0  # in a row
         self._restart_at = float("-inf")  # by `clock`: not before
 
+    @property
+    def repairs(self) -> list[Repair]:
+        """The repairs of the append-only file at the latest start of the embedded one."""
+        return [] if self.embedded is None else self.embedded.repairs
+
+    @property
+    def copies(self) -> list[str]:
+        """The copies of the append-only files that were repaired, which are still there."""
+        if self.embedded is None:
+            return []
+        return [repair.copy for repair in aof_repair.reports(self._home.damaged)]
+
     def start(self, *, was_warm: bool) -> BootProgress:
         """Start or check it; return what `warmd start` prints. Raises WarmdError.
 
@@ -68,16 +82,17 @@ class RedisService:
             memory_bytes=info.get("used_memory_rss"),
         )
 
-    def restart_if_dead(self) -> None:
-        """Restart the embedded Redis, with growing pauses between attempts that fail.
+    def restart_if_dead(self) -> bool:
+        """Restart the embedded Redis; return whether it had ended, and runs again.
 
-        Raises Unavailable if it fails too often. A full disk does not count: it waits for space.
+        The pauses between attempts that fail grow. Raises Unavailable if it fails too often. A full
+        disk does not count: it waits for space.
         """
         if self.embedded is None or self.embedded.process is None:
-            return
+            return False
         code = self.embedded.process.poll()
         if code is None or clock() < self._restart_at:
-            return
+            return False
         log.error("Redis: ended (%s), restarting it", code)
         try:
             self.embedded.start()
@@ -90,9 +105,10 @@ class RedisService:
                 raise Unavailable(f"Redis cannot be restarted: {error}") from error
             cause = error if full is None else f"the disk of {full} is full"
             log.error("Redis: not restarted: %s; next attempt in %.0f s", cause, pause_s)
-        else:
-            self._failed_restarts = 0
-            self._on_restart()
+            return False
+        self._failed_restarts = 0
+        self._on_restart()
+        return True
 
     def stop(self) -> None:
         if self.embedded is not None:

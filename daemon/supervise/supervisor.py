@@ -38,6 +38,7 @@ from ..queue.jobs import JobStore
 from ..runs.rundir import remove_stale_staging
 from ..store.remote import RemoteRuns
 from ..sweeps import group
+from .adopting import Adopter, Adoption
 from .children import Child, WorkerChild
 from .control_server import ControlServer
 from .launching import Launcher, download_models
@@ -56,6 +57,7 @@ Report = Callable[[Message], None]
 HandleRequest = Callable[["Supervisor", Message], Message]
 
 _TICK_S = 1.0  # maximum duration of one wait; a message, a dead child or a signal ends it
+_ADOPT_AGAIN_S = 15.0  # longer than a lease of a worker
 _REDIS_TIMEOUT_S = 1.0  # for a reply; it blocks the main loop
 
 
@@ -115,6 +117,8 @@ class Supervisor:
         self.reloading = Reloading(self.upgrades, self._start_next_zygote)
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self.is_warm = False
+        # When, and how, jobs are adopted that could not be at the start; once.
+        self._adopt_again: tuple[float, Callable[[], None]] | None = None
 
     # --- main loop --------------------------------------------------------------------------
 
@@ -131,12 +135,15 @@ class Supervisor:
             self._wakeups.on_signals(self._on_stop_signal)
             if not self._flags.was_warm and self.config.run_store is not None:
                 RemoteRuns(self.home, self.config.run_store, is_for_person=True).check_access()
+            begun_at = time.time()
             self.report(self.redis.start(was_warm=self._flags.was_warm))
+            self._report_repairs()
             self._write_state()
             self.warm_set.write()
             control = ControlServer(self.home.control_socket, self._handle)
             try:
                 self._orphans.requeue_of_previous_run(self.url)
+                self._adopt(begun_at)
                 remove_stale_staging(self.home.runs)
                 if self._flags.was_warm:
                     self._count_restart("supervisor")
@@ -168,6 +175,36 @@ class Supervisor:
         if self.failure is not None:
             raise Unavailable(self.failure)
         return 0
+
+    def _report_repairs(self) -> None:
+        for repair in self.redis.repairs:
+            self.report(BootProgress("recovery", True, name="redis", note=repair.describe()))
+
+    def _adopt(self, begun_at: float, earlier: Adoption | None = None) -> None:
+        """Adopt the jobs that Redis has lost; `begun_at`: when Redis was started."""
+        try:
+            self._adopt_from(begun_at, earlier)
+        except OSError as error:  # a full or failing disk: the next start adopts them
+            log.error("adoption: %s", error)
+
+    def _adopt_from(self, begun_at: float, earlier: Adoption | None) -> None:
+        with keys.connect(self.url) as connection:  # with a timeout for many jobs
+            store = JobStore(connection, self.store.remote)
+            adopter = Adopter(store, self.home, is_shared=self.redis.embedded is None)
+            found = adopter.run(begun_at=begun_at, repairs=self.redis.copies, earlier=earlier)
+        if earlier is not None:
+            return
+        for line in found.describe():
+            self.report(BootProgress("recovery", True, name="jobs", note=line))
+        if found.missing:
+            # A job whose horse still ran, without a claim in Redis, has ended by then.
+            again_at = time.monotonic() + _ADOPT_AGAIN_S
+            self._adopt_again = (again_at, partial(self._adopt, begun_at, found))
+
+    def _adopt_again_if_due(self) -> None:
+        if self._adopt_again is not None and time.monotonic() > self._adopt_again[0]:
+            self._adopt_again[1]()
+            self._adopt_again = None
 
     def stop(self, how: str) -> None:
         """Request the end: "drain" lets jobs save and requeues them, "now" kills them."""
@@ -201,6 +238,7 @@ class Supervisor:
             self._restart_dead_children()
             self._advance_reload()
             self.upgrades.log_if_due()
+            self._adopt_again_if_due()
             self._take_part()
             if self.is_warm:
                 self.services.start_groups_if_due()
@@ -360,7 +398,9 @@ class Supervisor:
             child.end_if_hung(passed_s)
 
     def _restart_dead_children(self) -> None:
-        self.redis.restart_if_dead()
+        begun_at = time.time()
+        if self.redis.restart_if_dead() and self.redis.repairs:
+            self._adopt(begun_at)
         if self.zygote.has_died():
             self._check_death(self.zygote)
             self._start_zygote()

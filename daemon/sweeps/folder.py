@@ -110,6 +110,7 @@ class SweepFolder(GroupFolder):
 
     def __init__(self, home: Home, sweep_id: str) -> None:
         super().__init__(home.sweeps, sweep_id)
+        self.home = home
 
     @classmethod
     def open(cls, home: Home, sweep_id: str) -> SweepFolder:

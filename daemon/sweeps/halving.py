@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...jobs.errors import Conflict
 from ..queue.jobs import ENDED, Job, JobStatus, JobStore
-from ..runs import events
+from ..runs import asked, events
 from ..runs.rundir import RunDir
 from .folder import Decision, Member, State, Sweep, SweepFolder
 from .scores import mean, score
@@ -112,6 +112,7 @@ def _extend_one(store: JobStore, rundir: RunDir, job: Job, stop_at: int | None) 
     try:
         with rundir.revising():
             rundir.annotate(stop_at=stop_at)
+            asked.note(rundir, asked.RESUMED)
             store.enqueue_again(job)
     except (Conflict, FileNotFoundError) as error:  # it was removed just now
         log.warning("%s: cannot be extended: %s", job.id, error)

@@ -15,6 +15,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
+from ..queue import adoption
 from ..queue.jobs import JobStore
 from ..runs import labels, source, weights
 from ..runs.labels import Labels
@@ -40,7 +41,11 @@ def _submit(
     """Queue a member unless Redis has it. Its run directory is complete before that."""
     if store.fetch(member.id) is not None:
         return
-    rundir = RunDir.ensure(runs, member.id, document_of(sweep, member))
+    document = document_of(sweep, member)
+    queueing = adoption.queueing(folder.home, store.connection, sweep.queueing)
+    if not folder.init.is_dir():
+        document |= queueing  # else after the weights: without it nothing adopts the job
+    rundir = RunDir.ensure(runs, member.id, document)
     name = None if sweep.name is None else f"{sweep.name}/{number}"
     labels.write(rundir, Labels(name=name, tags=(*sweep.tags, sweep.id)))
     for folder_submitted_from in sweep.document["python_path"]:
@@ -50,7 +55,8 @@ def _submit(
         shutil.rmtree(own, ignore_errors=True)  # of a process that was killed
         weights.link(Weights(sweep.document["init_from"], folder.init), own)
         # Models are identified by name: see Submitting.submit.
-        rundir.annotate(model=ModelConfig(name=f"{member.id}:init", path=str(own)).__dict__)
+        model = ModelConfig(name=f"{member.id}:init", path=str(own)).__dict__
+        rundir.annotate(model=model, **queueing)
     how = dict(sweep.queueing)
     at = how.pop("at")
     how["needs"] = with_ranks(how.get("needs"), rundir.read_spec()["spec"])

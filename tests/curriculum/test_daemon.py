@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,26 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrup
             daemon.kill("supervisor")
     killed = ended(daemon, curriculum_id)
     assert outcome(daemon, killed) == outcome(daemon, straight)
+
+
+@pytest.mark.slow
+def test_a_curriculum_equals_an_uninterrupted_one_if_redis_loses_everything_meanwhile(daemon):
+    straight = ended(daemon, submit(daemon, "grpo"))
+    curriculum_id = submit(daemon, "grpo")
+
+    def has_begun(number: int) -> bool:
+        """Whether so many jobs of the curriculum have begun."""
+        with contextlib.suppress(WarmdError):
+            jobs = daemon.client.several(daemon.client.curriculum(curriculum_id)["jobs"])
+            return sum(job["started_at"] is not None for job in jobs) >= number
+        return False
+
+    for number in (2, 4):  # in an evaluation, and in the second stage
+        wait_until(partial(has_begun, number), timeout_s=90)
+        daemon.kill_everything()
+        daemon.damage_redis()
+        daemon.start()
+    assert outcome(daemon, ended(daemon, curriculum_id)) == outcome(daemon, straight)
 
 
 @pytest.mark.slow

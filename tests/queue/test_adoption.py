@@ -13,6 +13,7 @@ from daemons import Daemon
 from desks import Desk
 
 from warmd.daemon.queue import adoption, keys
+from warmd.daemon.queue.jobs import EndedJob
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict
 
@@ -146,8 +147,9 @@ def test_only_one_of_two_simultaneous_resumes_registers_the_job(desk):
     job_id = desk.submit()
     lose_redis(desk)
     past = adoption.past_of(RunDir(desk.home.runs / job_id))
-    assert desk.client.store.adopt(job_id, "train", **past.__dict__)
-    assert not desk.client.store.adopt(job_id, "train", **past.__dict__)
+    job = EndedJob(job_id, "train", **past.__dict__)
+    assert desk.client.store.adopt_many([job]) == [job_id]
+    assert not desk.client.store.adopt_many([job])
     assert desk.rows("show", job_id)[0]["status"] == "canceled"
 
 

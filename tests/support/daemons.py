@@ -16,6 +16,7 @@ from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from warmd.daemon.client import control
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
+from warmd.daemon.supervise import aof_format
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
 
@@ -117,6 +118,16 @@ class Daemon:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         wait_until(lambda: all(map(gone, doomed)), timeout_s=10)
+
+    def damage_redis(self) -> None:
+        """Make the append-only file of its Redis, which has ended, unreadable from its beginning.
+
+        The next start begins with an empty Redis.
+        """
+        found = aof_format.parts_of(self.home.redis_folder)
+        assert found is not None
+        path = found.parts[0].path
+        path.write_bytes(b"\0" + path.read_bytes()[1:])
 
     def submit(
         self,

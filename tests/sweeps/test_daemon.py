@@ -96,3 +96,19 @@ def test_a_sweep_ends_the_same_whatever_is_killed_meanwhile(sturdy):
     seen = [[(e["type"], e["step"]) for e in sturdy.events(job_id)[-5:]] for job_id in members]
     assert sweep["statuses"] == {"finished": 1, "stopped": 2}, (sweep, seen)
     check_straight(sturdy, values, sweep)
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_the_same_if_redis_loses_everything_meanwhile(sturdy):
+    values = options(sturdy)
+    sweep_id = submit(sturdy, values, sweep={"learning_rate": RATES}, halving=3)
+    members = sturdy.client.sweep_members(sweep_id)
+    for number, job_id in enumerate(members):
+        wait_until(partial(sturdy.events, job_id, "step"), timeout_s=60)
+        if number:  # a member waits at the rung, one runs, one waits
+            sturdy.kill_everything()
+            sturdy.damage_redis()
+            sturdy.start()
+    sweep = ended(sturdy, sweep_id)
+    assert sweep["statuses"] == {"finished": 1, "stopped": 2}
+    check_straight(sturdy, values, sweep)

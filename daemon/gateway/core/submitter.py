@@ -25,7 +25,7 @@ from ....jobs.spec import Spec
 from ...client.capacity import check_ranks
 from ...client.client import Client
 from ...host.image_store import ImageStore
-from ...queue import keys
+from ...queue import adoption, keys
 from ...queue.jobs import JobStatus
 from ...runs.rundir import RunDir
 from ..http.errors import ApiError, unwritable
@@ -142,6 +142,7 @@ class Submitter:
     def _prepare(self, submission: Submission) -> RunDir:
         # No folder to import from: an HTTP request must not name code.
         about = {**submission.about, "python_path": [], "origin": "http"}
+        about |= adoption.queueing(self._client.home, self._client.connection)
         # The job refuses a prompt that is too long as soon: the client waits for it. Tokenizing in
         # this process would let a few such requests delay all others.
         is_awaited = submission.spec.kind == "infer"
