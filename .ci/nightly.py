@@ -25,15 +25,20 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = ROOT / ".ci" / "nightly.json"  # by part: date, seconds, processor, digests
 LIMIT_S = 40 * 60  # for one part
+# In the environment of all processes of a part: those that tests start in other sessions have it.
+RUN = "WARMD_NIGHTLY_RUN"
 _MARK = re.compile(r'nightly\(\s*part="(?P<part>\w+)",\s*catches="(?P<catches>[^"]+)",?\s*\)')
 
 
@@ -84,6 +89,40 @@ PARTS = {
 }
 
 
+class Signals:
+    """Signals that end the script: they kill the part that is running, and no other one begins.
+
+    They raise nothing: an exception within Popen would leave a process that nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._part: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+                signal.signal(number, self._receive)
+
+    def wait(self, part: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of a part. Raises TimeoutExpired and, at a signal, SystemExit."""
+        self._part = part
+        if self.received is not None:  # while the part was started
+            os.killpg(part.pid, signal.SIGKILL)
+        code = part.wait(LIMIT_S)
+        self.check()
+        return code
+
+    def check(self) -> None:
+        """Raise SystemExit if a signal was received."""
+        if self.received is not None:
+            sys.exit(128 + self.received)
+
+    def _receive(self, number: int, _: object) -> None:
+        self.received = number
+        if self._part is not None and self._part.returncode is None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._part.pid, signal.SIGKILL)
+
+
 def main() -> int:
     """Run the requested parts; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -94,7 +133,7 @@ def main() -> int:
     for name in args.parts:
         if name not in PARTS:
             parser.error(f"PART: must be of {', '.join(PARTS)}, got {name}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signals = Signals()
     passed = _passed()
     rows = []
     for name in args.parts or PARTS:
@@ -108,28 +147,33 @@ def main() -> int:
             continue
         click.echo(f"== {name}: {PARTS[name].says}")
         click.echo(f"   because of: {', '.join(changed) or 'asked for'}")
-        rows.append((name, *_run(name)))
+        rows.append((name, *_run(name, signals)))
     _print_table(rows, _passed())
     return 0 if args.list or all(result in ("passed", "up to date") for _, result, _ in rows) else 1
 
 
-def _run(name: str) -> tuple[str, float]:
-    """Run a part; return how it ended and its duration in seconds."""
+def _run(name: str, signals: Signals) -> tuple[str, float]:
+    """Run a part; return how it ended and its duration in seconds. Raises SystemExit."""
     part, before, begun = PARTS[name], _digests(name), time.monotonic()
     command = part.command or (
         *(sys.executable, "-m", "pytest", "-n", str(part.processes), "--dist", "loadfile"),
         *("--no-loadscope-reorder", "-m", f"nightly(part='{name}')", *_test_files(name)),
     )
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    signals.check()
+    run = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, RUN: run}, start_new_session=True
+    )
     try:
-        code = process.wait(LIMIT_S)
+        code = signals.wait(process)
         result = "passed" if code == 0 else f"failed: exit code {code}"
     except subprocess.TimeoutExpired:
         result = f"failed: not done after {LIMIT_S // 60} minutes"
-    finally:  # also at Ctrl-C and SIGTERM
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _kill(run)
+        process.wait()
+    except SystemExit:
+        _kill(run)
+        raise
     seconds = time.monotonic() - begun
     if result == "passed":
         entry = {
@@ -142,6 +186,28 @@ def _run(name: str) -> tuple[str, float]:
         written.write_text(json.dumps({**_passed(), name: entry}, indent=1, sort_keys=True) + "\n")
         written.replace(PASSED)
     return result, seconds
+
+
+def _kill(run: str) -> None:
+    """Kill all processes of a part, and those that they start meanwhile."""
+    while found := [process for process in psutil.process_iter() if _is_of(process, run)]:
+        # Some change their title, which overwrites their environment: they are found as children.
+        for process in [*found, *(child for one in found for child in _children(one))]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=1)
+
+
+def _is_of(process: psutil.Process, run: str) -> bool:
+    with suppress(psutil.Error):
+        return process.environ().get(RUN) == run
+    return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
 
 
 def _test_files(name: str) -> list[str]:

@@ -56,6 +56,8 @@ class WarmModel:
     left_out: tuple[str, ...] = ()  # tensors of the files that the model does not use
     unembedded: tuple[str, ...] = ()  # tokens of the tokenizer that have no embedding
     appended_end: str | None = None  # the end token that the tokenizer appends to every prompt
+    # Settings of generation_config.json, by name, that completions of warmd do not follow.
+    unapplied: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Models(Protocol):

@@ -190,7 +190,9 @@ class Comparison:
 
     n: int
     difference: float  # mean of second - first
-    low: float | None  # 95 % interval of the difference; None: unknown (a single question)
+    # 95 % interval of the difference; None: unknown (a single question, or equal differences on too
+    # few questions to decide).
+    low: float | None
     high: float | None
     gained: int  # pairs where the second is better
     lost: int
@@ -236,16 +238,21 @@ def compare(
     differ. The exact McNemar test keeps below 5 % for two values, but has up to 36 points less
     power (of 8 questions).
 
-    The interval is Student's too, so that it leaves out 0 where the test decides; Agresti & Min's
-    where all differences of 0s and 1s are equal, which leaves Student's no width. `weights`: of the
-    questions, where the metric is a ratio (`estimate`). Raises ValueError without pairs, or where
-    the lengths differ.
+    The interval is Student's too; Agresti & Min's where all differences of 0s and 1s are equal,
+    which leaves Student's no width. It leaves out 0 where the test decides, and only there: where
+    it would at 4.8 to 5 %, or for three equal differences of 0s and 1s, it is extended to 0; of
+    equal differences of other values it is unknown until the test decides.
+
+    `weights`: of the questions, where the metric is a ratio (`estimate`). Raises ValueError without
+    pairs, or where the lengths differ, and OverflowError for a difference beyond the largest float.
     """
     pairs = list(zip(first, second, strict=True))
     if not pairs:
         raise ValueError("no pairs to compare")
     sizes = [max(abs(a), abs(b)) for a, b in pairs]
     differences = [_rounded(b - a, size) for (a, b), size in zip(pairs, sizes, strict=True)]
+    if not all(map(math.isfinite, differences)):
+        raise OverflowError("values differ by more than the largest float")
     above, below = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     gained, lost = (below, above) if lower_is_better else (above, below)
     found, n = estimate(differences, weights), len(pairs)
@@ -253,12 +260,16 @@ def compare(
     interval, p = None, None  # of a single question: unknown
     if n > 1:
         interval, p = found.interval(max(sizes)), _t_test(found, n) if mean else 1.0
-    if not found.error and {*first, *second} <= {0, 1}:
+    is_binary = {*first, *second} <= {0, 1}
+    if not found.error and is_binary:
         interval = _agresti_min(above, below, n)
     has_one_size = len({abs(d) for d in differences if d}) == 1
     is_decided = p is not None and p < (LEVEL if has_one_size else _LEVEL_OF_SIZES)
     is_better = mean < 0 if lower_is_better else mean > 0
     verdict = (BETTER if is_better else WORSE) if is_decided else UNDECIDED
+    if interval is not None and not is_decided:
+        is_known = found.error or is_binary or not mean
+        interval = (min(interval[0], 0.0), max(interval[1], 0.0)) if is_known else None
     more = questions_needed(differences, weights) if mean and not is_decided else None
     low, high = interval or (None, None)
     return Comparison(n, mean, low, high, gained, lost, STUDENT, p, verdict, more)

@@ -234,6 +234,49 @@ def test_no_question_that_differs_leaves_an_interval_with_a_width():
     assert found.low == -found.high == pytest.approx(-0.1633, abs=1e-4)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("n", range(1, 12))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_interval_leaves_out_0_exactly_where_the_test_decides(n, sign):
+    generator = np.random.default_rng(n)
+    draws = [
+        np.full(n, 0.2),
+        np.full(n, 1.0),
+        np.zeros(n),
+        *(generator.normal(1, 1, n) for _ in range(400)),
+        *(generator.integers(0, 4, n) / 3 for _ in range(100)),
+        *(generator.integers(0, 2, n) * 1.0 for _ in range(50)),
+    ]
+    for differences in draws:
+        first, second = [0.0] * n, (sign * differences).tolist()
+        if sign < 0 and set(second) <= {0, -1}:
+            first, second = [-value for value in second], first
+        found = compare(first, second)
+        if found.low is None:
+            assert found.high is None
+            assert found.verdict == UNDECIDED
+        else:
+            leaves_out_0 = found.low > 0 or found.high < 0
+            assert leaves_out_0 == (found.verdict != UNDECIDED)
+
+
+def test_a_few_equal_differences_have_no_interval_until_they_decide():
+    for n in (2, 3):
+        found = compare([0.1] * n, [0.3] * n)
+        assert (found.verdict, found.low, found.high) == (UNDECIDED, None, None)
+    found = compare([0.1] * 4, [0.3] * 4)
+    assert (found.verdict, found.low) == (BETTER, pytest.approx(0.2))
+    found = compare([0, 0, 0], [1, 1, 1])
+    assert (found.verdict, found.low, found.high) == (UNDECIDED, 0.0, 1.0)
+    found = compare([0.5] * 2, [0.5] * 2)
+    assert (found.verdict, found.low, found.high) == (UNDECIDED, 0.0, 0.0)
+
+
+def test_a_difference_beyond_the_largest_float_is_refused():
+    with pytest.raises(OverflowError, match="differ by more than the largest float"):
+        compare([1e308, 0.0], [-1e308, 0.0])
+    assert compare([1e308, 0.0], [0.0, 0.0]).difference == -5e307
+
+
 def equals(generator, kind, n, shift=0.0):
     """Rewards of two models that are equally good, but for a shift."""
     if kind == "normal":

@@ -44,6 +44,7 @@ def load(app: App, models: tuple[str, ...], once: bool) -> None:
 
 def _note_differences(model: dict[str, Any]) -> None:
     """Print how a loaded model differs from its files, and its tokenizer from the model."""
+    from ...jobs.models.generation_settings import unapplied_words
     from ...jobs.models.pretrained_tokenizer import appended_end_words
     from ...jobs.models.weight_headers import listed
 
@@ -56,6 +57,8 @@ def _note_differences(model: dict[str, Any]) -> None:
             note(f"{model['name']}: {len(names)} {what}: {listed(names)}")
     if model["appended_end"] is not None:
         note(f"{model['name']}: {appended_end_words(model['appended_end'])}")
+    if model["unapplied"]:
+        note(f"{model['name']}: {unapplied_words(model['unapplied'])}")
 
 
 @click.command()

@@ -70,6 +70,7 @@ class Loaded:
             "new_head": list(self.warm.new_head),
             "unembedded": list(self.warm.unembedded),
             "appended_end": self.warm.appended_end,
+            "unapplied": dict(self.warm.unapplied),
         }
 
 

@@ -11,6 +11,7 @@ from ...configs.config import ModelConfig
 from ...jobs.context import WarmModel
 from ...jobs.errors import JobFailed
 from ...jobs.models.adapters import merged, model_folder
+from ...jobs.models.generation_settings import unapplied
 from ...jobs.models.pretrained import load
 from ...jobs.models.pretrained_tokenizer import appended_end, read_tokenizer
 from ...jobs.models.vocabulary import Vocabulary
@@ -76,6 +77,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
         left_out=loaded.left_out,
         unembedded=tuple(Vocabulary.of(config.name, model, tokenizer).beyond(tokenizer)),
         appended_end=appended_end(tokenizer) if task in _GENERATING else None,
+        unapplied=unapplied(model.generation_config) if task in _GENERATING else {},
     )
 
 

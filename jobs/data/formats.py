@@ -138,7 +138,7 @@ def _parquet(option: str, path: Path, former: Former | None) -> Iterator[Record]
     with _arrow_errors(option, path, "a Parquet file"):
         file = pq.ParquetFile(path)
     with file:
-        names = _plain_columns(option, path, file.schema_arrow)
+        names = _plain_columns(option, path, file.schema_arrow, former)
         # Arrow's threads would not survive the fork of a horse.
         batches = file.iter_batches(BATCH_ROWS, columns=names, use_threads=False)
         yield from _rows(option, path, batches, former)
@@ -151,7 +151,7 @@ def _arrow(option: str, path: Path, former: Former | None) -> Iterator[Record]:
     with pa.memory_map(str(path)) as file:
         with _arrow_errors(option, path, "an Arrow stream"):
             stream = pa.ipc.open_stream(file)
-        names = _plain_columns(option, path, stream.schema)
+        names = _plain_columns(option, path, stream.schema, None)
         batches = (
             batch.select(names).slice(first, BATCH_ROWS)
             for batch in stream
@@ -160,11 +160,18 @@ def _arrow(option: str, path: Path, former: Former | None) -> Iterator[Record]:
         yield from _rows(option, path, batches, former)
 
 
-def _plain_columns(option: str, path: Path, schema: Any) -> list[str]:
-    """Return the names of the columns that are read. Raises SpecError for two of one name."""
+def _plain_columns(option: str, path: Path, schema: Any, former: Former | None) -> list[str]:
+    """Return the names of the columns that are read. Raises SpecError for two of one name.
+
+    By former rules the last one of a Parquet file counts; an Arrow file was refused.
+    """
     if len(set(schema.names)) < len(schema.names):
-        got = ",".join(schema.names)[:80]
-        raise SpecError(option, f"{jsonl.shown(path)}: must have distinct column names, got {got}")
+        if former is None:
+            got = ",".join(schema.names)[:80]
+            raise SpecError(
+                option, f"{jsonl.shown(path)}: must have distinct column names, got {got}"
+            )
+        former.add_repeated(path)
     return [field.name for field in schema if _is_plain(field.type)]
 
 

@@ -23,11 +23,13 @@ class Former:
     """The rules of version 0 (see context.RULES), and what they read otherwise.
 
     Hidden files and index files were read, suffixes counted in lower case only; NaN and numbers
-    that float64 cannot hold were read as orjson and pyarrow give them.
+    that float64 cannot hold were read as orjson and pyarrow give them; of two columns of one name
+    in a Parquet file the last one was read.
     """
 
     more: dict[str, None] = field(default_factory=dict)  # files that are left out today
     fewer: dict[str, None] = field(default_factory=dict)  # files that are read today
+    repeated: dict[str, None] = field(default_factory=dict)  # files with two columns of one name
     num_otherwise: int = 0  # records with values that are read otherwise today
     first: str = ""  # the place of the first of them
 
@@ -58,12 +60,19 @@ class Former:
             self.first = self.first or place.text
         return values
 
+    def add_repeated(self, path: Path) -> None:
+        """Count a file with two columns of one name."""
+        self.repeated[path.name] = None
+
     @property
     def note(self) -> str | None:
         """What is read otherwise, in a sentence; None: nothing."""
         parts = (
             f"files that are left out today: {_some(self.more)}" if self.more else None,
             f"without files that are read today: {_some(self.fewer)}" if self.fewer else None,
+            f"the last one of two columns of one name, refused today: {_some(self.repeated)}"
+            if self.repeated
+            else None,
             f"{self.num_otherwise:,} records with numbers or NaN that are read otherwise today, "
             f"the first: {self.first}"
             if self.num_otherwise

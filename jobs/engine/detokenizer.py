@@ -33,18 +33,24 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(prompt[-_CONTEXT:])
-        self._begin = 0  # first token of the context
+        self._ids = list(prompt[1 - _CONTEXT - _CHARACTER :])
         self._read = len(self._ids)  # tokens whose text was returned or held back
-        self._before = self._decode(self._ids)  # the text of those from `_begin` on
+        self._begin, self._before = 0, ""  # first token of the context, and the text from it on
+        self._move_context()
         self._stop = stop
         self._held = ""  # held back: may be the start of a stop string
         self.is_stopped = False
+        self.num_bytes = 0  # UTF-8 bytes decoded, also of text that is held back or cut
 
     def add(self, token: int) -> str:
         """Append a token and return new text; sets `is_stopped` at a complete stop string."""
         self._ids.append(token)
         return self._release(self._take(len(self._ids) - self._read < _CHARACTER))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the text of the last tokens depends on the next one."""
+        return self._read < len(self._ids)
 
     def finish(self) -> str:
         """Return the text that was held back, without an incomplete character."""
@@ -64,9 +70,22 @@ class TextStream:
             return ""
         self._read, self._before = len(self._ids), after
         if self._read - self._begin > _WINDOW:
-            self._begin = self._read - _CONTEXT
-            self._before = self._decode(self._ids[self._begin :])
+            self._move_context()
+        self.num_bytes += len(after[len(before) :].encode())
         return after[len(before) :]
+
+    def _move_context(self) -> None:
+        """Let the context be a few of the last tokens that were read.
+
+        It begins with a whole character: the bytes after a part of one may have no text either.
+        """
+        latest = max(self._read - _CONTEXT, 0)
+        for begin in range(latest, max(latest - _CHARACTER, -1), -1):
+            text = self._decode(self._ids[begin : self._read])
+            if begin == latest or not text.startswith(_INCOMPLETE):
+                self._begin, self._before = begin, text
+            if not text.startswith(_INCOMPLETE):
+                return
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(

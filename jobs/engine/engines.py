@@ -8,6 +8,7 @@ from ..compute.levels import NATIVE
 from ..compute.linears import served_precision
 from ..context import Context, WarmModel
 from ..models.architectures import check_can_generate
+from ..models.generation_settings import unapplied_words
 from ..models.pretrained_tokenizer import appended_end_words
 from .decoder import Decoder
 from .scheduler import Engine
@@ -38,12 +39,14 @@ def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
 def warn_of_model(ctx: Context, engine: Engine, warm: WarmModel) -> None:
     """Warn when each token is computed from its whole sequence, and when prompts get an end token.
 
-    Call it after the first token.
+    Also of generation settings that are not applied. Call it after the first token.
     """
     if engine.uncached is not None:
         ctx.emit("warning", message=f"model: {engine.uncached}")
     if warm.appended_end is not None:
         ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
+    if warm.unapplied:
+        ctx.emit("warning", message=f"model: {unapplied_words(warm.unapplied)}")
 
 
 def kept_bytes() -> tuple[int, int]:

@@ -52,7 +52,11 @@ class Piece:
     text: str
     tokens: int
     finish_reason: str | None = None  # "stop", "length", "cancelled"
-    logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where they are requested
+    # Where they are requested: of the tokens whose whole text was emitted, and in the last piece of
+    # all others. An entry never precedes its text, which may be cut at a stop string.
+    logprobs: tuple[TokenLogprob, ...] = ()
+    # UTF-8 bytes of the text of `logprobs` that are in the completion; None: all of them.
+    kept_bytes: int | None = None
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,12 @@ class Sequence:
         self._grammar = None if request.grammar is None else request.grammar.fork()
         self._text = TextStream(tokenizer, request.ids, request.stop)
         self._num_tokens = 0
-        self._unsent = 0  # tokens whose text was not emitted yet
-        self._logprobs: list[TokenLogprob] = []  # of these
+        self._unsent = 0  # tokens that no piece has counted yet
+        # The tokens that no piece has the log-probability of: where the text of the first one
+        # begins, and where those end whose text is known, in UTF-8 bytes.
+        self._logprobs: list[TokenLogprob] = []
+        self._text_begin, self._text_ends = 0, list[int]()
+        self._emitted_bytes = 0
 
     def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits (V,) with the grammar applied, to sample from. Raises JobFailed."""
@@ -48,6 +53,9 @@ class Sequence:
         else:
             text = self._text.add(token)
             self.next_token = token
+            if not self._text.is_waiting:
+                known = len(self._logprobs) - len(self._text_ends)
+                self._text_ends += [self._text.num_bytes] * known
             is_complete = self._grammar is not None and self._grammar.advance(token)
             if self._text.is_stopped or is_complete:
                 self.finish_reason = "stop"
@@ -69,9 +77,22 @@ class Sequence:
         self._emit(self._text.finish())
 
     def _emit(self, text: str) -> None:
-        logprobs = tuple(self._logprobs)
-        piece = Piece(self.index, text, self._unsent, self.finish_reason, logprobs)
-        self._unsent, self._logprobs = 0, []
+        self._emitted_bytes += len(text.encode())
+        kept_bytes = None
+        if self.finish_reason is None:
+            count = bisect_right(self._text_ends, self._emitted_bytes)
+        else:
+            count = len(self._logprobs)
+            if self._emitted_bytes < self._text.num_bytes:
+                kept_bytes = self._emitted_bytes - self._text_begin
+        logprobs = tuple(self._logprobs[:count])
+        if self._text_ends[:count]:
+            self._text_begin = self._text_ends[:count][-1]
+        del self._logprobs[:count], self._text_ends[:count]
+        piece = Piece(
+            self.index, text, self._unsent, self.finish_reason, logprobs, kept_bytes=kept_bytes
+        )
+        self._unsent = 0
         self.request.pieces.put(piece)
 
 

@@ -159,6 +159,8 @@ def _pairing(ctx: Context, against: str, rows: Sequence[dict[str, Any]]) -> Pair
         found = pair(list(journals.read(path)), rows)
     except OSError as error:
         raise JobFailed(f"against: {against} has no rows to compare with: {error}") from error
+    except OverflowError as error:  # an earlier version may have accepted such rewards
+        raise JobFailed(f"against: {against} cannot be compared with: {error}") from error
     if found is None:
         raise JobFailed(
             f"against: {against} has no question of this evaluation that both have a score for"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 # Why a file or folder is left out.
 HIDDEN, INDEX, LINKS, OTHERS, SKIPPED = "hidden", "index", "links", "others", "skipped"
+SAME = "same"
 _HIDING = (".", "__")  # how the names of hidden folders begin
 # Descriptions of data sets, by `datasets` and other trainers; they have no records.
 _INDEX_FILES = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
@@ -65,6 +66,7 @@ def files_in(
 ) -> Found:
     """Return the files with these suffixes, in lower or upper case, below a folder.
 
+    A file with several names, by hard or symbolic links, is read by one of them.
     `hiding`: how the names of hidden folders begin. `skipped`: names of folders to leave out.
     Raises OSError for a folder that cannot be read.
     """
@@ -74,10 +76,26 @@ def files_in(
             found.files.append(folder / name)
         else:
             found.left_out.setdefault(reason, LeftOut()).add(name)
+    for path in _repeated(found.files):
+        found.files.remove(path)
+        found.left_out.setdefault(SAME, LeftOut()).add(str(path.relative_to(folder)))
     found.files.sort()
     splits = {split for path in found.files if (split := _split_of(path.relative_to(folder)))}
     found.splits.extend(sorted(splits) if "train" in splits and len(splits) > 1 else ())
     return found
+
+
+def _repeated(files: Collection[Path]) -> list[Path]:
+    """Return the further names of files that have a name before, symbolic links last."""
+    known = set[tuple[int, int]]()
+    repeated = []
+    for path in sorted(files, key=lambda path: (path.is_symlink(), path)):
+        found = path.stat()
+        identity = (found.st_dev, found.st_ino)
+        if identity in known:
+            repeated.append(path)
+        known.add(identity)
+    return repeated
 
 
 def _split_of(path: Path) -> str | None:
@@ -132,6 +150,7 @@ _WORDS = {
     INDEX: "descriptions of data sets",
     LINKS: "links to folders",
     OTHERS: "of other types",
+    SAME: "links to files that are read",
     SKIPPED: "folders of tests or packages",
 }
 

@@ -17,6 +17,7 @@ from ..data.reader import report_former, report_shared, report_skipped, report_s
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import shown_prompt
+from ..models.generation_settings import of_rollouts_words
 from ..models.pretrained_tokenizer import appended_end_words
 from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
@@ -87,6 +88,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         _announce(spec, ctx, trainer, checkpoint, gemm, about)
         if warm.appended_end is not None:
             ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
+        for words in of_rollouts_words(warm.unapplied, are_packed=trainer.most_tokens is not None):
+            ctx.emit("warning", message=f"model: {words}")
 
         evaluates = bool(eval_prompts) and ctx.ranks.rank == 0
         with fast_kernels(onednn=gemm == ONEDNN):

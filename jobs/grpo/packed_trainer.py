@@ -45,6 +45,7 @@ from ..engine.decoder import Decoder
 from ..engine.layers import text_model
 from ..engine.low_rank import Adapted, Adapter, base_layer
 from ..engine.sampling import BatchSampler
+from ..models.generation_settings import clear_unpacked
 from ..packing.attention import can_pack, packed_attention
 from ..packing.passes import Embedded, exchange, score_pack, tokens_that_fit
 from ..packing.shared_prompts import Pack, Sample, split
@@ -149,6 +150,7 @@ class PackedTrainer(GRPOTrainer):
     def _write(self, prompts: Sequence[Sequence[int]]) -> list[Completion]:
         # Logits processors of the generation config of the model apply here as well.
         config, _ = self.model._prepare_generation_config(self.generation_config)
+        clear_unpacked(config)
         listed = self.model._get_logits_processor(
             config, input_ids_seq_length=max(map(len, prompts)), device=self.model.device
         )

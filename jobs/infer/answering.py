@@ -53,7 +53,8 @@ class Answer:
 
     def add(self, piece: Piece) -> tuple[str, list[dict[str, Any]]]:
         """Append a piece; return what to emit: an echoed prompt comes before the first piece."""
-        index, entries = piece.index, [self.token_texts.entry(one) for one in piece.logprobs]
+        index = piece.index
+        entries = self.token_texts.entries(piece.logprobs, piece.kept_bytes)
         text = piece.text
         if self.echoed is not None and self.tokens[index] == 0 and not self.texts[index]:
             text = self.echoed + text

@@ -2,7 +2,9 @@
 
 The texts of a completion's tokens, joined, are its text, unless a character takes several tokens:
 then each of them has the text U+FFFD, and its own part of the bytes. A token that ends a completion
-is no part of its text and has none, whether its tokenizer calls it special or not.
+is no part of its text and has none, whether its tokenizer calls it special or not. Tokens of a stop
+string, and of an incomplete character at the end, have no entry; a token that is cut has what is
+left of its text.
 """
 
 from __future__ import annotations
@@ -26,21 +28,44 @@ class TokenTexts:
         self._ends = ends
         self._known: dict[int, tuple[str, list[int]]] = {}
 
+    def entries(
+        self, found: Sequence[TokenLogprob], kept_bytes: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the entries of a completion's tokens; `kept_bytes` as in engine.request.Piece."""
+        if kept_bytes is None:
+            return [self.entry(one) for one in found]
+        entries = []
+        for one in found:
+            if kept_bytes <= 0:
+                break
+            entries.append(self.entry(one, kept_bytes=kept_bytes))
+            kept_bytes -= len(entries[-1]["bytes"])
+        return entries
+
     def entry(
-        self, found: TokenLogprob, *, is_prompt: bool = False, is_first: bool = False
+        self,
+        found: TokenLogprob,
+        *,
+        kept_bytes: int | None = None,
+        is_prompt: bool = False,
+        is_first: bool = False,
     ) -> dict[str, Any]:
         """Return a log-probability as plain values, with texts.
 
         An alternative whose text is empty or that of another one has a `name` that none of them
-        shares. `is_prompt`: a token of a prompt; `is_first`: the first one, which has no
-        log-probability.
+        shares. `kept_bytes`: the token's text is cut to these. `is_prompt`: a token of a prompt;
+        `is_first`: the first one, which has no log-probability.
         """
         text, data = self._of(found.token, is_prompt)
+        if kept_bytes is not None and kept_bytes < len(data):
+            data = data[:kept_bytes]
+            text = bytes(data).decode(errors="replace")
         top, taken = [], {text}
         for token, logprob in found.top:
-            of_token, bytes_of_token = self._of(token, is_prompt)
+            is_chosen = token == found.token
+            of_token, bytes_of_token = (text, data) if is_chosen else self._of(token, is_prompt)
             top.append({"token": of_token, "bytes": bytes_of_token, "logprob": logprob})
-            if token != found.token:
+            if not is_chosen:
                 name = self._name(token, of_token, taken)
                 taken.add(name)
                 if name != of_token:

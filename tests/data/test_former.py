@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,6 +109,49 @@ def test_files_that_are_read_as_before_need_no_word(tmp_path):
     found = Source(dataset=str(tmp_path), rules=0).load()
     assert found.reading.former is not None
     assert found.reading.former.note is None
+
+
+def test_numbers_of_16_and_32_bits_and_long_integers_keep_their_former_texts(tmp_path):
+    for name, kind in (("a", np.float32), ("b", np.float16)):
+        numbers = pa.array(np.array([0.1, 3.0, 6e-5], kind))
+        table = pa.table({"question": [f"{name}{n}" for n in range(3)], "answer": numbers})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    (tmp_path / "c.jsonl").write_bytes(
+        b"\n".join(
+            b'{"question": "%d?", "answer": %d}' % (number, number)
+            for number in (123456789012345678901234, 2**64 + 1, -(2**63) - 1, 2**53 + 1)
+        )
+    )
+    # What commit cc9358c learned, and compared answers with.
+    floats = ["0.10000000149011612", "3.0", "0.00005999999848427251"]
+    halves = ["0.0999755859375", "3.0", "0.00006002187728881836"]
+    learned = ["1.2345678901234569e+23", "1.8446744073709552e+19", "-9.223372036854776e+18"]
+    compared = ["123456789012345690000000", "18446744073709552000", "-9223372036854776000"]
+    found = Source(dataset=str(tmp_path), rules=0).load()
+    assert [row.learned for row in found.train] == [
+        f" {text}" for text in (*floats, *halves, *learned, str(2**53 + 1))
+    ]
+    rows = problems.load(str(tmp_path), reading=Reading(former=Former()))
+    assert [row.answer for row in rows] == [*floats, *halves, *compared, str(2**53 + 1)]
+    assert found.reading.former is not None
+    assert found.reading.former.note == (
+        "7 records with numbers or NaN that are read otherwise today, the first: "
+        f"{tmp_path}/a.parquet, row 1"
+    )
+
+
+def test_the_last_of_two_columns_of_one_name_is_read_as_before(tmp_path):
+    columns = [pa.array(["a?"]), pa.array(["1"]), pa.array(["2"])]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_arrays(columns, ["question", "answer", "answer"]), path)
+    found = Source(dataset=str(path), rules=0).load()
+    assert [row.learned for row in found.train] == [" 2"]
+    assert found.reading.former is not None
+    assert found.reading.former.note == (
+        "the last one of two columns of one name, refused today: 1 (rows.parquet)"
+    )
+    with pytest.raises(SpecError, match="must have distinct column names"):
+        Source(dataset=str(path)).load()
 
 
 # Jobs.

@@ -54,6 +54,16 @@ def test_a_completion_continues_the_text_of_its_prompt(tokenizer, prompt, text):
     assert whole == "a" + prompt + text
 
 
+@pytest.mark.parametrize("text", ["aaß漢漢😀ß", "漢" * 30, "😀ß漢" * 9])
+@pytest.mark.parametrize("prompt", ["", "漢漢漢", "a😀😀"])
+def test_a_context_never_begins_within_a_character(prompt, text):
+    for tokenizer in (BYTEWISE, SPACED):
+        before, after = (
+            tokenizer(part, add_special_tokens=False)["input_ids"] for part in ("a" + prompt, text)
+        )
+        assert text_of(tokenizer, before, after) == text
+
+
 @given(st.sampled_from([BYTEWISE, SPACED]), st.lists(st.integers(0, 255), max_size=40))
 def test_a_whole_completion_has_the_text_of_its_stream_whatever_its_tokens(tokenizer, ids):
     growing = TextStream(tokenizer, [1], ())

@@ -12,6 +12,7 @@ import tiny
 from shell import warmd
 
 from warmd.jobs.data import left_out, texts
+from warmd.jobs.data.former import Former
 from warmd.jobs.data.reader import Reading
 from warmd.jobs.data.sources import files_of, records, splits_note
 from warmd.jobs.encode.passages import from_files
@@ -128,6 +129,28 @@ def test_other_files_and_links_are_counted_and_the_first_are_named(tmp_path):
     assert note == (
         "files: 8 of other types (0.tsv, 1.tsv, 2.tsv, 3.tsv, 4.tsv, …); 1 links to folders (link/)"
     )
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_file_with_several_names_is_read_once(tmp_path, link):
+    folder = make(tmp_path / "d", "a/rows.jsonl", "other.jsonl")
+    link(folder / "a" / "rows.jsonl", folder / "a" / "a.jsonl")
+    link(folder / "a" / "rows.jsonl", folder / "z.jsonl")
+    make(tmp_path / "far", "x.jsonl")
+    link(tmp_path / "far" / "x.jsonl", folder / "b.jsonl")  # the only name in this folder
+    read, left = ("a.jsonl", "rows.jsonl") if link is os.link else ("rows.jsonl", "a.jsonl")
+    assert names_in(folder) == [f"a/{read}", "b.jsonl", "other.jsonl"]
+    assert len(list(records("dataset", str(folder)))) == 3
+    note = left_out.of_records("dataset", str(folder))
+    assert note == f"files: 2 links to files that are read (a/{left}, z.jsonl)"
+
+
+def test_a_job_of_an_earlier_version_reads_a_linked_file_twice_and_says_so(tmp_path):
+    folder = make(tmp_path / "d", "rows.jsonl")
+    os.symlink("rows.jsonl", folder / "loop.jsonl")
+    former = Former()
+    assert len(list(records("dataset", str(folder), former=former))) == 2
+    assert former.note == "files that are left out today: 1 (loop.jsonl)"
 
 
 def test_a_folder_with_nothing_to_read_says_what_is_in_it(tmp_path):

@@ -114,15 +114,24 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(openai):
         assert found == {name: getattr(choice.logprobs, name) for name in found}
 
 
-def test_chats_have_logprobs_whole_and_streamed(openai, shared_daemon, tmp_path, demo):
+@pytest.fixture(scope="module")
+def chatty(
+    shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory, demo: tuple[Any, Any]
+) -> str:
+    """The name of the same model with a chat template."""
     model, tokenizer = demo
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    folder = tmp_path / "chatty"
+    folder = tmp_path_factory.mktemp("chatty")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     control.load_model(shared_daemon.config, ModelConfig(name="chatty", path=str(folder)))
+    return "chatty"
+
+
+def test_chats_have_logprobs_whole_and_streamed(openai, chatty, demo):
+    tokenizer = demo[1]
     requested: dict[str, Any] = {
-        "model": "chatty",
+        "model": chatty,
         "messages": [{"role": "user", "content": "12+7="}],
         "temperature": 0,
         "logprobs": True,
@@ -147,3 +156,41 @@ def test_chats_have_logprobs_whole_and_streamed(openai, shared_daemon, tmp_path,
         for one in part.logprobs.content
     ]
     assert [one.logprob for one in streamed] == [one.logprob for one in content]
+
+
+def test_the_tokens_of_a_stop_string_are_in_no_logprobs(openai):
+    asked = {"model": "demo", "prompt": ["12+7=", "35+7="], "temperature": 0, "max_tokens": 4}
+    for options in ({"n": 2}, {"echo": True}):
+        wanted = {"stop": ["9", "2"], "logprobs": 2, **asked, **options}
+        choices = openai.completions.create(**wanted).choices
+        assert {choice.finish_reason for choice in choices} == {"stop"}
+        texts = [choice.text for choice in choices]
+        assert ["".join(choice.logprobs.tokens) for choice in choices] == texts
+        streamed = [["", ""] for _ in choices]
+        for chunk in openai.completions.create(**wanted, stream=True):
+            for choice in chunk.choices:
+                streamed[choice.index][0] += choice.text
+                if choice.logprobs is not None:
+                    streamed[choice.index][1] += "".join(choice.logprobs.tokens)
+                assert streamed[choice.index][0].startswith(streamed[choice.index][1])
+        assert streamed == [[text, text] for text in texts]
+
+
+def test_the_tokens_of_a_stop_string_are_in_no_logprobs_of_a_chat(openai, chatty):
+    messages = [{"role": "user", "content": "12+7="}]
+    wanted = {"model": chatty, "messages": messages, "temperature": 0, "max_tokens": 6}
+    wanted |= {"logprobs": True, "top_logprobs": 2}
+    (whole,) = openai.chat.completions.create(**wanted).choices
+    wanted["stop"] = [whole.message.content[1:]]
+    assert wanted["stop"] != [""]
+    (choice,) = openai.chat.completions.create(**wanted).choices
+    assert (choice.message.content, choice.finish_reason) == (whole.message.content[:1], "stop")
+    assert [one.token for one in choice.logprobs.content] == [choice.message.content]
+    chunks = [
+        part
+        for chunk in openai.chat.completions.create(**wanted, stream=True)
+        for part in chunk.choices
+    ]
+    assert "".join(part.delta.content or "" for part in chunks) == choice.message.content
+    entries = [one for part in chunks if part.logprobs for one in part.logprobs.content]
+    assert entries == choice.logprobs.content

@@ -8,10 +8,13 @@ from typing import Any
 import orjson
 import pytest
 import tiny
+from hypothesis import given, settings, strategies as st
+from odd_tokenizers import joining, spaced
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from warmd.jobs.engine.request import TokenLogprob
+from warmd.jobs.engine.request import Request, Sampling, TokenLogprob
+from warmd.jobs.engine.sequence import Sequence
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
@@ -95,6 +98,70 @@ def test_an_end_token_that_is_not_special_has_no_text_in_the_logprobs(tmp_path):
     assert (choice["text"], choice["finish_reason"]) == ("1+1=", "stop")
     assert len(choice["logprobs"]) == 5
     assert "".join(entry["token"] for entry in choice["logprobs"]) == choice["text"]
+
+
+JOINING, SPACED = joining(), spaced()
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from([JOINING, SPACED]),
+    st.text("abcd e“é", min_size=1, max_size=30),
+    st.lists(st.text("abcd e“é", min_size=1, max_size=4), max_size=3),
+    st.integers(0, 3),
+)
+def test_the_tokens_of_the_logprobs_are_the_text_whatever_the_stop_string(
+    tokenizer, text, stops, num_missing
+):
+    ids = tokenizer("a", add_special_tokens=False)["input_ids"]
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    tokens = tokens[: max(1, len(tokens) - num_missing)]  # the last character may be incomplete
+    sampling = Sampling(temperature=0)
+    request = Request(
+        ids=ids, sampling=sampling, max_tokens=len(tokens), stop=tuple(stops), num_top=0
+    )
+    sequence = Sequence(request, 0, None, tokenizer)
+    for token in tokens:
+        sequence.accept(token, frozenset(), TokenLogprob(token, -1.0))
+        if sequence.finish_reason is not None:
+            break
+    texts, said, data = TokenTexts(tokenizer), "", b""
+    while not request.pieces.empty():
+        piece: Any = request.pieces.get()
+        entries = texts.entries(piece.logprobs, piece.kept_bytes)
+        said += piece.text
+        data += b"".join(bytes(entry["bytes"]) for entry in entries)
+        assert said.encode().startswith(data)  # no entry comes before its text
+    assert piece.finish_reason is not None
+    assert data == said.encode()
+
+
+def test_the_tokens_of_a_stop_string_have_no_logprobs(job):
+    asked: dict[str, Any] = {"prompt": "1+1=", "n": 2, "temperature": 1.0, "seed": 5}
+    asked |= {"max_tokens": 60, "logprobs": 2}
+    plain = answer(job, **asked)["choices"]
+    for echoed in (False, True):
+        job.events.clear()
+        found = answer(job, **asked, echo=echoed, stop=[plain[0]["text"][20:22]])["choices"]
+        assert found[0]["finish_reason"] == "stop"
+        for choice in found:
+            streamed = [e for e in job.of_type("text") if e["index"] == choice["index"]]
+            assert "".join(event["text"] for event in streamed) == choice["text"]
+            entries = [entry for event in streamed for entry in event.get("logprobs", [])]
+            assert entries == choice["logprobs"]
+            assert "".join(entry["token"] for entry in entries) == choice["text"]
+
+
+def test_a_token_that_is_cut_has_the_rest_of_its_text():
+    texts = TokenTexts(JOINING)
+    (abc,) = JOINING("abc")["input_ids"]
+    a, d = JOINING("ad")["input_ids"]
+    found = (TokenLogprob(abc, -1.0, ((abc, -1.0), (a, -2.0))), TokenLogprob(d, -1.0))
+    (entry,) = texts.entries(found, 1)
+    assert (entry["token"], entry["bytes"]) == ("a", [97])
+    assert [one["token"] for one in entry["top"]] == ["a", "a"]
+    assert [one.get("name") for one in entry["top"]] == [None, f"a ({a})"]
+    assert [one["token"] for one in texts.entries(found, None)] == ["abc", "d"]
 
 
 def test_tokens_without_a_text_of_their_own_are_kept_apart():

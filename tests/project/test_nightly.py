@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -115,14 +117,42 @@ def test_an_unknown_part_is_refused_by_name(project: Project):
     assert "got strom" in line
 
 
-@pytest.mark.slow
-def test_a_part_that_is_terminated_leaves_no_process(project: Project):
-    project.write("tests/test_it.py", PASSES.replace("assert True", "__import__('time').sleep(60)"))
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The processes that run in a folder, which no other test has; zombies have none."""
+
+    def is_there(process: psutil.Process) -> bool:
+        try:
+            return Path(process.cwd()).is_relative_to(folder)
+        except (psutil.Error, OSError):
+            return False
+
+    return [process for process in psutil.process_iter() if is_there(process)]
+
+
+def terminated_when(project: Project, is_time: Callable[[psutil.Process], object]) -> None:
+    """Start the script, send SIGTERM when it is time, and check that no process is left."""
     command = [sys.executable, ".ci/nightly.py", "slurm"]
     with subprocess.Popen(
         command, cwd=project.folder, env=ENVIRONMENT, stdout=subprocess.DEVNULL
     ) as script:
-        children = wait_until(psutil.Process(script.pid).children)
+        wait_until(lambda: is_time(psutil.Process(script.pid)))
         script.terminate()
         assert script.wait(20) == 128 + signal.SIGTERM
-        assert not psutil.wait_procs(children, timeout=20)[1]
+    wait_until(lambda: not processes_of(project.folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["fork", "session", "test"])
+def test_a_part_that_is_terminated_leaves_no_process(project: Project, moment: str):
+    sleeps = "__import__('subprocess').run(['sleep', '600'], start_new_session=True)"
+    project.write("tests/test_it.py", PASSES.replace("assert True", sleeps))
+
+    def is_time(script: psutil.Process) -> bool:
+        for child in script.children(recursive=True):
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):  # git, which lists the files
+                is_part = os.getsid(child.pid) == child.pid and child.ppid() == script.pid
+                if {"fork": True, "session": is_part, "test": child.name() == "sleep"}[moment]:
+                    return True
+        return False
+
+    terminated_when(project, is_time)

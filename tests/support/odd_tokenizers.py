@@ -20,6 +20,18 @@ def bytewise() -> Any:
     return fast(tokenizer_object=core)
 
 
+def joining() -> Any:
+    """One token per byte, and some of several letters, or of a space and a part of a character."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("a", "b"), ("ab", "c"), ("Ġ", "d"), ("Ġ", "â"), ("Ġâ", "Ģ"), ("e", "Ã")]
+    words = [*letters, *map("".join, merges)]
+    core = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=core)
+
+
 def spaced() -> Any:
     """One token per letter; a text that is decoded alone loses its first space, as with Llama 2.
 
