@@ -63,7 +63,11 @@ class RedisService:
         begun = time.perf_counter()
         if self._config.redis_url is None:
             self.embedded = EmbeddedRedis(self._home, find_binary(self._config.redis_binary))
-            self.embedded.start()
+            try:
+                self.embedded.start()
+            except OSError as error:
+                folder = self._home.redis_folder
+                raise Unavailable(f"Redis: cannot use {folder}: {error}") from error
         with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
             check_redis(connection, self._config.redis_url)
             key_prefix.claim(connection)
@@ -91,6 +95,9 @@ class RedisService:
         log.error("Redis: ended (%s), restarting it", code)
         try:
             self.embedded.start()
+        except aof_repair.NoSpace as error:
+            log.error("%s", error)  # until there is space
+            return False
         except Unavailable:
             self._failed_restarts += 1
             if self._failed_restarts >= MAX_QUICK_KILLS:
