@@ -398,6 +398,7 @@ def repair_killed(repairer: aof_repair.Repairer, arities: dict[bytes, int], inst
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["the tail", "the manifest", "the base file"])
 def test_a_repair_that_is_killed_at_any_moment_is_done_or_undone(tmp_path: Path, fault: str):
     made = Store(tmp_path)
