@@ -69,7 +69,7 @@ PARTS = {
         ("jobs/compute", "tests/gpu/check.py", "tests/gpu/checks"),
     ),
     "homes": Part(
-        "homes of earlier versions",
+        "homes of earlier versions, damaged homes",
         ("configs", "daemon", "jobs/files", "jobs/training", "jobs/grpo", "jobs/spec.py"),
     ),
     "oracles": Part(

@@ -157,7 +157,8 @@ class Submitting(ClientConnection):
         `labels`: its name and tags. `delay_s`: queue it after this time, by Redis' clock.
         `needs`: labels of the machine that is to run it.
         """
-        if init is None and model is None and is_checkpoint(named := getattr(spec, "model", "")):
+        named = getattr(spec, "model", None)
+        if init is None and model is None and named is not None and is_checkpoint(named):
             init = self.weights(named)  # whole, and kept when the checkpoint is pruned
             spec = type(spec).parse({**spec.to_json(), "model": init.name})
         document = {**self.check(spec, init=init, model=model), "origin": origin}

@@ -47,15 +47,16 @@ def check(connection: redis.Redis) -> RedisHealth:
         else:
             problem = "it writes snapshots only: a crash loses the latest changes of jobs"
         warnings.append(f"{problem}; run CONFIG SET appendonly yes")
-    for queue, num in others.count(connection, QUEUES).items():
-        problem = f"queue {queue} has {num} jobs of another application: they are left there"
-        warnings.append(f"{problem}; use another database for it (redis://HOST:PORT/DB)")
     if info.get("role") == "slave":
         fault = fault or "is a replica: use the address of the primary"
     if fault is None and (refused := rights.missing(connection)):
         named = ", ".join(refused[:_NUM_NAMED])
         more = f" and {len(refused) - _NUM_NAMED} more" if len(refused) > _NUM_NAMED else ""
         fault = f"refuses its user {named}{more}: docs/operations.md has the rights that it needs"
+    if fault is None:
+        for queue, num in others.count(connection, QUEUES).items():
+            problem = f"queue {queue} has {num} jobs of another application: they are left there"
+            warnings.append(f"{problem}; use another database for it (redis://HOST:PORT/DB)")
     return RedisHealth(version, fault, tuple(warnings))
 
 

@@ -35,12 +35,14 @@ _REPORT = "adopted.json"  # in the folder of the copies of append-only files
 _SHOWN = 10  # ids in a line
 _BATCH = 100  # jobs per transaction or round trip
 
-# Clients elsewhere submit to an external Redis at any time, and may be about to queue a job.
+# Clients elsewhere submit to an external Redis at any time, and may be about to queue a job. Jobs
+# of this time before the start are adopted by the second try.
 _SUBMITTING_S = 60.0
 
 # For horses of a daemon that was killed. The lock of a run directory is released with its horse.
 _PATIENCE_S = 5.0
 
+_JUST_SUBMITTED = "submitted just now, perhaps by a client that is about to queue it"
 _EARLIER = "never begun, and submitted by an earlier version: `warmd resume` queues it"
 
 
@@ -106,8 +108,9 @@ class Adopter:
         else:
             has_lost = earlier.has_lost
             found = replace(earlier, missing={})
-        if self._is_shared:
-            begun_at -= _SUBMITTING_S
+        settled_at = begun_at
+        if self._is_shared and earlier is None:
+            settled_at -= _SUBMITTING_S
         recorded = set(listing.every_id(self._store.connection))
         on_disk = sorted(job_ids(self._home.runs), key=by_time)
         lost: list[tuple[RunDir, Standing]] = []
@@ -116,7 +119,9 @@ class Adopter:
             if job_id not in recorded:
                 with _noting(found, job_id):
                     rundir = RunDir(self._home.runs / job_id)
-                    standing = self._standing(rundir, found, begun_at, has_lost=has_lost)
+                    standing = self._standing(
+                        rundir, found, begun_at, settled_at, has_lost=has_lost
+                    )
                     if standing is not None and standing.ended is None:
                         lost.append((rundir, standing))
                     elif standing is not None:
@@ -144,10 +149,17 @@ class Adopter:
     # --- jobs that Redis does not know ------------------------------------------------------
 
     def _standing(
-        self, rundir: RunDir, found: Adoption, begun_at: float, *, has_lost: bool
+        self,
+        rundir: RunDir,
+        found: Adoption,
+        begun_at: float,
+        settled_at: float,
+        *,
+        has_lost: bool,
     ) -> Standing | None:
         """Return where a job stands; None if it is not to be adopted."""
-        if (rundir.path / "spec.json").stat().st_mtime >= begun_at:
+        changed_at = (rundir.path / "spec.json").stat().st_mtime
+        if changed_at >= begun_at:
             return None
         try:
             is_own = adoption.is_of(rundir, self._own)
@@ -160,6 +172,9 @@ class Adopter:
             if not asked.executions(rundir) and rundir.read_result() is None:
                 found.missing[rundir.path.name] = _EARLIER
                 return None
+        if is_own and changed_at >= settled_at:
+            found.missing[rundir.path.name] = _JUST_SUBMITTED
+            return None
         return adoption.standing(rundir) if is_own else None
 
     def _restore(

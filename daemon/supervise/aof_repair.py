@@ -38,6 +38,10 @@ _REPORT = "report.json"
 _BLOCK_BYTES = 1 << 20
 
 
+class NoSpace(Unavailable):
+    """The disk has no space for the repaired file; nothing was changed."""
+
+
 @dataclass(frozen=True)
 class Repair:
     """What a repair found and did."""
@@ -79,11 +83,8 @@ def has_faulty_list(folder: Path) -> bool:
 
 def reports(copies: Path) -> list[Repair]:
     """Return the repairs whose copies are still there, the latest first."""
-    found = []
-    for copy in sorted(_complete(copies), reverse=True):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found.append(_read_report(copy)[0])
-    return found
+    found = [_read_report(copy) for copy in sorted(_complete(copies), reverse=True)]
+    return [report[0] for report in found if report is not None]
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class Repairer:
     def repair(self, arities: Callable[[], Arities]) -> Repair | None:
         """Cut the append-only file at its first fault; None if it has none.
 
-        `arities`: called for the commands that Redis knows. Raises Unavailable if there is no
-        space; then nothing is changed.
+        `arities`: called for the commands that Redis knows. Raises NoSpace; OSError if a file
+        cannot be read.
         """
         parts = aof_format.parts_of(self.folder)
         if parts is None:
@@ -112,7 +113,7 @@ class Repairer:
             for partial in self._partial():
                 if not self._is_switched(partial):
                     self._undo(partial)
-            raise Unavailable(
+            raise NoSpace(
                 f"Redis: {plan.fault}: its repair needs {plan.end:,} bytes in {self.folder}: "
                 f"{error.strerror}; nothing was changed"
             ) from error
@@ -121,8 +122,10 @@ class Repairer:
         """Finish repairs that were killed after their switch, and undo those before it."""
         finished = []
         for partial in self._partial():
-            if self._is_switched(partial):
-                finished.append(self._finish(partial))
+            report = _read_report(partial)
+            if report is not None and self._is_switched(partial):
+                finished.append(report[0])
+                self._finish(partial, report[0])
             else:
                 self._undo(partial)
         return finished
@@ -131,7 +134,8 @@ class Repairer:
         now = datetime.now(UTC)
         name = f"{now:%Y%m%d-%H%M%S-%f}"
         partial = self.copies / f"{_PARTIAL}{name}"
-        partial.mkdir(mode=0o700, parents=True)
+        self.copies.mkdir(mode=0o700, exist_ok=True)
+        partial.mkdir(mode=0o700)
         is_single = aof_format.is_single_file(parts)
         inside = self.folder if is_single else self.folder / aof_format.FOLDER
         for path in inside.glob(f"{aof_format.NAME}*"):
@@ -149,16 +153,17 @@ class Repairer:
         _write_prefix(None if plan.last is None else plan.last.path, plan.end, new.path)
         if not is_single:
             write_atomic(inside / aof_format.MANIFEST, aof_format.manifest([*plan.whole, new]))
-        return self._finish(partial)
+        self._finish(partial, made)
+        return made
 
     def _undo(self, partial: Path) -> None:
         """Remove what an interrupted repair has written before its switch."""
-        if (partial / _REPORT).exists() and not (partial / aof_format.NAME).exists():
-            new = _read_report(partial)[1]
-            (self.folder / aof_format.FOLDER / new).unlink(missing_ok=True)
+        report = _read_report(partial)
+        if report is not None and not (partial / aof_format.NAME).exists():
+            (self.folder / aof_format.FOLDER / report[1]).unlink(missing_ok=True)
         shutil.rmtree(partial)
 
-    def _finish(self, partial: Path) -> Repair:
+    def _finish(self, partial: Path, made: Repair) -> None:
         """Remove what a repair has replaced, and give its copy the final name."""
         inside = self.folder / aof_format.FOLDER
         parts = aof_format.parts_of(self.folder)
@@ -172,13 +177,11 @@ class Repairer:
         fsync(self.copies)
         for old in sorted(_complete(self.copies), reverse=True)[MAX_COPIES:]:
             shutil.rmtree(old, ignore_errors=True)
-        made = _read_report(copy)[0]
         log.warning("Redis: %s", made.describe())
-        return made
 
     def _is_switched(self, partial: Path) -> bool:
         """Whether the interrupted repair of a copy had replaced the damaged files."""
-        if not (partial / _REPORT).exists():
+        if _read_report(partial) is None:
             return False
         if (single := partial / aof_format.NAME).exists():
             # A repaired file is shorter; one that Redis 7 has moved into its folder was repaired.
@@ -237,10 +240,16 @@ def _write_prefix(source: Path | None, end: int, target: Path) -> None:
             left -= len(block)
 
 
-def _read_report(copy: Path) -> tuple[Repair, str]:
-    """Return the report in a copy, and the name of the file that the repair has written."""
-    report = orjson.loads((copy / _REPORT).read_bytes())
-    return Repair(**report["repair"]), report["new"]
+def _read_report(copy: Path) -> tuple[Repair, str] | None:
+    """Return the report in a copy, and the name of the file that the repair has written.
+
+    None if the repair was interrupted before it, or if it cannot be read.
+    """
+    try:
+        report = orjson.loads((copy / _REPORT).read_bytes())
+        return Repair(**report["repair"]), str(report["new"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _content(path: Path) -> bytes | None:

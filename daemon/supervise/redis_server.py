@@ -99,15 +99,14 @@ class EmbeddedRedis:
         return self.home.redis_url
 
     def start(self, *, timeout_s: float = 60.0) -> None:
-        """Start Redis and wait until it replies. Raises Unavailable with its last log line.
+        """Start Redis and wait until it replies; `repairs` has what was needed for that.
 
-        `repairs`: those that were needed, or an earlier start has begun.
+        Raises Unavailable with its last log line, NoSpace, and OSError.
         """
         lock = self._lock_folder(timeout_s)
-        folder = self.home.redis_folder
         try:
             self.repairs = self._repairer.finish_interrupted()
-            if aof_repair.has_faulty_list(folder):
+            if aof_repair.has_faulty_list(self.home.redis_folder):
                 self._repair()
             try:
                 self._start(lock, timeout_s)
@@ -115,8 +114,6 @@ class EmbeddedRedis:
                 if not self._repair():
                     raise
                 self._start(lock, timeout_s)
-        except OSError as error:
-            raise Unavailable(f"Redis: cannot use {folder}: {error}") from error
         finally:
             os.close(lock)  # the child inherited it
 

@@ -67,7 +67,11 @@ class RedisService:
         begun = time.perf_counter()
         if self._config.redis_url is None:
             self.embedded = EmbeddedRedis(self._home, find_binary(self._config.redis_binary))
-            self.embedded.start()
+            try:
+                self.embedded.start()
+            except OSError as error:
+                folder = self._home.redis_folder
+                raise Unavailable(f"Redis: cannot use {folder}: {error}") from error
         with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
             check_redis(connection, self._config.redis_url)
             key_prefix.claim(connection)
@@ -101,7 +105,8 @@ class RedisService:
             pause_s = min(2.0 ** (self._failed_restarts - 1), _LONGEST_PAUSE_S)
             self._restart_at = clock() + pause_s
             full = self._home.full_folder()
-            if full is None and self._failed_restarts >= MAX_QUICK_KILLS:
+            waits = full is not None or isinstance(error, aof_repair.NoSpace)
+            if not waits and self._failed_restarts >= MAX_QUICK_KILLS:
                 raise Unavailable(f"Redis cannot be restarted: {error}") from error
             cause = error if full is None else f"the disk of {full} is full"
             log.error("Redis: not restarted: %s; next attempt in %.0f s", cause, pause_s)

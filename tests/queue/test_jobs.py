@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 from daemons import Daemon
-from rq import Queue, SimpleWorker
+from rq import Queue
 from rq.job import Job
 from waiting import wait_until
 
@@ -259,7 +261,9 @@ def test_jobs_of_another_application_stay_in_their_queue(daemon: Daemon):
     (warning,) = health.check(daemon.client.connection).warnings
     assert warning.startswith("queue train has 2 jobs of another application")
     # Its own worker runs them, and warmd takes its jobs at once again.
-    SimpleWorker(["train"], connection=daemon.client.connection).work(burst=True)
+    program = Path(sys.executable).with_name("rq")
+    arguments = ["worker", "--burst", "--url", daemon.home.redis_url, "train"]
+    subprocess.run([program, *arguments], check=True, capture_output=True)
     for job_id in others:
         assert Job.fetch(job_id, connection=daemon.client.connection).get_status() == "finished"
     assert daemon.wait(daemon.submit())["status"] == "finished"

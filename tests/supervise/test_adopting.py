@@ -368,7 +368,7 @@ def test_a_node_of_a_shared_redis_adopts_no_job_that_another_node_runs(desk: Des
     assert queue_of(desk) == [here]
     os.close(lock)
     again = Adopter(desk.client.store, desk.home, is_shared=True)
-    more = again.run(begun_at=time.time() + 61, repairs=[], earlier=found)
+    more = again.run(begun_at=time.time() + 1, repairs=[], earlier=found)
     assert more.adopted == [here, locked]
     assert list(more.missing) == [there]
 
@@ -378,6 +378,11 @@ def test_a_job_that_is_being_submitted_is_left_to_its_client(desk: Desk):
     lose_all(desk)
     adopter = Adopter(desk.client.store, desk.home, is_shared=False)
     assert not adopter.run(begun_at=time.time() - 60, repairs=[]).describe()
+    shared = Adopter(desk.client.store, desk.home, is_shared=True)
+    found = shared.run(begun_at=time.time() + 1, repairs=[])
+    assert "submitted just now" in found.missing[job_id]
+    assert shared.run(begun_at=time.time() + 1, repairs=[], earlier=found).adopted == [job_id]
+    lose_all(desk)
     assert adopter.run(begun_at=time.time() + 1, repairs=[]).adopted == [job_id]
 
 

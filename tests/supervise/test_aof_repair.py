@@ -200,7 +200,7 @@ def test_a_file_cut_at_any_byte_is_read_up_to_its_last_whole_command(tmp_path: P
         assert (found.fault is None) == (end in ends)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(part="homes", catches="a cut that Redis reads otherwise than warmd")
 def test_a_redis_whose_file_is_cut_at_any_byte_starts(store: Store):
     store.write(3)
     raw = store.last.read_bytes() + TRANSACTION
@@ -398,6 +398,7 @@ def repair_killed(repairer: aof_repair.Repairer, arities: dict[bytes, int], inst
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["the tail", "the manifest", "the base file"])
 def test_a_repair_that_is_killed_at_any_moment_is_done_or_undone(tmp_path: Path, fault: str):
     made = Store(tmp_path)
@@ -449,7 +450,7 @@ def test_a_file_that_redis_cannot_read_for_another_reason_is_not_touched(store: 
     assert not store.copies
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(part="homes", catches="a start that reads a healthy file twice")
 def test_a_healthy_large_file_costs_nothing(tmp_path: Path):
     store = Store(tmp_path)
     value = bytes(1000)

@@ -178,7 +178,7 @@ def test_paused_job_keeps_the_time_it_was_scheduled_for(daemon: Daemon):
     daemon.client.pause(job_id)
     assert daemon.client.job(job_id)["scheduled_at"] is None
     assert daemon.client.unpause(job_id) == "scheduled"
-    assert daemon.client.job(job_id)["scheduled_at"] == int(due.timestamp())
+    assert daemon.client.job(job_id)["scheduled_at"] == due.timestamp()
     daemon.client.cancel(job_id)
 
 
