@@ -5,6 +5,7 @@ The home of a real daemon is on a file system that loses what was not flushed to
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -35,7 +36,7 @@ from warmd.jobs.context import step_of
 from warmd.jobs.spec import Spec
 
 STEPS = 300
-CUTS = 5  # of each job
+CUTS = 5  # of each of four jobs
 
 
 def grpo(folder: Path) -> Spec:
@@ -73,7 +74,8 @@ class Machine:
         doomed = [*self.daemon.processes(), *map(psutil.Process, others)]
         self._disk.lose_power()
         for process in doomed:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # the daemon ends itself meanwhile
+                process.kill()
         self.daemon.client.close()
         wait_until(lambda: all(map(gone, doomed)))
         self._disk.come_back()
