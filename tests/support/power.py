@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from needs import needs
+from waiting import wait_until
 
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _NOLOGFLUSH = 2  # without flushing the journal
@@ -42,9 +43,22 @@ class Disk:
             os.close(descriptor)
 
     def come_back(self) -> None:
-        """Mount it again. No process may use it any more."""
+        """Mount it again. No process may use it any more.
+
+        A mount namespace that another test has made meanwhile keeps the dead file system alive
+        until it ends.
+        """
+        wait_until(self._is_back)
+
+    def _is_back(self) -> bool:
         subprocess.run(["umount", str(self.folder)], check=True)
         assert self.mount()
+        try:
+            (self.folder / "probe").touch()
+            (self.folder / "probe").unlink()
+        except OSError:
+            return False
+        return True
 
 
 @contextlib.contextmanager
