@@ -514,6 +514,21 @@ def test_a_comparison_without_common_questions_fails(tmp_path, model):
         evaluate(other, dataset=data, max_tokens=1, against="gone")
 
 
+def test_a_comparison_of_rewards_beyond_floats_which_earlier_versions_accepted_fails(
+    tmp_path, model
+):
+    for name, value in (("one", 1.7e308), ("other", -1.7e308)):
+        job = tiny.surroundings(tmp_path / name, model)
+        evaluate(job, samples=2, max_tokens=1)
+        path = job.ctx.run_dir / "rows.jsonl"
+        rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+        for row in rows:
+            row["metrics"] = dict.fromkeys(row["metrics"], value)
+        path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    with pytest.raises(JobFailed, match="against: one cannot be compared with: values differ by"):
+        evaluate(job, samples=2, max_tokens=1, against="one")
+
+
 def test_the_report_shows_questions_that_became_right_or_wrong():
     from warmd.jobs.eval.report import report
 
