@@ -58,6 +58,10 @@ PARTS = {
         ("daemon", "jobs/files", "jobs/training", "jobs/grpo", "jobs/context.py"),
         processes=2,
     ),
+    "power": Part(
+        "power failures at many moments of each kind of job, and of submit",
+        ("daemon/queue", "daemon/runs", "daemon/work", "jobs/files", "jobs/training"),
+    ),
     "networks": Part(
         "several machines in network namespaces: cut off, slow, with clocks that are off",
         ("daemon/client", "daemon/host", "daemon/queue", "daemon/supervise", "daemon/work"),

@@ -48,3 +48,16 @@ def make_room(disk: Path) -> None:
     """Remove what `fill` or `fill_inodes` has left."""
     filler = disk / FILLER
     shutil.rmtree(filler) if filler.is_dir() else filler.unlink()
+
+
+@contextlib.contextmanager
+def read_only(folder: Path, at: Path) -> Iterator[Path]:
+    """Show a folder at another place, where nothing can be written."""
+    bind = ["mount", "--bind", str(folder), str(at)]
+    mounts = shutil.which("mount") and not subprocess.run(bind, capture_output=True).returncode
+    needs(mounts, "the right to bind a folder to another place")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(at)], check=True)
+        yield at
+    finally:
+        subprocess.run(["umount", "-l", str(at)], check=True)

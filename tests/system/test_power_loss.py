@@ -139,7 +139,7 @@ def test_a_power_failure_takes_no_event_that_a_checkpoint_stands_on(
 
 
 @pytest.mark.nightly(
-    part="storms", catches="writes in an order that only some moments of a power failure show"
+    part="power", catches="writes in an order that only some moments of a power failure show"
 )
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kind", "seed"), [*itertools.product(KINDS, range(4))])
@@ -170,7 +170,7 @@ for _ in range(1000):
 
 
 @pytest.mark.nightly(
-    part="storms", catches="writes in an order that only some moments of a power failure show"
+    part="power", catches="writes in an order that only some moments of a power failure show"
 )
 @pytest.mark.timeout(1200)
 def test_jobs_that_were_accepted_before_a_power_failure_are_run(machine: Machine):
