@@ -14,6 +14,7 @@ from ..sweeps.scores import mean, score
 
 _WAITING = ("queued", "scheduled", "deferred")
 _GONE = "removed"  # status of a member without files and record
+_WAITS = ("waits_for", "missing_model", "awaited_nodes", "needs")  # what a job waits for
 
 
 def line_of(
@@ -55,6 +56,7 @@ def line_of(
         "scheduled_at": None,
         "position": min((job["position"] for job in found if job["position"]), default=None),
         "after": [],
+        **{name: next((job[name] for job in found if job[name]), None) for name in _WAITS},
         "eta_s": max(etas, default=None),
     }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from worked_sweeps import advance, play_to, queued
 
 import warmd
+from warmd.daemon.queue import keys
 from warmd.daemon.sweeps.folder import SweepFolder
 from warmd.daemon.sweeps.members import document_of
 from warmd.jobs.context import RULES
@@ -41,6 +44,16 @@ def test_each_job_has_the_options_of_its_point_and_a_seed_of_its_own(desk):
         spec = desk.client.rundir(job_id).read_spec()["spec"]
         found.append((spec["learning_rate"], spec["seed"]))
     assert found == [(rate, seed) for rate in (1e-6, 1e-5, 1e-4) for seed in (7, 8)]
+
+
+def test_a_sweep_shows_what_its_jobs_wait_for(desk):
+    submit(desk, *AXIS, "--needs", "gpu=h200")
+    for _ in range(3):
+        popped: Any = desk.client.connection.lmove(
+            "rq:queue:train", keys.taken("w"), "LEFT", "RIGHT"
+        )
+        assert desk.client.store.set_aside(popped, "train", "w", {"gpu": "h200"})
+    assert "gpu=h200" in desk.warmd("queue").out
 
 
 def test_an_array_replaces_the_index_in_text_options(desk, tmp_path):
