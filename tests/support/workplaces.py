@@ -193,7 +193,8 @@ class FakeHorse:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        request = next(iter(channel))
+        self._received: list[Message] = []  # one read may return several
+        request = self.next_message()
         assert isinstance(request, RunJob)
         self.request = request
         self.job_id = request.job_id
@@ -203,7 +204,10 @@ class FakeHorse:
 
     def next_message(self) -> Message:
         """Wait for the next message of its worker."""
-        return next(iter(self.channel))
+        while not self._received:
+            self._received += self.channel.receive()
+            assert not self.channel.closed_by_peer
+        return self._received.pop(0)
 
     def end(self, job_id: str, outcome: str, **fields: Any) -> None:
         """Report the outcome of a job."""
