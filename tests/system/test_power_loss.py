@@ -23,7 +23,7 @@ import psutil
 import pytest
 import sft_jobs
 from daemons import Daemon, gone
-from disturbing import MakeDaemon, steps, weights
+from disturbing import MakeDaemon, processes_of, steps, weights
 from power import Disk, disk_without_power
 from shell import warmd
 from waiting import wait_until
@@ -73,12 +73,17 @@ class Machine:
         """
         doomed = [*self.daemon.processes(), *map(psutil.Process, others)]
         self._disk.lose_power()
-        for process in doomed:
+        self.daemon.client.close()
+        wait_until(partial(self._are_killed, doomed))
+        self._disk.come_back()
+
+    def _are_killed(self, doomed: list[psutil.Process]) -> bool:
+        """Kill what uses the disk, the guardian first, and what was forked meanwhile."""
+        every = [*doomed, *processes_of(self.daemon.home)]
+        for process in every:
             with contextlib.suppress(psutil.NoSuchProcess):  # the daemon ends itself meanwhile
                 process.kill()
-        self.daemon.client.close()
-        wait_until(lambda: all(map(gone, doomed)))
-        self._disk.come_back()
+        return all(map(gone, every))
 
     def check_checkpoints(self, job_id: str) -> None:
         """Check that the events up to the newest whole checkpoint are on the disk."""
