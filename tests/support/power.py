@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from needs import needs
-from waiting import wait_until
 
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _NOLOGFLUSH = 2  # without flushing the journal
@@ -28,11 +27,17 @@ class Disk:
     def __init__(self, image: Path, folder: Path) -> None:
         self.folder = folder
         self._image = image
+        self._device = ""
 
     def mount(self) -> bool:
         """Mount it; False if that is not possible here."""
-        command = ["mount", "-o", "loop", str(self._image), str(self.folder)]
-        return not subprocess.run(command, capture_output=True).returncode
+        found = _run("losetup", "--find", "--show", str(self._image))
+        self._device = found.stdout.strip()
+        return not found.returncode and not _run("mount", self._device, str(self.folder)).returncode
+
+    def unmount(self, *options: str) -> None:
+        subprocess.run(["umount", *options, str(self.folder)], check=True)
+        subprocess.run(["losetup", "--detach", self._device], check=True)
 
     def lose_power(self) -> None:
         """Drop what is not on the disk; nothing can be written any more."""
@@ -45,27 +50,21 @@ class Disk:
     def come_back(self) -> None:
         """Mount it again. No process may use it any more.
 
-        A mount namespace that another test has made meanwhile keeps the dead file system alive
-        until it ends.
+        By a new device: a mount namespace that another test has made meanwhile keeps the dead file
+        system on the old one alive.
         """
-        wait_until(self._is_back)
-
-    def _is_back(self) -> bool:
-        subprocess.run(["umount", str(self.folder)], check=True)
+        self.unmount()
         assert self.mount()
-        try:
-            (self.folder / "probe").touch()
-            (self.folder / "probe").unlink()
-        except OSError:
-            return False
-        return True
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @contextlib.contextmanager
 def disk_without_power(folder: Path, image: Path, *, megabytes: int = 200) -> Iterator[Disk]:
     """Mount a new disk on a folder, which must be empty."""
-    has_tools = shutil.which("mkfs.ext4") and shutil.which("mount")
-    needs(has_tools, "mkfs.ext4")
+    needs(all(map(shutil.which, ("mkfs.ext4", "mount", "losetup"))), "mkfs.ext4 and losetup")
     with image.open("wb") as file:
         file.truncate(megabytes << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
@@ -75,4 +74,4 @@ def disk_without_power(folder: Path, image: Path, *, megabytes: int = 200) -> It
     try:
         yield disk
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+        disk.unmount("-l")
