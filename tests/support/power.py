@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from needs import needs
+from waiting import wait_until
 
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _NOLOGFLUSH = 2  # without flushing the journal
@@ -36,7 +37,8 @@ class Disk:
         return not found.returncode and not _run("mount", self._device, str(self.folder)).returncode
 
     def unmount(self, *options: str) -> None:
-        subprocess.run(["umount", *options, str(self.folder)], check=True)
+        # A killed process is a zombie before the last of its threads has closed its files.
+        wait_until(lambda: not _run("umount", *options, str(self.folder)).returncode)
         subprocess.run(["losetup", "--detach", self._device], check=True)
 
     def lose_power(self) -> None:
