@@ -37,7 +37,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = ROOT / ".ci" / "nightly.json"  # by part: date, seconds, processor, digests
 LIMIT_S = 40 * 60  # for one part
-# In the environment of all processes of a part: those that tests start in other sessions have it.
+# The variable that marks all processes of a part, including those in sessions of their own.
 RUN = "WARMD_NIGHTLY_RUN"
 _MARK = re.compile(r'nightly\(\s*part="(?P<part>\w+)",\s*catches="(?P<catches>[^"]+)",?\s*\)')
 
@@ -94,9 +94,10 @@ PARTS = {
 
 
 class Signals:
-    """Signals that end the script: they kill the part that is running, and no other one begins.
+    """Handlers of the signals that end the script: they kill the running part and start no other.
 
-    They raise nothing: an exception within Popen would leave a process that nobody knows.
+    A handler raises no exception: one that interrupts Popen would lose the process id of the part
+    that it has just started, which could not be killed then.
     """
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / ".ci" / "nightly.py"
 SCRIPT = runpy.run_path(str(PROGRAM))
 MARK = 'nightly(part="{}", catches="this")'.format("slurm")  # no mark of this file
+# A test of the project that is made here, not of this one: the script runs it.
 PASSES = f"import pytest\n\n\n@pytest.mark.{MARK}\ndef test_it():\n    assert True\n"
 
 

@@ -20,7 +20,7 @@ def sort_by_file(items: list[pytest.Item]) -> None:
     known = _read()
     totals: defaultdict[Path, float] = defaultdict(float)
     for item in items:
-        totals[item.path] += known.get(item.nodeid, 0.0)
+        totals[item.path] += known.get(_name(item.nodeid), 0.0)
     items.sort(key=lambda item: -totals[item.path])
 
 
@@ -32,13 +32,19 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the time of a phase: set-up, call or teardown."""
-        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        name = _name(report.nodeid)
+        self._seconds[name] = self._seconds.get(name, 0.0) + report.duration
 
     def pytest_sessionfinish(self) -> None:
         """Replace the entries of the tests that ran; those of other tests stay."""
         kept = {name: s for name, s in _read().items() if name not in self._seconds}
         found = {name: round(s, 1) for name, s in self._seconds.items() if s >= _SHORTEST_S}
         FILE.write_text(json.dumps(dict(sorted({**kept, **found}.items())), indent=0) + "\n")
+
+
+def _name(node_id: str) -> str:
+    """The name of a test in the file: its node id below tests/."""
+    return node_id.removeprefix("tests/")
 
 
 def _read() -> dict[str, float]:
