@@ -175,7 +175,7 @@ class ClientConnection:
         if self.url != self.home.redis_url:
             return Unavailable(reason(error, self.url))
         is_running = self.home.is_locked()
-        if (folder := self.home.full_folder()) is not None:
+        if (folder := self.home.full_folder_of_redis()) is not None:
             effect = "Redis waits for space" if is_running else "Redis has ended"
             then = "" if is_running else ", and run `warmd start`"
             how = ""

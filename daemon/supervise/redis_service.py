@@ -104,7 +104,7 @@ class RedisService:
             self._failed_restarts += 1
             pause_s = min(2.0 ** (self._failed_restarts - 1), _LONGEST_PAUSE_S)
             self._restart_at = clock() + pause_s
-            full = self._home.full_folder()
+            full = self._home.full_folder_of_redis()
             waits = full is not None or isinstance(error, aof_repair.NoSpace)
             if not waits and self._failed_restarts >= MAX_QUICK_KILLS:
                 raise Unavailable(f"Redis cannot be restarted: {error}") from error

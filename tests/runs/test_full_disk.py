@@ -112,6 +112,17 @@ def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks
         assert "is full, and Redis has ended: free some space" in found["dead"][2]
 
 
+def test_a_full_disk_of_the_runs_alone_is_not_the_cause_that_redis_is_missing(tmp_path: Path):
+    home = Home(tmp_path / "home")
+    home.create()
+    with small_disk(home.runs, "1m"):
+        small_disks.fill(home.runs)
+        assert (home.full_folder(), home.full_folder_of_redis()) == (home.runs, None)
+        client = Client(load(home=home.path, environ={}))
+        with closing(client), pytest.raises(Unavailable, match="no daemon runs in"):
+            client.jobs()
+
+
 def test_a_full_disk_is_named_also_where_the_disk_of_the_runs_is_not_mounted(tmp_path: Path):
     home = Home(tmp_path / "home")
     home.path.mkdir(mode=0o700)
