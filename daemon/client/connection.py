@@ -175,11 +175,13 @@ class ClientConnection:
         if self.url != self.home.redis_url:
             return Unavailable(reason(error, self.url))
         is_running = self.home.is_locked()
-        if (folder := self.home.full_folder()) is not None:
+        if (folder := self.home.full_folder_of_redis()) is not None:
             effect = "Redis waits for space" if is_running else "Redis has ended"
             then = "" if is_running else ", and run `warmd start`"
-            is_of_runs = os.stat(folder).st_dev == os.stat(self.home.runs).st_dev
-            how = ", for example with `warmd checkpoints prune`" if is_of_runs else ""
+            how = ""
+            with suppress(FileNotFoundError):  # a new home, or the disk of `runs` is not mounted
+                if os.stat(folder).st_dev == os.stat(self.home.runs).st_dev:
+                    how = ", for example with `warmd checkpoints prune`"
             return Unavailable(
                 f"the disk of {folder} is full, and {effect}: free some space{how}{then}"
             )

@@ -14,6 +14,8 @@ from ..runs.labels import Labels
 from ..runs.rundir import is_job_id
 from ..store.remote import RemoteRuns
 
+_LONGEST_STEP = 18  # digits; a longer name of a folder cannot be looked up
+
 
 class FetchReport(Protocol):
     """Receives the progress of a model that is fetched from the run store."""
@@ -28,7 +30,8 @@ class FetchReport(Protocol):
 def is_checkpoint(text: str) -> bool:
     """Whether the name of a model has the form JOB@STEP."""
     job, _, step = text.partition("@")
-    return step.isascii() and step.isdigit() and (is_job_id(job) or labels.is_name(job))
+    is_step = step.isascii() and step.isdigit() and len(step) <= _LONGEST_STEP
+    return is_step and (is_job_id(job) or labels.is_name(job))
 
 
 def trained_by(

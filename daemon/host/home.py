@@ -255,16 +255,14 @@ class Home:
         return False
 
     def full_folder(self) -> Path | None:
-        """Return a folder whose disk has no space or no inodes for a few more files, or None."""
-        for folder in (self.path, self.redis_folder, self.runs, self.logs):
-            try:
-                disk = os.statvfs(folder)
-            except OSError:
-                continue
-            has_files = not disk.f_files or disk.f_favail > 0  # some file systems report none
-            if disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files:
-                return folder
-        return None
+        """Return a folder of this home whose disk is full, or None."""
+        full = self.full_folder_of_redis()
+        return self.runs if full is None and _is_full(self.runs) else full
+
+    def full_folder_of_redis(self) -> Path | None:
+        """Return a folder that the embedded Redis writes to, and whose disk is full, or None."""
+        folders = (self.path, self.redis_folder, self.logs)
+        return next((folder for folder in folders if _is_full(folder)), None)
 
     def free_bytes(self) -> int | None:
         """Return the space that its disk has left; None if the home does not exist yet."""
@@ -289,6 +287,16 @@ class Home:
 def private(path: str, flags: int) -> int:
     """An opener for `open` that creates files readable by their owner only."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the disk of a folder has no space or no inodes for a few more files."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    has_files = not disk.f_files or disk.f_favail > 0  # some file systems report none
+    return disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files
 
 
 def _digest(raw: bytes) -> str:

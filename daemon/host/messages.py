@@ -243,9 +243,9 @@ class TestNotification(Message, op="notify_test"):
 
 @dataclass(frozen=True)
 class Notified(Message, op="notified"):
-    """How the delivery ended; None: it arrived."""
+    """The delivery of a test notification has ended."""
 
-    problem: str | None
+    problem: str | None  # why it failed; None: it arrived
 
 
 @dataclass(frozen=True)
@@ -409,7 +409,7 @@ class JobWaits(Message, op="waits"):
 
     job: str
     what: str | None  # such as "space in /home/me/runs"
-    reason: str = ""  # in the words of the system
+    reason: str = ""  # the error message of the operating system
 
 
 @dataclass(frozen=True)

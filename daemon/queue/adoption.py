@@ -89,10 +89,10 @@ def queueing(
 class Standing:
     """Where a job stands by its run directory alone."""
 
-    ended: JobStatus | None  # None: it waits, or has not ended when Redis was lost
+    ended: JobStatus | None  # None: it waits, or ran when Redis was lost
     paused_at: float | None  # unix seconds; None: not paused
     executions: int
-    has_begun: bool  # and was neither resumed nor continued since
+    has_begun: bool  # it has events, and no request (paused, resumed, …) came after them
     since: float  # when it was queued, in unix seconds
     queueing: dict[str, Any]  # the options for the queue, as they are now
     asked: Asked | None  # the latest request
@@ -123,8 +123,8 @@ def standing(rundir: RunDir) -> Standing:
     how = dict(document.get(_QUEUEING) or {})
     left = (event["retries_left"] for event in recent if "retries_left" in event)
     how["retries"] = next(left, how.get("retries", 0))
-    has_begun = latest is not None
-    if request is not None and is_latest and (has_begun or request.state == asked.RESUMED):
+    has_events = latest is not None
+    if request is not None and is_latest and (has_events or request.state == asked.RESUMED):
         how |= {"after": None, "at": None}  # a request after the first execution or an end
     if request is not None:
         how["front"] = request.front or how.get("front", False)
@@ -132,7 +132,7 @@ def standing(rundir: RunDir) -> Standing:
         ended=ended,
         paused_at=paused_at,
         executions=number,
-        has_begun=latest is not None and not is_latest,
+        has_begun=has_events and not is_latest,
         since=rundir.created_at() if request is None else request.at,
         queueing=how,
         asked=request,

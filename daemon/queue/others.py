@@ -38,7 +38,7 @@ _LONGEST_ID = 37
 
 
 def among(connection: redis.Redis, job_ids: Collection[bytes]) -> set[bytes]:
-    """Return which of these ids are those of other applications' jobs."""
+    """Return the ids among these that are of jobs of other applications."""
     foreign = [job_id for job_id in job_ids if not is_job_id(keys.text(job_id))]
     if not foreign:
         return set()

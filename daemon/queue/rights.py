@@ -107,13 +107,17 @@ def _refusal(client: Any, command: list[str], prefix: str) -> str | None:
     try:
         client.read_response()
     except redis.ResponseError as error:
-        text = str(error)
-        if not (isinstance(error, redis.exceptions.NoPermissionError) or "unknown" in text):
-            return None  # refused for what it was given: it may be run
-        if "key" in text:
+        if not (isinstance(error, redis.exceptions.NoPermissionError) or "unknown" in str(error)):
+            return None  # its arguments are refused: the user may run the command
+        if _is_of_place(error):
             return f"keys {prefix}*"
         return " ".join(command[:2]) if command[0] == "CLIENT" else command[0]
     return None
+
+
+def _is_of_place(error: redis.ResponseError) -> bool:
+    """Whether a key or channel is refused, not the command; its name may contain "key"."""
+    return " to access " in str(error)
 
 
 def _channels(connection: redis.Redis) -> list[str]:
@@ -135,4 +139,4 @@ def _channels(connection: redis.Redis) -> list[str]:
 
 
 def _of_channel(error: redis.ResponseError, command: str) -> str:
-    return f"channel {keys.CONTROL_CHANNEL}" if "channel" in str(error) else command
+    return f"channel {keys.CONTROL_CHANNEL}" if _is_of_place(error) else command

@@ -51,12 +51,12 @@ class Adoption:
     """What one start has adopted."""
 
     at: float = field(default_factory=time.time)  # unix seconds
-    adopted: list[str] = field(default_factory=list)  # they wait, are scheduled or paused
-    ended: list[str] = field(default_factory=list)  # recorded as ended
-    corrected: list[str] = field(default_factory=list)  # Redis had an earlier state of them
-    missing: dict[str, str] = field(default_factory=dict)  # not restored: job -> reason
-    repairs: list[str] = field(default_factory=list)  # the copies of all repairs before it
-    has_lost: bool = False  # whether it followed a repair
+    adopted: list[str] = field(default_factory=list)  # jobs that wait, are scheduled or paused
+    ended: list[str] = field(default_factory=list)  # jobs that are recorded as ended
+    corrected: list[str] = field(default_factory=list)  # jobs of which Redis had an earlier state
+    missing: dict[str, str] = field(default_factory=dict)  # jobs not restored, with the reason
+    repairs: list[str] = field(default_factory=list)  # the copies of all earlier repairs
+    has_lost: bool = False  # whether it is the first one after a repair
 
     def describe(self) -> list[str]:
         """Return what happened in lines; none if nothing did."""
@@ -81,6 +81,12 @@ def latest(home: Home) -> Adoption | None:
         return None
 
 
+def has_lost(home: Home, repairs: Collection[str]) -> bool:
+    """Whether an append-only file was repaired after the latest adoption; `repairs`: the copies."""
+    before = latest(home)
+    return not set(repairs) <= set([] if before is None else before.repairs)
+
+
 class Adopter:
     """Compares the jobs of a home with its Redis."""
 
@@ -102,11 +108,8 @@ class Adopter:
         this start, which is tried again for the jobs that it could not restore.
         """
         if earlier is None:
-            before = latest(self._home)
-            has_lost = bool(set(repairs) - set([] if before is None else before.repairs))
-            found = Adoption(repairs=repairs, has_lost=has_lost)
+            found = Adoption(repairs=repairs, has_lost=has_lost(self._home, repairs))
         else:
-            has_lost = earlier.has_lost
             found = replace(earlier, missing={})
         settled_at = begun_at
         if self._is_shared and earlier is None:
@@ -119,9 +122,7 @@ class Adopter:
             if job_id not in recorded:
                 with _noting(found, job_id):
                     rundir = RunDir(self._home.runs / job_id)
-                    standing = self._standing(
-                        rundir, found, begun_at, settled_at, has_lost=has_lost
-                    )
+                    standing = self._standing(rundir, found, begun_at, settled_at)
                     if standing is not None and standing.ended is None:
                         lost.append((rundir, standing))
                     elif standing is not None:
@@ -133,7 +134,7 @@ class Adopter:
             with _noting(found, rundir.path.name):
                 self._restore(rundir, standing, found, names)
         self._correct([job_id for job_id in on_disk if job_id in recorded], found, begun_at)
-        if found.describe() or has_lost:
+        if found.describe() or found.has_lost:
             self._report(found)
         return found
 
@@ -149,13 +150,7 @@ class Adopter:
     # --- jobs that Redis does not know ------------------------------------------------------
 
     def _standing(
-        self,
-        rundir: RunDir,
-        found: Adoption,
-        begun_at: float,
-        settled_at: float,
-        *,
-        has_lost: bool,
+        self, rundir: RunDir, found: Adoption, begun_at: float, settled_at: float
     ) -> Standing | None:
         """Return where a job stands; None if it is not to be adopted."""
         changed_at = (rundir.path / "spec.json").stat().st_mtime
@@ -164,10 +159,10 @@ class Adopter:
         try:
             is_own = adoption.is_of(rundir, self._own)
         except Conflict:
-            if has_lost:
+            if found.has_lost:
                 raise
             return None
-        if is_own is None and has_lost and not self._is_shared:
+        if is_own is None and found.has_lost and not self._is_shared:
             is_own = True
             if not asked.executions(rundir) and rundir.read_result() is None:
                 found.missing[rundir.path.name] = _EARLIER
@@ -187,11 +182,12 @@ class Adopter:
             return
         while rundir.is_held() and time.monotonic() < self._patient_until:
             time.sleep(0.05)  # its horse ends soon: its worker is dead
+        queue = _queue_of(rundir)  # raises Conflict: before the run directory is changed
         adoption.take_over(self._store.connection, rundir)
         document = rundir.read_spec()
         if self._store.restore(
             job_id,
-            _queue_of(rundir),
+            queue,
             asked={**standing.queueing, "front": _is_front(standing)},
             from_cli=rundir.origin() == "cli",
             needs=with_ranks(document.get("needs"), document["spec"]),

@@ -1,11 +1,12 @@
-"""The append-only file of Redis and Valkey: its parts, and how far each can be read.
+"""Reader of append-only files (AOF) of Redis and Valkey: which files there are, which are damaged.
 
-From Redis 7 on it is a folder: a manifest names a base file (a snapshot in RDB format, or commands)
-and the files of commands written since, in order. Redis 6 has one file: commands, after a snapshot
-once it was rewritten. Commands are RESP arrays; `MULTI` … `EXEC` is one transaction; lines that
-begin with `#` are annotations, `#TS:` with the time of what follows.
+From Redis 7 on it is a folder (multi-part AOF): a manifest names a base file (a snapshot in RDB
+format, or commands) and incremental files, which have the commands written since, in order. Redis 6
+has one file: commands, after a snapshot once it was rewritten. Commands are RESP arrays; `MULTI` …
+`EXEC` is one transaction; lines that begin with `#` are annotations, `#TS:` with the time of the
+commands after it.
 
-A part has no checksum except for its snapshot: a damaged byte within a value cannot be found.
+Only snapshots have a checksum: a damaged byte within a value of a command cannot be found.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = "appendonlydir"
-NAME = "appendonly.aof"  # of the one file, and prefix of the parts
+NAME = "appendonly.aof"  # the one file of Redis 6; prefix of the files in the folder
 MANIFEST = f"{NAME}.manifest"
 
 _PART = re.compile(rf"{re.escape(NAME)}\.(\d{{1,18}})\.(base|incr)\.(rdb|aof)")
@@ -36,7 +37,7 @@ Arities = Mapping[bytes, int]  # number of words of each command, negative: at l
 
 @dataclass(frozen=True)
 class Part:
-    """One file of the append-only file."""
+    """A base file or an incremental file; the one file of Redis 6 counts as a base file."""
 
     path: Path
     sequence: int
@@ -51,10 +52,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """The files of an append-only file, in order, and what is wrong with their list."""
+    """A multi-part append-only file as listed in its manifest: the base file, then the increments.
+
+    With a damaged manifest they are listed from the manifest's readable lines and the file names.
+    """
 
     parts: tuple[Part, ...]
-    fault: str | None = None
+    fault: str | None = None  # why the manifest cannot be used; None: it is whole, or not needed
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class Extent:
 
     end: int  # bytes
     size: int  # bytes
-    fault: str | None = None  # why what follows cannot be read; None: the file is whole
-    written_at: float | None = None  # of its last annotation before `end`, in unix seconds
+    fault: str | None = None  # why the bytes from `end` on cannot be read; None: the file is whole
+    written_at: float | None = None  # time of the last annotation before `end`, in unix seconds
 
 
 class _Damage(Exception):
@@ -72,7 +76,7 @@ class _Damage(Exception):
 
 
 def parts_of(folder: Path) -> Parts | None:
-    """Return the parts in the folder of a Redis; None if it has no append-only file yet."""
+    """Return the files in the folder of a Redis; None if it has no append-only file yet."""
     inside = folder / FOLDER
     try:
         text = (inside / MANIFEST).read_bytes()
@@ -104,7 +108,7 @@ def manifest(parts: list[Part]) -> bytes:
 
 
 def new_part(inside: Path, *, is_base: bool) -> Part:
-    """Return a part with a sequence number that no file has; `inside`: the folder of the parts."""
+    """Return a new file with an unused sequence number; `inside`: the folder of the manifest."""
     on_disk = _parts_on_disk(inside)
     sequence = 1 + max((part.sequence for part in on_disk), default=0)
     name = f"{NAME}.{sequence}.{'base' if is_base else 'incr'}.aof"
@@ -112,7 +116,7 @@ def new_part(inside: Path, *, is_base: bool) -> Part:
 
 
 def extent(path: Path, arities: Arities | None = None) -> Extent:
-    """Read a part up to its first fault. `arities`: of the commands that Redis knows.
+    """Read a file up to its first fault. `arities`: of the commands that Redis knows.
 
     Takes 3 s per 100 MB of commands, 10 s per 100 MB of a snapshot. Raises OSError.
     """
@@ -137,7 +141,7 @@ def _single_file(folder: Path) -> Parts | None:
 
 
 def _parse(inside: Path, text: bytes) -> tuple[tuple[Part, ...], str | None]:
-    """Return the parts that a manifest names before its first fault, and this fault."""
+    """Return the files that a manifest names before its first fault, and this fault."""
     parts: list[Part] = []
     for number, line in enumerate(text.decode(errors="replace").splitlines(keepends=True), 1):
         if line.startswith("#"):
@@ -146,7 +150,7 @@ def _parse(inside: Path, text: bytes) -> tuple[tuple[Part, ...], str | None]:
             return tuple(parts), f"line {number} cannot be read"
         quoted, name, sequence, type_ = found.groups()
         if type_ not in (_BASE, _INCREMENT):
-            continue  # replaced, and to be removed
+            continue  # of type "h" (history): Redis removes this file
         part = Part(inside / (quoted or name), int(sequence), type_ == _BASE)
         increments = [one.sequence for one in parts if not one.is_base]
         if part.is_base and any(one.is_base for one in parts):
@@ -167,7 +171,7 @@ def _parts_on_disk(inside: Path) -> list[Part]:
 
 
 def _listed_again(inside: Path, listed: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the parts without a readable manifest: the listed ones, and those that follow.
+    """Return the listed files and, from the disk, the increments after them.
 
     Redis numbers a base file no higher than the commands that follow it.
     """

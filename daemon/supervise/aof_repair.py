@@ -1,14 +1,14 @@
 """Repair of the append-only file of the embedded Redis, for example after a power loss.
 
-What can be read before the first fault is kept, up to the end of the last whole command or
-transaction; the rest is cut off. The files as found are kept as a copy, by hard links where the
-file system has them. No file is changed in place: the repaired last file gets a new name, and one
-rename (of the manifest, or of the one file of Redis 6) switches to it. A process that is killed at
-any moment leaves either state.
+All commands before the first fault are kept, up to the end of the last whole command or
+transaction; the rest is cut off. The damaged files are kept as a copy, by hard links where the file
+system has them. No file is changed in place: the repaired last file gets a new name, and one rename
+(of the manifest, or of the one file of Redis 6) switches to it. A repair that is killed at any
+moment is finished or undone by the next start.
 
 HOME/damaged/
-  20261126-114234-123456/           the files as they were, and report.json (time in UTC)
-  .partial-20261126-114234-123456/  of a repair that was interrupted
+  20261126-114234-123456/           the damaged files, and report.json (time in UTC)
+  .partial-20261126-114234-123456/  the same, of a repair that was interrupted
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Repair:
     """What a repair found and did."""
 
     at: float  # unix seconds
-    fault: str  # the first one: which file, and what is wrong with it
+    fault: str  # the first fault of the manifest, base or an incremental file, with the file's name
     cut_bytes: int
-    last_at: float | None  # time of the last command that was kept; None: none was
-    copy: str  # the folder with the files as they were
+    last_at: float | None  # unix seconds of the last command that was kept; None: none was kept
+    copy: str  # the folder with the damaged files
 
     def describe(self) -> str:
         """Return it as one line."""
@@ -65,11 +65,11 @@ class Repair:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How far the parts are kept."""
+    """Which files are kept as they are, and which one is cut."""
 
     whole: list[Part]
-    last: Part | None  # written anew, up to `end`
-    end: int
+    last: Part | None  # copied to a new file, up to `end`; None: the new file is empty
+    end: int  # bytes
     fault: str
     cut_bytes: int
     last_at: float | None
@@ -159,7 +159,7 @@ class Repairer:
     def _undo(self, partial: Path) -> None:
         """Remove what an interrupted repair has written before its switch."""
         report = _read_report(partial)
-        if report is not None and not (partial / aof_format.NAME).exists():
+        if report is not None and report[1] != aof_format.NAME:
             (self.folder / aof_format.FOLDER / report[1]).unlink(missing_ok=True)
         shutil.rmtree(partial)
 
@@ -169,7 +169,7 @@ class Repairer:
         parts = aof_format.parts_of(self.folder)
         if parts is not None and not aof_format.is_single_file(parts) and parts.fault is None:
             listed = {part.path.name for part in parts.parts} | {aof_format.MANIFEST}
-            for path in inside.glob(f"{aof_format.NAME}.*"):
+            for path in inside.glob(f"{aof_format.NAME}*"):
                 if path.name not in listed:
                     path.unlink()
         copy = partial.with_name(partial.name.removeprefix(_PARTIAL))
@@ -181,12 +181,13 @@ class Repairer:
 
     def _is_switched(self, partial: Path) -> bool:
         """Whether the interrupted repair of a copy had replaced the damaged files."""
-        if _read_report(partial) is None:
+        report = _read_report(partial)
+        if report is None:
             return False
-        if (single := partial / aof_format.NAME).exists():
+        if report[1] == aof_format.NAME:
             # A repaired file is shorter; one that Redis 7 has moved into its folder was repaired.
             now = self.folder / aof_format.NAME
-            return not now.exists() or now.stat().st_size != single.stat().st_size
+            return not now.exists() or now.stat().st_size != (partial / now.name).stat().st_size
         now = self.folder / aof_format.FOLDER / aof_format.MANIFEST
         return _content(now) != _content(partial / aof_format.MANIFEST)
 
@@ -229,7 +230,7 @@ def _plan(parts: Parts, arities: Arities) -> _Plan | None:
 
 
 def _write_prefix(source: Path | None, end: int, target: Path) -> None:
-    """Write the first `end` bytes of a file to another, or to the same, atomically."""
+    """Write the first `end` bytes of a file to another or the same file, atomically."""
     with contextlib.ExitStack() as stack:
         reading = None if source is None else stack.enter_context(open(source, "rb"))
         writing = stack.enter_context(whole_file(target, mode=0o600))

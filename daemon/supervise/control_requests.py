@@ -82,7 +82,7 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
             try:
                 return Status(_status(supervisor))
             except redis.RedisError as error:
-                full = supervisor.home.full_folder()
+                full = supervisor.home.full_folder_of_redis()
                 if full is None:
                     raise
                 raise Unavailable(

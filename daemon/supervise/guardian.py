@@ -84,7 +84,7 @@ def _restart_loop(
 
 
 def _fork(end: Sequence[signal.Signals]) -> int | None:
-    """Fork once the machine can start a process; None if one of these signals comes before."""
+    """Fork as soon as the machine can start a process; None if one of the signals `end` came."""
     wait_s = 0.1
     while True:
         try:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _MAX_LOG_BYTES = 10_000_000
 _REPLY_TIMEOUT_S = 0.5  # for a Redis on this machine
-_EMPTY_TIMEOUT_S = 10.0  # for the start of one without data
+_EMPTY_TIMEOUT_S = 10.0  # for the start of a Redis without data
 
 _CONFIG = """\
 port 0
@@ -90,7 +90,7 @@ class EmbeddedRedis:
         self.home = home
         self.binary = binary
         self.process: subprocess.Popen[bytes] | None = None
-        self.repairs: list[aof_repair.Repair] = []  # of the append-only file at the latest start
+        self.repairs: list[aof_repair.Repair] = []  # at the latest start
         self._repairer = aof_repair.Repairer(home.redis_folder, home.damaged)
         self._log = home.logs / "server.log"
 

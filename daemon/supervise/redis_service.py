@@ -45,16 +45,16 @@ class RedisService:
         self._remote = remote
         self._on_restart = on_restart
         self._failed_restarts = 0  # in a row
-        self._restart_at = float("-inf")  # by `clock`: not before
+        self._restart_at = float("-inf")  # the earliest time of the next attempt, of `clock`
 
     @property
     def repairs(self) -> list[Repair]:
-        """The repairs of the append-only file at the latest start of the embedded one."""
+        """The repairs of the append-only file at the latest start of the embedded Redis."""
         return [] if self.embedded is None else self.embedded.repairs
 
     @property
     def copies(self) -> list[str]:
-        """The copies of the append-only files that were repaired, which are still there."""
+        """The folders of the copies of repaired append-only files, unless they were removed."""
         if self.embedded is None:
             return []
         return [repair.copy for repair in aof_repair.reports(self._home.damaged)]
@@ -104,7 +104,7 @@ class RedisService:
             self._failed_restarts += 1
             pause_s = min(2.0 ** (self._failed_restarts - 1), _LONGEST_PAUSE_S)
             self._restart_at = clock() + pause_s
-            full = self._home.full_folder()
+            full = self._home.full_folder_of_redis()
             waits = full is not None or isinstance(error, aof_repair.NoSpace)
             if not waits and self._failed_restarts >= MAX_QUICK_KILLS:
                 raise Unavailable(f"Redis cannot be restarted: {error}") from error

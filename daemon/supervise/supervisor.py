@@ -38,7 +38,7 @@ from ..queue.jobs import JobStore
 from ..runs.rundir import remove_stale_staging
 from ..store.remote import RemoteRuns
 from ..sweeps import group
-from .adopting import Adopter, Adoption
+from .adopting import Adopter, Adoption, has_lost
 from .children import Child, WorkerChild
 from .control_server import ControlServer
 from .launching import Launcher, download_models
@@ -117,8 +117,8 @@ class Supervisor:
         self.reloading = Reloading(self.upgrades, self._start_next_zygote)
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self.is_warm = False
-        # When, and how, jobs are adopted that could not be at the start; once.
-        self._adopt_again: tuple[float, Callable[[], None]] | None = None
+        # The next adoption of jobs that Redis has lost: its time (monotonic), and the call.
+        self._next_adoption: tuple[float, Callable[[], None]] | None = None
 
     # --- main loop --------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Supervisor:
         """Adopt the jobs that Redis has lost; `begun_at`: when Redis was started."""
         try:
             self._adopt_from(begun_at, earlier)
-        except OSError as error:  # a full or failing disk: the next start adopts them
+        except (OSError, redis.ResponseError) as error:  # the next start tries it again
             log.error("adoption: %s", error)
 
     def _adopt_from(self, begun_at: float, earlier: Adoption | None) -> None:
@@ -199,12 +199,14 @@ class Supervisor:
         if found.missing:
             # A job whose horse still ran, without a claim in Redis, has ended by then.
             again_at = time.monotonic() + _ADOPT_AGAIN_S
-            self._adopt_again = (again_at, partial(self._adopt, begun_at, found))
+            self._next_adoption = (again_at, partial(self._adopt, begun_at, found))
 
-    def _adopt_again_if_due(self) -> None:
-        if self._adopt_again is not None and time.monotonic() > self._adopt_again[0]:
-            self._adopt_again[1]()
-            self._adopt_again = None
+    def _adopt_if_due(self) -> None:
+        due = self._next_adoption
+        if due is not None and time.monotonic() >= due[0]:
+            due[1]()  # raises RedisError: then it stays due
+            if self._next_adoption is due:  # no second try for jobs that could not be restored
+                self._next_adoption = None
 
     def stop(self, how: str) -> None:
         """Request the end: "drain" lets jobs save and requeues them, "now" kills them."""
@@ -238,7 +240,7 @@ class Supervisor:
             self._restart_dead_children()
             self._advance_reload()
             self.upgrades.log_if_due()
-            self._adopt_again_if_due()
+            self._adopt_if_due()
             self._take_part()
             if self.is_warm:
                 self.services.start_groups_if_due()
@@ -399,8 +401,8 @@ class Supervisor:
 
     def _restart_dead_children(self) -> None:
         begun_at = time.time()
-        if self.redis.restart_if_dead() and self.redis.repairs:
-            self._adopt(begun_at)
+        if self.redis.restart_if_dead() and has_lost(self.home, self.redis.copies):
+            self._next_adoption = (time.monotonic(), partial(self._adopt, begun_at))
         if self.zygote.has_died():
             self._check_death(self.zygote)
             self._start_zygote()

@@ -80,14 +80,7 @@ def other(tmp_path: Path, desk: Desk):
 
 
 def test_a_copied_job_finds_its_initial_weights_in_its_new_folder(desk, other):
-    parent = desk.submit()
-    run = desk.begin()
-    model = desk.home.runs / parent / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"max_position_embeddings": 256}')
-    desk.client.rundir(parent).write_result({"steps": 4}, revision=1)
-    run.finish({"steps": 4})
-    branch = desk.warmd("submit", "grpo", "--init-from", parent, "--samples", "4").out.strip()
+    branch = desk.submit_branch(desk.train())
     shutil.copytree(desk.home.runs / branch, other.home.runs / branch)
     assert other.warmd("resume", branch).out == f"{branch} queued\n"
     spec = other.client.rundir(branch).read_spec()

@@ -81,6 +81,7 @@ def debian_redis() -> str:
         ("resetchannels", ["channel warmd:steer"]),
         ("-blmove -xread -multi", ["BLMOVE", "XREAD", "MULTI"]),
         ("-client|unblock", ["CLIENT UNBLOCK"]),
+        ("-hkeys", ["HKEYS"]),
         ("resetkeys ~warmd:*", ["keys rq:*"]),
         ("resetkeys ~rq:*", ["keys warmd:*"]),
         ("-publish", ["PUBLISH"]),

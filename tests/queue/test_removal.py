@@ -118,10 +118,9 @@ def test_two_jobs_that_need_each_other_can_be_removed_together(desk):
 
 def test_a_branch_with_its_own_checkpoint_no_longer_needs_its_parent(desk):
     parent = finished(desk, model=True)
-    done = desk.warmd("submit", "grpo", "--init-from", parent, "--samples", "4")
-    assert done.code == 0, done.err
+    branch = desk.submit_branch(parent)
     assert desk.warmd("rm", parent).code == 0
-    weights = desk.home.runs / done.out.strip() / "init" / "weights"
+    weights = desk.home.runs / branch / "init" / "weights"
     assert weights.stat().st_size == 100_000
 
 

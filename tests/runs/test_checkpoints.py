@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from killed import killed_at_call
 
 from warmd.daemon.runs.checkpoints import Checkpoints
 from warmd.jobs.context import MANIFEST, Checkpoints as CheckpointsProtocol
@@ -84,27 +85,6 @@ def test_committing_a_step_again_replaces_it(tmp_path):
     assert checkpoints.latest() is not None
 
 
-def kill_at_event(checkpoints: Checkpoints, step: int, instant: int) -> bool:
-    """Commit in a child that kills itself at its n-th file-system call; return whether it did."""
-    child = os.fork()
-    if child == 0:
-        seen = 0
-
-        def count(event: str, args: object) -> None:
-            nonlocal seen
-            if event == "open" or event.startswith(("os.", "shutil.", "fcntl.")):
-                seen += 1
-                if seen == instant:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(count)
-        commit(checkpoints, step, {"model.bin": b"newer", "state.json": b"{}"})
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
-
-
 @pytest.mark.parametrize(
     "step",
     [
@@ -113,6 +93,7 @@ def kill_at_event(checkpoints: Checkpoints, step: int, instant: int) -> bool:
     ],
 )
 def test_kill_9_at_any_instant_of_a_commit_leaves_a_whole_checkpoint(tmp_path, step):
+    newer = {"model.bin": b"newer", "state.json": b"{}"}
     instant, killed = 0, True
     while killed:
         instant += 1
@@ -120,7 +101,7 @@ def test_kill_9_at_any_instant_of_a_commit_leaves_a_whole_checkpoint(tmp_path, s
         problems: list[str] = []
         checkpoints = Checkpoints(folder, keep=1, on_warning=problems.append)
         commit(checkpoints, 1)
-        killed = kill_at_event(checkpoints, step, instant)
+        killed = killed_at_call(instant, partial(commit, checkpoints, step, newer))
         latest = checkpoints.latest()
         assert latest is not None, f"nothing left after a kill at instant {instant}"
         assert (latest / "model.bin").read_bytes() in (FILES["model.bin"], b"newer")

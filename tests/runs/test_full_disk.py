@@ -8,14 +8,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+import small_disks
 from desks import Desk
 from needs import needs
 from shell import Done
+from small_disks import small_disk
+
+from warmd.configs.config import load
+from warmd.daemon.client.client import Client
+from warmd.daemon.host.home import Home
+from warmd.jobs.errors import Unavailable
 
 FILESYSTEMS = {"space": "size=6m", "inodes": "size=60m,nr_inodes=120", "read-only": "size=60m"}
 
@@ -102,6 +110,31 @@ def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks
     if lacks == "space":
         assert is_one_line(found["dead"])
         assert "is full, and Redis has ended: free some space" in found["dead"][2]
+
+
+def test_a_full_disk_of_the_runs_alone_is_not_the_cause_that_redis_is_missing(tmp_path: Path):
+    home = Home(tmp_path / "home")
+    home.create()
+    with small_disk(home.runs, "1m"):
+        small_disks.fill(home.runs)
+        assert (home.full_folder(), home.full_folder_of_redis()) == (home.runs, None)
+        client = Client(load(home=home.path, environ={}))
+        with closing(client), pytest.raises(Unavailable, match="no daemon runs in"):
+            client.jobs()
+
+
+def test_a_full_disk_is_named_also_where_the_disk_of_the_runs_is_not_mounted(tmp_path: Path):
+    home = Home(tmp_path / "home")
+    home.path.mkdir(mode=0o700)
+    with small_disk(home.path, "1m"):
+        home.create()
+        home.runs.rmdir()
+        home.runs.symlink_to(tmp_path / "not mounted")
+        small_disks.fill(home.path)
+        client = Client(load(home=home.path, environ={}))
+        advice = "is full, and Redis has ended: free some space, and run `warmd start`"
+        with closing(client), pytest.raises(Unavailable, match=advice):
+            client.jobs()
 
 
 @pytest.mark.slow

@@ -22,11 +22,10 @@ from warmd.daemon.queue import adoption, keys
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.daemon.runs import asked
 from warmd.daemon.runs.rundir import RunDir
-from warmd.daemon.supervise.adopting import Adopter, Adoption, latest
+from warmd.daemon.supervise.adopting import Adopter, Adoption, has_lost, latest
 
 
 def adopt(desk: Desk, *, repairs: list[str] | None = None, is_shared: bool = False) -> Adoption:
-    desk.client.store.connection.ping()
     adopter = Adopter(desk.client.store, desk.home, is_shared=is_shared)
     later = 61.0 if is_shared else 0.0
     return adopter.run(begun_at=time.time() + later, repairs=repairs or [])
@@ -280,14 +279,7 @@ def test_jobs_of_another_home_or_redis_are_not_adopted(desk: Desk, tmp_path: Pat
 
 
 def test_a_job_that_starts_from_weights_is_adopted_with_them(desk: Desk):
-    parent = desk.submit()
-    run = desk.begin()
-    model = desk.home.runs / parent / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"max_position_embeddings": 256}')
-    desk.client.rundir(parent).write_result({"steps": 4}, revision=1)
-    run.finish({"steps": 4})
-    branch = desk.warmd("submit", "grpo", "--init-from", parent, "--samples", "4").out.strip()
+    branch = desk.submit_branch(desk.train())
     model_of = desk.client.rundir(branch).read_spec()["model"]
     lose_all(desk)
     assert adopt(desk).adopted == [branch]
@@ -335,7 +327,10 @@ def test_jobs_of_earlier_versions_are_adopted_after_a_repair_if_they_had_begun(d
     lose_all(desk)
     assert not adopt(desk).describe()
     assert {row["status"] for row in desk.rows("jobs")} == {"unregistered"}
+    assert has_lost(desk.home, ["a copy"])
     found = adopt(desk, repairs=["a copy"])
+    assert not has_lost(desk.home, ["a copy"])
+    assert has_lost(desk.home, ["a copy", "another"])
     assert sorted(found.adopted) == sorted([begun, paused])
     assert found.ended == [failed]
     assert list(found.missing) == [waiting]

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from killed import killed_at_call
 from needs import needs
-from small_disks import small_disk
+from small_disks import fill, make_room, small_disk
 
 from warmd.daemon.host.home import Home
 from warmd.daemon.queue import keys
@@ -363,54 +363,48 @@ def test_a_disk_without_space_refuses_in_one_line_and_changes_nothing(tmp_path: 
         store.run(lambda redis: redis.set("k", bytes(600_000)))
         with store.last.open("ab") as file:
             file.write(bytes(4096))
-        filler = store.home.path / "filler"
-        free = os.statvfs(store.home.path).f_bavail * os.statvfs(store.home.path).f_frsize
-        filler.write_bytes(bytes(free - 200_000))
+        fill(store.home.path, leave_bytes=200_000)
         before = {path: path.read_bytes() for path in store.inside.iterdir()}
         with pytest.raises(Unavailable, match="No space left on device; nothing was changed") as no:
             store.numbers()
         assert "\n" not in str(no.value)
         assert {path: path.read_bytes() for path in store.inside.iterdir()} == before
         assert not store.copies
-        filler.unlink()
+        make_room(store.home.path)
         assert store.run(lambda redis: len(redis.get("k"))) == 600_000
         assert store.repairs[0].cut_bytes == 4096
 
 
-def repair_killed(repairer: aof_repair.Repairer, arities: dict[bytes, int], instant: int) -> bool:
-    """Repair in a child that kills itself at its n-th file-system call; return whether it did."""
-    child = os.fork()
-    if child == 0:
-        seen = 0
+AFTER_REDIS_6 = ("the tail after Redis 6", "the base file after Redis 6")
 
-        def count(event: str, args: object) -> None:
-            nonlocal seen
-            if event == "open" or event.startswith(("os.", "shutil.", "fcntl.")):
-                seen += 1
-                if seen == instant:
-                    os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(count)
-        repairer.repair(lambda: arities)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+def as_upgraded(store: Store) -> None:
+    """Give the base file the name of Redis 6, as Redis 7 does with the file that it finds."""
+    (base,) = store.inside.glob("*.base.rdb")
+    text = store.manifest.read_text()
+    store.manifest.write_text(text.replace(base.name, aof_format.NAME))
+    base.rename(store.inside / aof_format.NAME)
+    assert store.numbers() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["the tail", "the manifest", "the base file"])
+@pytest.mark.parametrize("fault", ["the tail", "the manifest", "the base file", *AFTER_REDIS_6])
 def test_a_repair_that_is_killed_at_any_moment_is_done_or_undone(tmp_path: Path, fault: str):
     made = Store(tmp_path)
     rewritten(made, 6)
     arities = made.run(lambda redis: redis.command())
     known = {name.lower().encode(): about["arity"] for name, about in arities.items()}
+    if fault in AFTER_REDIS_6:
+        as_upgraded(made)
     with made.last.open("ab") as file:
         file.write(bytes(50))
+    has_base = not fault.startswith("the base file")
     if fault == "the manifest":
         made.manifest.write_bytes(made.manifest.read_bytes()[:50])
-    elif fault == "the base file":
-        corrupt(next(made.inside.glob("*.base.rdb")))
+    elif not has_base:
+        found = aof_format.parts_of(made.home.redis_folder)
+        assert found is not None
+        corrupt(found.parts[0].path)
     damaged = made.last.read_bytes()
     instant, killed = 0, True
     while killed:
@@ -418,7 +412,7 @@ def test_a_repair_that_is_killed_at_any_moment_is_done_or_undone(tmp_path: Path,
         folder, copies = tmp_path / f"{instant}", tmp_path / f"{instant}-copies"
         shutil.copytree(made.home.redis_folder, folder)
         repairer = aof_repair.Repairer(folder, copies)
-        killed = repair_killed(repairer, known, instant)
+        killed = killed_at_call(instant, partial(repairer.repair, lambda: known))
         repairer.finish_interrupted()
         repairer.repair(lambda: known)
         assert len(aof_repair.reports(copies)) == 1  # each damage is kept once
@@ -429,10 +423,9 @@ def test_a_repair_that_is_killed_at_any_moment_is_done_or_undone(tmp_path: Path,
         assert left.fault is None
         names = {part.path.name for part in left.parts} | {aof_format.MANIFEST}
         assert {path.name for path in (folder / aof_format.FOLDER).iterdir()} == names
-        found = [aof_format.extent(part.path, known) for part in left.parts]
-        assert all(one.fault is None for one in found)
-        kept = 0 if fault == "the base file" else len(damaged) - 50
-        assert found[-1].end == kept
+        extents = [aof_format.extent(part.path, known) for part in left.parts]
+        assert all(one.fault is None for one in extents)
+        assert extents[-1].end == (len(damaged) - 50 if has_base else 0)
     assert instant > 20
 
 

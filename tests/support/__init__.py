@@ -8,7 +8,8 @@ One process, the test acting as the others: `workplaces` (a worker), `gateways`,
 Commands: `shell` (in the process of the test), `terminal` (on a pseudo-terminal)
 Several machines: `clusters` and `gangs` (nodes on loopback), `machines` and `cables` (network
     namespaces and their links), `hanging_proxy`, `slurm`
-Processes killed, or links cut, at random: `random_storm`, `network_storm`
+Processes killed, or links cut, at random: `random_storm`, `network_storm`; at each file-system
+    call: `killed`
 Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub);
     `process_limits` (no more threads), `power` (a disk that loses what was not flushed)
 A browser: `browser`, `dashboard`

@@ -6,6 +6,7 @@ It does so through the daemon's own job store and event log.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ class Desk:
         self.client = Client(load(home=self.home.path, environ={}))
         self.environ = {**CLEAN_ENVIRON, "WARMD_HOME": str(self.home.path)}
         self.logs = contextlib.ExitStack()
-        model = folder / "model"
-        model.mkdir()
-        (model / "config.json").write_text('{"max_position_embeddings": 256}')
-        self.grpo = ("submit", "grpo", "--model", str(model), "--samples", "4")
+        self.model = folder / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text('{"max_position_embeddings": 256}')
+        self.grpo = ("submit", "grpo", "--model", str(self.model), "--samples", "4")
 
     def close(self) -> None:
         self.logs.close()
@@ -48,6 +49,22 @@ class Desk:
         assert done.code == 0, done.err
         job_id: str = done.out.rstrip("\n")
         return job_id
+
+    def train(self) -> str:
+        """Submit a training and finish it, with a model; return its id."""
+        job_id = self.submit()
+        run = self.begin()
+        rundir = self.client.rundir(job_id)
+        shutil.copytree(self.model, rundir.path / "model")
+        rundir.write_result({"steps": 4}, revision=1)
+        run.finish({"steps": 4})
+        return job_id
+
+    def submit_branch(self, parent: str) -> str:
+        """Submit a training that starts from the weights of another; return its id."""
+        done = self.warmd("submit", "grpo", "--init-from", parent, "--samples", "4")
+        assert done.code == 0, done.err
+        return str(done.out.strip())
 
     def rows(self, *arguments: str) -> list[dict[str, Any]]:
         done = self.warmd(*arguments, "--json")

@@ -12,7 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +139,15 @@ class Submitter:
             return True
         return job.get_status(refresh=False) not in _WITHOUT_RESULT
 
+    @cached_property
+    def _queueing(self) -> dict[str, Any]:
+        """What the adoption of a job needs: this home and its Redis, the same for all jobs."""
+        return adoption.queueing(self._client.home, self._client.connection)
+
     def _prepare(self, submission: Submission) -> RunDir:
         # No folder to import from: an HTTP request must not name code.
         about = {**submission.about, "python_path": [], "origin": "http"}
-        about |= adoption.queueing(self._client.home, self._client.connection)
+        about |= self._queueing
         # The job refuses a prompt that is too long as soon: the client waits for it. Tokenizing in
         # this process would let a few such requests delay all others.
         is_awaited = submission.spec.kind == "infer"
