@@ -24,8 +24,8 @@ from typing import Any, Self
 import orjson
 
 from ...jobs.context import Patiently, at_once
-from ...jobs.files.appending import append
-from ...jobs.files.atomic import fsync
+from ...jobs.files.appending import append, sync
+from ...jobs.files.atomic import fsync, naming
 from ...jobs.files.shortage import lacks_space
 from ...jobs.user_code.forks import end_if_forked
 
@@ -149,8 +149,9 @@ class EventLog:
         self._wait_for_lock(descriptor)
         try:
             if os.fstat(descriptor).st_size != self._size:
-                self._read_on()
-                self._file.truncate(self._size)  # only the last line can be incomplete
+                with naming(self._path):
+                    self._read_on()
+                    self._file.truncate(self._size)  # only the last line can be incomplete
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies in forked processes
@@ -244,7 +245,11 @@ class EventLog:
 
     def sync(self) -> None:
         """Make all events so far survive a power failure; from any thread."""
-        os.fdatasync(self._file.fileno())
+        sync(self._file.fileno(), self._path)
+        self._sync_entry()
+
+    def _sync_entry(self) -> None:
+        """Flush the file's entry in its folder to the disk, once."""
         if not self._is_entered:
             fsync(self._path.parent)
             self._is_entered = True
@@ -262,10 +267,8 @@ class EventLog:
                 self.step = max(step, self.step or 0)
                 return
             event = self._event(self.seq + 1, type, step, fields)
-            self._write(event)
+            self._write(event, is_durable=type in _ENDING)
             self._note(event)
-            if type in _ENDING:
-                self.sync()
         if self.publish is not None:
             self.publish(event)
 
@@ -290,9 +293,11 @@ class EventLog:
             **_plain(fields),
         }
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write(self, event: dict[str, Any], *, is_durable: bool = False) -> None:
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-        append(self._file.fileno(), line, self._path)
+        if is_durable:
+            self._sync_entry()
+        append(self._file.fileno(), line, self._path, is_durable=is_durable)
         self.seq = event["seq"]
         self._size += len(line)
 

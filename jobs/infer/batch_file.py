@@ -111,8 +111,7 @@ class Answers:
         line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
         if self._file is None:
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
-        append(self._file.fileno(), line, self._path)
-        os.fdatasync(self._file.fileno())
+        append(self._file.fileno(), line, self._path, is_durable=True)
         self.done += 1
 
     def append_error(self, message: str) -> None:
