@@ -1,8 +1,8 @@
 """The event log of a job: `events.jsonl` is authoritative, the Redis stream is a copy.
 
 Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
-Events up to a checkpoint are durable before it is. After a power failure the stream may be ahead of
-the file: then the worker of the next execution writes back what the file has lost.
+Events up to a checkpoint are on the disk before it is. After a power failure the stream may be
+ahead of the file: then the worker of the next execution writes back what the file has lost.
 
 The horse writes while it lives; its worker writes before and after, and also while the horse hangs.
 So each event is written under a lock on the file, which a hanging process does not hold.
@@ -32,7 +32,7 @@ from ...jobs.user_code.forks import end_if_forked
 # The types that end an execution, for which `tail` waits.
 TERMINAL = ("finished", "failed", "stopped")
 
-# After these nothing is written for long, or by another process: they are durable at once.
+# The types after which no event follows for long, or from another process: flushed at once.
 _ENDING = (*TERMINAL, "paused", "requeued")
 
 _TAIL_BYTES = 1_000_000
@@ -111,8 +111,8 @@ class EventLog:
         """`clock_offset_s`: how far the clock of the events is ahead of this machine's.
 
         `patience_s`: how long to wait for another writer; None: as long as it takes. `announce`
-        publishes an event that the disk has no room for, as yet. `patiently` repeats writes on a
-        full disk.
+        publishes an event that is not in the file yet: the disk is full. `patiently` repeats writes
+        on a full disk.
         """
         self.execution = execution
         self._clock_offset_s = clock_offset_s
@@ -206,10 +206,10 @@ class EventLog:
             self._patiently(lambda: self._add(type, step, fields), self._path.parent)
 
     def conclude(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
-        """Emit an event that ends the execution, at least to those who follow it.
+        """Emit an event that ends the execution.
 
-        It waits for space as `emit` does, until the job is to stop. The next execution then writes
-        the event.
+        It waits for space like `emit`. If the job is to stop meanwhile, the event is announced, and
+        the next execution writes it to the file.
         """
         try:
             self.emit(type, step=step, **fields)
@@ -219,7 +219,7 @@ class EventLog:
             self.announce(type, step=step, **fields)
 
     def announce(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
-        """Emit an event that need not be in the file now: it is written before the next one."""
+        """Emit an event without waiting for space; if the disk is full, `emit` writes it later."""
         with self._lock:
             with suppress(OSError), self._alone():
                 pass  # for the number
@@ -255,7 +255,7 @@ class EventLog:
             self._is_entered = True
 
     def continue_after(self, seq: int) -> None:
-        """Number the next event after this one, which is in no file any more."""
+        """Give the next event a higher number than `seq`, the number of an event that is lost."""
         with self._lock, self._alone():
             self.seq = max(self.seq, seq)
 
