@@ -47,7 +47,7 @@ class Execution:
     events: EventLog
     activity: ActivityReporter
     send: Callable[[Message], None]  # to the worker
-    patiently: Patiently  # for its writes
+    patiently: Patiently  # repeats writes while the disk is full
 
     @property
     def rundir(self) -> RunDir:
@@ -80,7 +80,7 @@ def execute(
         with own_modules(folders) if folders is not None else nullcontext():
             result = _run(document, execution, models, hold_files)
         check_size(result)
-        execution.patiently(events.sync, rundir.path)  # a result is not ahead of its events
+        execution.patiently(events.sync, rundir.path)  # they are on the disk before the result
         write = partial(
             rundir.write_result, result, revision=document["revision"], fence=execution.fence
         )
@@ -107,7 +107,7 @@ def execute(
 
 
 def lacking_outcome(job_id: str, lacking: Shortage) -> JobOutcome:
-    """Return the outcome of an execution that cannot go on: its worker tries again later."""
+    """Return the outcome of an execution that cannot continue now; the worker runs it later."""
     return JobOutcome(job_id, "lacking", reason=lacking.reason, error=lacking.what)
 
 
@@ -249,12 +249,12 @@ def models_for(
 
 
 def _warn_of_lost_events(events: EventLog, resumed_from: int) -> None:
-    """Report steps before the checkpoint whose events neither the file nor Redis has."""
+    """Warn of steps up to the checkpoint that have no event in the file, nor had one in Redis."""
     if (latest := events.latest_step) < resumed_from:
         events.emit(
             "warning",
-            message=f"events: those of steps {latest + 1} to {resumed_from} are lost, in a power "
-            "failure or by a change of the file; the weights are not affected",
+            message=f"events: steps {latest + 1} to {resumed_from} are lost (power failure or "
+            "changed file); the weights are not affected",
         )
 
 

@@ -214,7 +214,7 @@ def _run_one(
         log.warning("%s", error)
         outcome = JobOutcome(job_id, "stopped", reason="superseded")
     except OSError as error:  # its files cannot be written
-        if lacks_space(error):  # and it was to stop before it had begun
+        if lacks_space(error):  # the job was to stop before it began
             outcome = JobOutcome(job_id, "stopped", reason=control.reason)
         else:
             error_text = f"run directory: {error}"

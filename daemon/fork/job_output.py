@@ -1,4 +1,4 @@
-"""Output of a job's code: a full disk costs lines of the log, and never ends the job."""
+"""stdout and stderr of a job's process: on a full disk lines are dropped, and the job continues."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What was asked of a job after its submission: that it is paused, canceled, continued or resumed.
+"""The latest request about a job after its submission: pause, cancel, continue or resume.
 
-Redis has this too. `queue.json` in the run directory is for the case that Redis loses it, as
-`queueing` in spec.json is for the options of the submission (see adoption.py). A request that holds
-a job back is recorded after Redis has it, one that lets it run before: a crash in between leaves
-nothing here that Redis never had.
+Redis has it too. `queue.json` in the run directory is for the case that Redis loses it, like
+`queueing` in spec.json for the options of the submission (see adoption.py). Pause and cancel are
+recorded after Redis has them, continue and resume before: after a crash in between the file never
+holds a job back that Redis would run.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Asked:
     """The latest request."""
 
     state: str  # PAUSED, CANCELED, CONTINUED or RESUMED
-    seq: int  # of the job's latest event before it; 0: there was none
-    executions: int  # that had begun before it
+    seq: int  # number of the job's latest event before the request; 0: there was none
+    executions: int  # number of executions that had begun before the request
     at: float  # unix seconds
-    front: bool = False  # of the queue
+    front: bool = False  # whether the job goes to the front of the queue
 
 
 def note(rundir: RunDir, state: str, *, front: bool = False) -> None:

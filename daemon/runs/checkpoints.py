@@ -33,8 +33,9 @@ class Checkpoints:
 
     `best`: the metric of the best one, and whether lower is better. `fence`: the right of this
     execution to write; None if nothing can supersede it. `on_warning` receives a line
-    about a checkpoint that was skipped or cannot be removed. `before_commit` makes durable what a
-    checkpoint stands on; it is called in the thread of a save and may raise OSError.
+    about a checkpoint that was skipped or cannot be removed. `before_commit` flushes files
+    that must be on the disk before a checkpoint is, such as the events; it is called in the thread
+    of a save and may raise OSError.
     """
 
     def __init__(

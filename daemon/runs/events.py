@@ -1,8 +1,8 @@
 """The event log of a job: `events.jsonl` is authoritative, the Redis stream is a copy.
 
 Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
-Events up to a checkpoint are durable before it is. After a power failure the stream may be ahead of
-the file: then the worker of the next execution writes back what the file has lost.
+Events up to a checkpoint are on the disk before it is. After a power failure the stream may be
+ahead of the file: then the worker of the next execution writes back what the file has lost.
 
 The horse writes while it lives; its worker writes before and after, and also while the horse hangs.
 So each event is written under a lock on the file, which a hanging process does not hold.
@@ -24,15 +24,15 @@ from typing import Any, Self
 import orjson
 
 from ...jobs.context import Patiently, at_once
-from ...jobs.files.appending import append
-from ...jobs.files.atomic import fsync
+from ...jobs.files.appending import append, sync
+from ...jobs.files.atomic import fsync, naming
 from ...jobs.files.shortage import lacks_space
 from ...jobs.user_code.forks import end_if_forked
 
 # The types that end an execution, for which `tail` waits.
 TERMINAL = ("finished", "failed", "stopped")
 
-# After these nothing is written for long, or by another process: they are durable at once.
+# The types after which no event follows for long, or from another process: flushed at once.
 _ENDING = (*TERMINAL, "paused", "requeued")
 
 _TAIL_BYTES = 1_000_000
@@ -111,8 +111,8 @@ class EventLog:
         """`clock_offset_s`: how far the clock of the events is ahead of this machine's.
 
         `patience_s`: how long to wait for another writer; None: as long as it takes. `announce`
-        publishes an event that the disk has no room for, as yet. `patiently` repeats writes on a
-        full disk.
+        publishes an event that is not in the file yet: the disk is full. `patiently` repeats writes
+        on a full disk.
         """
         self.execution = execution
         self._clock_offset_s = clock_offset_s
@@ -149,8 +149,9 @@ class EventLog:
         self._wait_for_lock(descriptor)
         try:
             if os.fstat(descriptor).st_size != self._size:
-                self._read_on()
-                self._file.truncate(self._size)  # only the last line can be incomplete
+                with naming(self._path):
+                    self._read_on()
+                    self._file.truncate(self._size)  # only the last line can be incomplete
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies in forked processes
@@ -205,10 +206,10 @@ class EventLog:
             self._patiently(lambda: self._add(type, step, fields), self._path.parent)
 
     def conclude(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
-        """Emit an event that ends the execution, at least to those who follow it.
+        """Emit an event that ends the execution.
 
-        It waits for space as `emit` does, until the job is to stop. The next execution then writes
-        the event.
+        It waits for space like `emit`. If the job is to stop meanwhile, the event is announced, and
+        the next execution writes it to the file.
         """
         try:
             self.emit(type, step=step, **fields)
@@ -218,7 +219,7 @@ class EventLog:
             self.announce(type, step=step, **fields)
 
     def announce(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
-        """Emit an event that need not be in the file now: it is written before the next one."""
+        """Emit an event without waiting for space; if the disk is full, `emit` writes it later."""
         with self._lock:
             with suppress(OSError), self._alone():
                 pass  # for the number
@@ -244,13 +245,17 @@ class EventLog:
 
     def sync(self) -> None:
         """Make all events so far survive a power failure; from any thread."""
-        os.fdatasync(self._file.fileno())
+        sync(self._file.fileno(), self._path)
+        self._sync_entry()
+
+    def _sync_entry(self) -> None:
+        """Flush the file's entry in its folder to the disk, once."""
         if not self._is_entered:
             fsync(self._path.parent)
             self._is_entered = True
 
     def continue_after(self, seq: int) -> None:
-        """Number the next event after this one, which is in no file any more."""
+        """Give the next event a higher number than `seq`, the number of an event that is lost."""
         with self._lock, self._alone():
             self.seq = max(self.seq, seq)
 
@@ -262,10 +267,8 @@ class EventLog:
                 self.step = max(step, self.step or 0)
                 return
             event = self._event(self.seq + 1, type, step, fields)
-            self._write(event)
+            self._write(event, is_durable=type in _ENDING)
             self._note(event)
-            if type in _ENDING:
-                self.sync()
         if self.publish is not None:
             self.publish(event)
 
@@ -290,9 +293,11 @@ class EventLog:
             **_plain(fields),
         }
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write(self, event: dict[str, Any], *, is_durable: bool = False) -> None:
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-        append(self._file.fileno(), line, self._path)
+        if is_durable:
+            self._sync_entry()
+        append(self._file.fileno(), line, self._path, is_durable=is_durable)
         self.seq = event["seq"]
         self._size += len(line)
 

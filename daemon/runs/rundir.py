@@ -36,7 +36,7 @@ import orjson
 
 from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ...jobs.files.atomic import fsync, locked, release, write_atomic
+from ...jobs.files.atomic import fsync, locked, naming, release, write_atomic
 from .fence import Fence
 from .seal import DAMAGED, is_whole, sealed
 
@@ -317,7 +317,7 @@ class RunDir:
 
         A horse whose worker died ends by itself. One that still holds the lock after `patience_s`
         hangs, and is killed: two executions must never write here. A horse on another machine is
-        waited for. Raises OSError, with the directory unlocked, where the lock has no room.
+        waited for. Raises OSError, with the directory unlocked, if the lock cannot be written.
         """
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + patience_s
@@ -331,8 +331,9 @@ class RunDir:
                 time.sleep(0.02)
             else:
                 try:
-                    os.ftruncate(fd, 0)
-                    os.pwrite(fd, _signature(os.getpid()), 0)
+                    with naming(self.path / "lock"):
+                        os.ftruncate(fd, 0)
+                        os.pwrite(fd, _signature(os.getpid()), 0)
                 except OSError:
                     release(fd)
                     raise

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...jobs.files.atomic import naming
 from ...jobs.files.shortage import lacks_space
 
 
@@ -47,7 +48,8 @@ class Save:
         begun = time.monotonic()
         size_bytes, error, lacked_space = 0, None, False
         try:
-            size_bytes = write()
+            with naming(self._path):
+                size_bytes = write()
         except Exception as problem:  # mostly a full disk; the job decides how to react
             root = _root(problem)
             error = f"{type(root).__name__}: {root}"

@@ -20,6 +20,7 @@ from typing import Any
 from ...configs.queues import INFER, TRAIN
 from ...jobs.files.shortage import Shortage, can_start_threads, no_process
 from ...jobs.user_code import tracebacks
+from ..host.backoff import backoff_s
 from ..host.messages import (
     Downloaded,
     DownloadProgress,
@@ -52,12 +53,12 @@ _TIMEOUT_GRACE_S = 30.0  # between the stop request at a time limit and the kill
 # Pauses before a job that has failed is tried again.
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
-_OTHER_THREADS = 6  # of a horse, beyond those that compute
+_OTHER_THREADS = 6  # threads of a horse that do not compute
 _KILL_GRACE_S = 1.0  # for a job to leave a horse that it shares
 # For an answer to stop between two tokens. A longer computation hangs: nobody waits for it any
 # more, but the jobs behind it do.
 STUCK_S = 300.0
-# Pauses before another horse is requested for a job that lacked something.
+# Pauses before another horse is requested after a shortage.
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 
@@ -99,9 +100,9 @@ class Attempt:
         self._log: AttemptLog | None = None
         self._lacking: Shortage | None = None  # what the horse waits for, or the job before it
         self._not_before = 0.0  # when a horse is requested again
-        self._lacked_at: int | None = None  # its step then
-        self._is_rerun = False  # lacked something, and has not emitted an event since
-        self._num_lacking = 0  # times in a row that its horse could not run
+        self._lacked_at: int | None = None  # the job's step at the latest shortage
+        self._is_rerun = False  # whether it has emitted no event since a shortage
+        self._num_lacking = 0  # shortages in a row without a step in between
         self._watchdog: Watchdog | None = None
         self._checkpoint: Path | None = None  # the newest when it began
         self._fetched_at = 0.0  # when the progress of `fetch` was last reported
@@ -113,7 +114,7 @@ class Attempt:
         self._is_paused = False
         self._conclude_ranks: Callable[[], None] | None = None  # if ranks elsewhere end it
         self._has_lost_claim = False  # Redis no longer knows this execution
-        self._is_record_gone = False  # nor the job
+        self._is_record_gone = False  # whether Redis no longer has the job either
         self._began = time.monotonic()
         self._idle: set[str] = set()  # why its time does not count: "paused", "waiting"
         self._idle_since = 0.0
@@ -426,7 +427,7 @@ class Attempt:
             return
         if self._step != self._lacked_at:
             self._num_lacking = 0
-        pause_s = min(_FIRST_PAUSE_S * 2**self._num_lacking, _LONGEST_PAUSE_S)
+        pause_s = backoff_s(self._num_lacking, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         self._num_lacking += 1
         self._lacked_at = self._step
         self._not_before = time.monotonic() + pause_s
@@ -474,6 +475,8 @@ class Attempt:
             self._settle(self._store.requeue)
         elif reason == "timeout":
             self._conclude_timeout()
+        elif reason == "stall":  # requested when the horse had just reported a shortage
+            self._conclude_stalled()
         else:
             self._settle(self._store.stop, "stopped on request")
 
@@ -589,7 +592,9 @@ class Attempt:
         """Requeue a job that has failed, if it may be retried; return whether it may."""
         retries_left = self.started.retries_left
         if retries_left > 0:
-            pause_s = min(_FIRST_RETRY_S * 2**self.started.retried, _LONGEST_RETRY_S)
+            pause_s = backoff_s(
+                self.started.retried, first_s=_FIRST_RETRY_S, longest_s=_LONGEST_RETRY_S
+            )
             self._log_event(
                 "requeued",
                 reason=f"{reason}, will be tried again in {pause_s:g} s",

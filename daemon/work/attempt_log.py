@@ -1,9 +1,10 @@
-"""The events of an execution as its worker handles them: the horse's, and those of its own.
+"""The worker's part of a job's event log: it publishes the horse's events, and writes its own.
 
-All are copied to the stream in Redis. The worker writes events before the horse starts and after it
-has ended. What the disk has no room for waits here; the stream has it already if the horse sent it,
-or if the execution ends before there is room. Events that only the stream has, because a power
-failure took them from the file, are written back before the horse starts.
+All events are copied to the stream in Redis. The worker writes events before the horse starts and
+after it has ended. On a full disk events wait here for space: the horse's are in the stream
+already, the worker's are added to the stream if the execution ends before there is space. Events
+that only the stream has, because a power failure took them from the file, are written back before
+the horse starts.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class AttemptLog:
         self, writer: StreamWriter, rundir: RunDir, execution: int, offset_s: Callable[[], float]
     ) -> None:
         """`offset_s` returns how far Redis' clock is ahead of this machine's."""
-        self.lacks: Shortage | None = None  # what the worker's own events wait for
+        self.lacks: Shortage | None = None  # shortage for which events wait
         self._publisher = Publisher(writer, rundir.path.name, rundir.events)
         self._rundir = rundir
         self._execution = execution
         self._offset_s = offset_s
-        self._announced: list[dict[str, Any]] = []  # the file lacks them, as yet
-        self._own: list[tuple[str, dict[str, Any]]] = []  # this worker's, not written yet
+        self._announced: list[dict[str, Any]] = []  # in the stream, not in the file
+        self._own: list[tuple[str, dict[str, Any]]] = []  # of this worker, not written yet
         self._numbered_after = 0  # own events get higher numbers
         self._due = 0.0  # time of the next try
         self._pause_s = _FIRST_PAUSE_S
@@ -67,7 +68,7 @@ class AttemptLog:
             log.warning("%s: %s", self._rundir.path.name, error)
             return
         if not ahead.is_copy:
-            self._numbered_after = ahead.last_seq  # who follows the job has seen these numbers
+            self._numbered_after = ahead.last_seq  # readers have seen these numbers
             self._own.append(("warning", {"message": "events: some are lost in a power failure"}))
         elif ahead.events:
             self._announced = ahead.events

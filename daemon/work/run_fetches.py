@@ -36,7 +36,7 @@ class RunFetch:
         self.rundir = RunDir(home.runs / job_id)
         self.is_open = False  # spec, labels and events are here
         self.is_done = False
-        self.lacks: Shortage | None = None  # what it waits for
+        self.lacks: Shortage | None = None  # the shortage that it waits for
         self.is_superseded = False  # a later execution has claimed the job
         self.failure: str | None = None  # why the job cannot be run
         self.problem: str | None = None  # damage in the store that does not prevent the execution

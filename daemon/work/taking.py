@@ -53,8 +53,8 @@ class JobTaker:
         self._met: list[str] = []  # needs for which jobs may be set aside, met by the labels
         self._looked = 0.0
         self._listed = 0.0  # time of the latest check for jobs that were popped for it
-        self._num_others = 0  # jobs of other applications in the queue, as far as known
-        self._left: deque[bytes] = deque(maxlen=100)  # the latest of them, which are logged once
+        self._has_others = False  # whether the queue may have jobs of other applications
+        self._left: deque[bytes] = deque(maxlen=100)  # their latest ids; each is logged once
 
     def reconcile(self) -> None:
         """Requeue the jobs that this worker holds in Redis and does not run.
@@ -87,18 +87,18 @@ class JobTaker:
             set_aside = self._store.take_set_aside(self._queue, self._name, self._met)
             if set_aside is not None:
                 self._start(set_aside)
-        if self._is_open() and not (self._num_others and self._take_from_between()):
+        if self._is_open() and not (self._has_others and self._take_from_between()):
             self._mailbox.wait_for_job()
 
     def _take_from_between(self) -> bool:
         """Start the next of warmd's jobs, while the queue has jobs of other applications."""
-        popped, self._num_others = others.take_from_between(
+        popped, num_others = others.take_from_between(
             self._store.connection, self._queue, self._name
         )
+        self._has_others = popped is not None or num_others > 0
         if popped is not None:
-            self._num_others = 1  # there may be more
             self._start(popped)
-        return self._num_others > 0
+        return self._has_others
 
     def _leave(self, popped: bytes) -> None:
         """Put back a job of another application."""
@@ -110,7 +110,7 @@ class JobTaker:
             )
             self._left.append(popped)
         others.put_back(self._store.connection, popped, self._queue, self._name)
-        self._num_others = 1
+        self._has_others = True
 
     def _return_strays(self) -> None:
         """Requeue jobs that were popped for this worker although it does not wait for one.

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..host.rank_names import ranks_of
 
 _STACK_TIMEOUT_S = 1.0  # for the stacks to be written; a suspended process writes none
 _MAX_FRAMES = 6
-_MOST_WAITS = 100  # that one activity can have, whose time is not counted
+_MOST_WAITS = 100  # latest waits for a resource, whose time does not count as a stall
 _MAX_LOG_BYTES = 1 << 16  # that are searched for the stacks
 _EXCHANGE = "/training/process_group.py:"  # the code in which a rank waits for the others
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -71,8 +72,8 @@ class Watchdog:
         self._is_reported = False
         self._log_bytes = 0  # size of the log before that
         self._previous_stack: str | None = None  # at the previous check
-        self._waits: list[tuple[float, float]] = []  # begin and end of the latest waits
-        self._waiting_since: float | None = None  # for something that the machine lacks
+        self._waits: deque[tuple[float, float]] = deque(maxlen=_MOST_WAITS)  # begin and end
+        self._waiting_since: float | None = None  # begin of the current wait for a resource
 
     @property
     def ends_job(self) -> bool:
@@ -84,12 +85,12 @@ class Watchdog:
         self._activity, self._asked, self._is_reported = activity, None, False
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Set whether the job waits for something that the machine lacks, which is no stall."""
+        """Set whether the job waits for a resource that the machine lacks, which is no stall."""
         now = time.monotonic()
         if is_waiting and self._waiting_since is None:
             self._waiting_since = now
         elif not is_waiting and self._waiting_since is not None:
-            self._waits = [*self._waits[-_MOST_WAITS:], (self._waiting_since, now)]
+            self._waits.append((self._waiting_since, now))
             self._waiting_since = None
 
     def _waited_s(self, since: float) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ..files.appending import append
+from ..files.appending import append, sync
 from ..files.atomic import whole_file
 from .passages import Passage
 
@@ -65,8 +65,8 @@ class Journal:
         append(self._file.fileno(), records.tobytes(), self._path)
 
     def sync(self) -> None:
-        """Flush to disk (fsync)."""
-        os.fsync(self._file.fileno())
+        """Flush the records to the disk."""
+        sync(self._file.fileno(), self._path)
 
     def read(self) -> NDArray[Any]:
         """Return the records (n,), ordered by the number of the text, each text once."""

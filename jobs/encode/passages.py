@@ -46,8 +46,8 @@ def from_texts(texts: Iterable[str]) -> list[Passage]:
 def from_files(path: Path, reading: Reading | None = None) -> list[Passage]:
     """Read records, paragraphs of a text file, a Python file, or the files of a folder.
 
-    `reading` counts what of the records is left out. Raises SpecError that names the invalid record
-    or file.
+    `reading`: the record reader's options, and its counters of what it leaves out. Raises SpecError
+    that names the invalid record or file.
     """
     if path.is_dir():
         return [
@@ -89,7 +89,7 @@ def is_sources(path: Path) -> bool:
 
 
 def left_out_of(path: Path, reading: Reading, *, of_code: bool) -> str | None:
-    """Return what of an input is not read, after it was read; None: all is read."""
+    """Return which parts of an input were not read, once it has been read; None: all were."""
     if path.is_dir():
         return left_out.of_files(sources_in("input", path) if of_code else text_files(path))
     files = left_out.of_records("input", str(path)) if has_suffix(path, SUFFIXES) else None

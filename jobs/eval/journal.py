@@ -6,7 +6,6 @@ the next one is written. Imports no torch.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from ..files.appending import append
+from ..files.appending import append, sync
 
 ROWS = "rows.jsonl"  # in the run directory
 _SYNC_S = 1.0  # between two flushes to the disk: at most so much is evaluated again
@@ -62,7 +61,7 @@ class Journal:
 
     def sync(self) -> None:
         """Flush the rows to the disk."""
-        os.fdatasync(self._file.fileno())
+        sync(self._file.fileno(), self._path)
         self._synced_at = time.monotonic()
 
     def __enter__(self) -> Self:

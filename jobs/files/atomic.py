@@ -16,7 +16,6 @@ the last copy is closed, and a process that user code forked meanwhile has a cop
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -25,6 +24,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from .shortage import lacks_space
 
 _NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
 _WAIT_S = 0.05  # between two tries to get a lock, where waiting for it can be interrupted
@@ -35,8 +36,8 @@ _WRITING = ".lock-"  # prefix of the lock of a folder that is being filled
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace the file `path` atomically."""
-    with whole_file(path, mode=mode) as file:
+    """Replace the file `path` atomically. Raises OSError that names it."""
+    with naming(path), whole_file(path, mode=mode) as file:
         file.write(content)
 
 
@@ -53,8 +54,9 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         try:
             file.truncate()
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            with naming(path):
+                file.flush()
+                os.fsync(file.fileno())
             temporary.rename(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -130,10 +132,19 @@ def _released(descriptor: int) -> Iterator[None]:
 def fsync(path: Path) -> None:
     """Make a file's content, or the names in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _closed(descriptor), naming(path):
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's path to an OSError of the block that has none: descriptors have no names."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -190,7 +201,7 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
         try:
             stack.enter_context(_held(folder / LOCK, how))
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not lacks_space(error):
                 raise
             stack.enter_context(_held_folder(folder, how))
         yield

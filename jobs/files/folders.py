@@ -16,7 +16,7 @@ from pathlib import Path
 # Why a file or folder is left out.
 HIDDEN, INDEX, LINKS, OTHERS, SKIPPED = "hidden", "index", "links", "others", "skipped"
 SAME = "same"
-_HIDING = (".", "__")  # how the names of hidden folders begin
+_HIDING = (".", "__")  # prefixes of the names of hidden folders
 # Descriptions of data sets, by `datasets` and other trainers; they have no records.
 _INDEX_FILES = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _NAMED = 5  # files that are named
@@ -49,7 +49,7 @@ class Found:
 
     files: list[Path]
     left_out: dict[str, LeftOut] = field(default_factory=dict)  # by reason
-    splits: list[str] = field(default_factory=list)  # that the names of the files tell, if several
+    splits: list[str] = field(default_factory=list)  # splits in the names of the files, if several
 
     @property
     def note(self) -> str | None:
@@ -66,8 +66,8 @@ def files_in(
 ) -> Found:
     """Return the files with these suffixes, in lower or upper case, below a folder.
 
-    A file with several names, by hard or symbolic links, is read by one of them.
-    `hiding`: how the names of hidden folders begin. `skipped`: names of folders to leave out.
+    A file with several names, by hard or symbolic links, is listed once. `hiding`: prefixes of the
+    names of hidden folders. `skipped`: names of folders to leave out.
     Raises OSError for a folder that cannot be read.
     """
     found = Found([])
@@ -76,17 +76,17 @@ def files_in(
             found.files.append(folder / name)
         else:
             found.left_out.setdefault(reason, LeftOut()).add(name)
-    for path in _repeated(found.files):
-        found.files.remove(path)
+    repeated = _repeated(found.files)
+    for path in repeated:
         found.left_out.setdefault(SAME, LeftOut()).add(str(path.relative_to(folder)))
-    found.files.sort()
+    found.files[:] = sorted({*found.files}.difference(repeated))
     splits = {split for path in found.files if (split := _split_of(path.relative_to(folder)))}
     found.splits.extend(sorted(splits) if "train" in splits and len(splits) > 1 else ())
     return found
 
 
 def _repeated(files: Collection[Path]) -> list[Path]:
-    """Return the further names of files that have a name before, symbolic links last."""
+    """Return all paths but one of each file; the remaining one is no symbolic link if possible."""
     known = set[tuple[int, int]]()
     repeated = []
     for path in sorted(files, key=lambda path: (path.is_symlink(), path)):

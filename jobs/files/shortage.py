@@ -1,7 +1,7 @@
 """Waiting for what a machine lacks for a while: disk space, inodes, quota, threads, processes.
 
-A shortage fails nothing: what met it is tried again, with growing pauses, until it succeeds or is
-told to end. Other errors, such as EIO, are raised at once.
+An operation that meets a shortage is repeated, with growing pauses, until it succeeds or its job is
+to stop. Other errors, such as EIO, are raised at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Shortage:
 def shortage(error: BaseException, folder: Path | None = None) -> Shortage | None:
     """Return the shortage that caused an error; None for any other cause.
 
-    `folder`: where was written, for errors that do not name a file.
+    `folder`: the folder that was written to, for errors that do not name a file.
     """
     for cause in _causes(error):
         number = _number(cause)
@@ -59,7 +59,7 @@ def no_process(reason: str) -> Shortage:
 
 
 def can_start_threads(number: int) -> bool:
-    """Try whether the machine can start this many threads now."""
+    """Return whether the machine can start this many threads now, by starting them."""
     over = threading.Event()
     started: list[threading.Thread] = []
     try:
@@ -109,12 +109,12 @@ class Patience:
     ) -> None:
         """`stop`: a write that cannot succeed is no longer repeated once this is set.
 
-        `on_change` receives what is waited for, and None when nothing is any more.
+        `on_change` receives the shortage when a wait begins, and None when all waits are over.
         """
         self._stop = stop
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._waiting: list[Shortage] = []  # of each thread that waits
+        self._waiting: list[Shortage] = []  # one for each waiting thread
 
     def write(self, write: Callable[[], T], folder: Path | None = None) -> T:
         """Return what `write` returns; call it again while the disk has no room for it.
@@ -143,7 +143,8 @@ class Patience:
             except Exception as error:
                 if not lacks_space(error) or self._stop.is_set():
                     raise
-            # A large file takes long to write in vain: at most half of the time is spent on that.
+            # A failed write of a large file may take long. A pause is at least as long as the write
+            # before it, so that at most half of the time is spent on failed writes.
             took_s = time.monotonic() - began
             pause_s = max(min(2 * pause_s, _LONGEST_PAUSE_S), took_s)
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from ..errors import JobFailed
-from ..files.appending import append
+from ..files.appending import append, sync
 
 
 class RewardLog:
@@ -38,7 +38,7 @@ class RewardLog:
 
     def flush(self) -> None:
         """Make the lines durable; called before the checkpoint of their step is."""
-        os.fsync(self._file)
+        sync(self._file, self.path)
 
     def _cut(self, path: Path, step: int) -> None:
         begin = b'{"job":' + orjson.dumps(self._job_id)

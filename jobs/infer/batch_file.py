@@ -28,11 +28,11 @@ _TAKES = "a file of records (JSONL, CSV, Parquet or Arrow)"
 
 
 def read(path: Path, reading: Reading | None = None) -> Iterator[str | list[dict[str, Any]]]:
-    """Yield the prompt of every record: text, or chat messages; `reading` counts what is left out.
+    """Yield the prompt of every record: text, or chat messages. Raises SpecError.
 
-    Raises SpecError.
+    `reading`: the record reader's options, and its counters of blank lines and ignored columns.
     """
-    if path.is_dir():  # its files may change their order; the answers are told apart by it
+    if path.is_dir():  # answers have numbers of records; the order of its files may change
         raise SpecError("input", f"must be {_TAKES}, got {path}: a folder")
     reader = Reader(_prompt, reading or Reading(), keys.READ["infer"])
     return reader.rows("input", str(path), _TAKES)
@@ -106,13 +106,12 @@ class Answers:
     def append(self, answer: dict[str, Any]) -> None:
         """Append the answer to the next record; durable on return.
 
-        Raises OSError; then there is no part of it in the file.
+        Raises OSError without an effect.
         """
         line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
         if self._file is None:
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
-        append(self._file.fileno(), line, self._path)
-        os.fdatasync(self._file.fileno())
+        append(self._file.fileno(), line, self._path, is_durable=True)
         self.done += 1
 
     def append_error(self, message: str) -> None:

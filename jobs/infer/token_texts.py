@@ -53,8 +53,8 @@ class TokenTexts:
         """Return a log-probability as plain values, with texts.
 
         An alternative whose text is empty or that of another one has a `name` that none of them
-        shares. `kept_bytes`: the token's text is cut to these. `is_prompt`: a token of a prompt;
-        `is_first`: the first one, which has no log-probability.
+        shares. `kept_bytes`: the token's text is cut to this many bytes. `is_prompt`: a token of a
+        prompt; `is_first`: the first one, which has no log-probability.
         """
         text, data = self._of(found.token, is_prompt)
         if kept_bytes is not None and kept_bytes < len(data):

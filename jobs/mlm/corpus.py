@@ -50,11 +50,11 @@ class Recipe:
     former: Former | None = None  # the rules of a job that an earlier version began
 
     def reading(self) -> Reading:
-        """How records are read; it counts what is left out."""
+        """Return the options of the record reader, with counters of what it leaves out."""
         return Reading(self.columns, self.skip_bad_rows, self.former)
 
     def _again(self) -> Reading:
-        """The same for data that has been counted."""
+        """Return the same options for a further pass over the data, whose counters are not used."""
         former = None if self.former is None else Former()
         return Reading(self.columns, self.skip_bad_rows, former)
 

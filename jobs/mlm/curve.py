@@ -26,7 +26,7 @@ class Curve:
     def __init__(self, path: Path, rows: Iterable[Sequence[float]] = ()) -> None:
         self.path = path
         self.rows = [list(row) for row in rows]
-        self._begin = 0  # of the last row in the file, in bytes
+        self._begin = 0  # offset of the last row in the file, in bytes
         lines = [",".join(COLUMNS), *map(_csv, self.rows)]
         self._end = path.write_bytes("".join(f"{line}\n" for line in lines).encode())
         if self.rows:

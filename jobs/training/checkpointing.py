@@ -52,11 +52,11 @@ class CheckpointingTrainer(Trainer):
         self.was_stopped = False
         self._in_flight: Save | None = None
         self._save_was_due = False  # while another was in flight
-        self._must_wait = False  # for space: no step without a checkpoint
+        self._must_wait = False  # whether training waits for the next save to succeed
         self._saved = time.monotonic()  # when the latest save began
         self._checkpoint: Path | None = None  # the latest
         self._live: LiveTensors | None = None  # of the save in flight
-        self._lacked_space = False  # the latest save that ended
+        self._lacked_space = False  # whether the latest save failed on a full disk
         self._has_warned = False  # whether a checkpoint lacked the metric of keep_best
         self._blocked_s = 0.0  # how long training was blocked by the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log

@@ -245,9 +245,12 @@ def test_every_link_in_the_documents_leads_somewhere(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS[:-2], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_source_file_that_a_document_names_exists(path):
-    named = set(re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", read(path)))
+    folders = "|".join(FOLDERS)
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*|\w+/test_\w+\.py)`", read(path)))
     assert [
-        name for name in sorted(named) if "NAME" not in name and not (ROOT / name).exists()
+        name
+        for name in sorted(named)
+        if "NAME" not in name and not any((base / name).exists() for base in (ROOT, ROOT / "tests"))
     ] == []
 
 

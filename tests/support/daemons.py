@@ -176,6 +176,13 @@ class Daemon:
         found = events.read(self.client.rundir(job_id).events)
         return [event for event in found if type is None or event["type"] == type]
 
+    def streamed(self, job_id: str) -> list[dict[str, Any]]:
+        """The job's events in Redis; the newest ones of a job that has ended."""
+        from warmd.daemon.queue import keys, stream
+
+        found: Any = self.client.connection.xrange(keys.events(job_id))
+        return [stream.event_of(entry) for entry in found]
+
     def close(self) -> None:
         """End it, whatever state it is in."""
         self.client.close()

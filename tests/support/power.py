@@ -42,7 +42,7 @@ class Disk:
         subprocess.run(["losetup", "--detach", self._device], check=True)
 
     def lose_power(self) -> None:
-        """Drop what is not on the disk; nothing can be written any more."""
+        """Drop what is not on the disk; from now on every access is an I/O error (EIO)."""
         descriptor = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NOLOGFLUSH))

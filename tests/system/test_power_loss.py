@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import dpo_jobs
 import orjson
@@ -28,8 +27,6 @@ from power import Disk, disk_without_power
 from shell import warmd
 from waiting import wait_until
 
-from warmd.daemon.queue import keys
-from warmd.daemon.queue.stream import event_of
 from warmd.daemon.runs.checkpoints import Checkpoints
 from warmd.jobs import spec_class
 from warmd.jobs.context import step_of
@@ -97,8 +94,7 @@ class Machine:
         events = daemon.events(job_id)
         assert steps(daemon, job_id) == list(range(1, num_steps + 1))
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-        entries: Any = daemon.client.connection.xrange(keys.events(job_id))
-        in_redis = [event_of(entry) for entry in entries]
+        in_redis = daemon.streamed(job_id)
         assert in_redis == events[-len(in_redis) :]
         assert warmd("tail", job_id, "--json", home=home).objects == events
         shown = orjson.loads(warmd("show", job_id, "--json", home=home).out)

@@ -15,9 +15,6 @@ from shell import warmd
 from small_disks import fill, fill_inodes, make_room, small_disk
 from waiting import holds_for, wait_until
 
-from warmd.daemon.queue import keys
-from warmd.daemon.queue.stream import event_of
-
 LONG = 40  # steps, whose events fill more than the pages that the files have already
 
 
@@ -37,17 +34,11 @@ def job(daemon: Daemon, job_id: str) -> dict[str, Any]:
     return daemon.client.job(job_id)
 
 
-def streamed(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
-    """The job's events in Redis; of an ended job the last ones."""
-    found: Any = daemon.client.connection.xrange(keys.events(job_id))
-    return [event_of(entry) for entry in found]
-
-
 def check_events(daemon: Daemon, job_id: str) -> None:
     """Check that the file and the stream have each event of an ended job once, in order."""
     events = daemon.events(job_id)
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    in_redis = streamed(daemon, job_id)
+    in_redis = daemon.streamed(job_id)
     assert in_redis == events[-len(in_redis) :]
 
 
@@ -74,7 +65,7 @@ def test_jobs_wait_for_space_and_end_with_the_bits_of_undisturbed_ones(full: Dae
     fill(runs)
     let_go(full)
     assert wait_for_waiting(full, job_id) == f"space in {runs / job_id}"
-    waiting = [event for event in streamed(full, job_id) if event["type"] == "waiting"]
+    waiting = [event for event in full.streamed(job_id) if event["type"] == "waiting"]
     assert [event["reason"] for event in waiting] == ["No space left on device"]
     holds_for(1.0, lambda: job(full, job_id)["status"] == "started")
     assert [job(full, one)["status"] for one in following] == ["queued", "queued"]
@@ -124,7 +115,7 @@ def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
     job_id = hold_and_fill(full)
     getattr(full.client, how)(job_id)
     assert full.wait(job_id)["status"] == "stopped"
-    assert streamed(full, job_id)[-1]["type"] == "stopped"
+    assert full.streamed(job_id)[-1]["type"] == "stopped"
     make_room(full.home.runs)
     following = full.submit()
     assert full.wait(following)["status"] == "finished"
@@ -135,7 +126,7 @@ def test_a_waiting_job_can_be_paused_and_continues(full: Daemon):
     job_id = hold_and_fill(full)
     full.client.pause(job_id, release=True)
     wait_until(lambda: job(full, job_id)["status"] == "scheduled")
-    assert streamed(full, job_id)[-1]["type"] == "paused"
+    assert full.streamed(job_id)[-1]["type"] == "paused"
     full.client.unpause(job_id)
     wait_for_waiting(full, job_id)
     make_room(full.home.runs)

@@ -11,13 +11,6 @@ from disturbing import STEPS, hold, let_go, steps
 from shell import warmd
 
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.stream import event_of
-
-
-def streamed(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
-    """The job's events in Redis."""
-    found: Any = daemon.client.connection.xrange(keys.events(job_id))
-    return [event_of(entry) for entry in found]
 
 
 def hold_and_end_all(daemon: Daemon, keep: int) -> tuple[str, int]:
@@ -35,13 +28,29 @@ def hold_and_end_all(daemon: Daemon, keep: int) -> tuple[str, int]:
     return job_id, had
 
 
+def hold_and_kill(daemon: Daemon) -> str:
+    """Return a job that was killed at its third step."""
+    job_id = hold(daemon)
+    daemon.client.kill(job_id)
+    daemon.wait(job_id)
+    let_go(daemon)
+    return job_id
+
+
+def finish(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
+    """Resume a job; return its events when it has finished."""
+    daemon.client.resume(job_id)
+    assert daemon.wait(job_id)["status"] == "finished"
+    return daemon.events(job_id)
+
+
 def messages(daemon: Daemon, job_id: str) -> list[str]:
     return [event["message"] for event in daemon.events(job_id, "warning")]
 
 
 def check_all_agree(daemon: Daemon, job_id: str) -> None:
     events = daemon.events(job_id)
-    assert streamed(daemon, job_id) == events
+    assert daemon.streamed(job_id) == events
     assert warmd("tail", job_id, "--json", home=daemon.home.path).objects == events
     shown = orjson.loads(warmd("show", job_id, "--json", home=daemon.home.path).out)
     assert (shown["status"], shown["step"]) == ("finished", 6)
@@ -62,54 +71,40 @@ def test_the_file_gets_back_what_redis_has(sturdy: Daemon, keep: int):
 
 @pytest.mark.slow
 def test_steps_that_neither_has_are_named(sturdy: Daemon):
-    job_id = hold(sturdy)
-    sturdy.client.kill(job_id)
-    sturdy.wait(job_id)
-    let_go(sturdy)
+    job_id = hold_and_kill(sturdy)
     (sturdy.home.runs / job_id / "events.jsonl").write_bytes(b"")
     sturdy.client.connection.delete(keys.events(job_id))
-    sturdy.client.resume(job_id)
-    assert sturdy.wait(job_id)["status"] == "finished"
+    finish(sturdy, job_id)
     assert steps(sturdy, job_id) == STEPS[2:]
     found = messages(sturdy, job_id)
-    assert any(message.startswith("events: those of steps 1 to 2 are lost") for message in found)
+    assert any(message.startswith("events: steps 1 to 2 are lost") for message in found)
     job = sturdy.client.job(job_id)
     assert "are lost" in job["alert"]
 
 
 @pytest.mark.slow
 def test_a_stream_that_lacks_some_restores_the_others_and_says_how_many(sturdy: Daemon):
-    job_id = hold(sturdy)
-    sturdy.client.kill(job_id)
-    sturdy.wait(job_id)
-    let_go(sturdy)
+    job_id = hold_and_kill(sturdy)
     whole = sturdy.events(job_id)
     path = sturdy.home.runs / job_id / "events.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
     connection = sturdy.client.connection
     for event in whole[:3]:
         connection.xdel(keys.events(job_id), f"{event['seq']}-0")
-    sturdy.client.resume(job_id)
-    assert sturdy.wait(job_id)["status"] == "finished"
-    events = sturdy.events(job_id)
+    events = finish(sturdy, job_id)
     assert [event["seq"] for event in events[1:3]] == [4, 5]
     assert "events: 2 are lost in a power failure" in messages(sturdy, job_id)
 
 
 @pytest.mark.slow
 def test_a_stream_of_other_events_is_dropped_and_its_numbers_are_not_used_again(sturdy: Daemon):
-    job_id = hold(sturdy)
-    sturdy.client.kill(job_id)
-    sturdy.wait(job_id)
-    let_go(sturdy)
+    job_id = hold_and_kill(sturdy)
     path = sturdy.home.runs / job_id / "events.jsonl"
     last = sturdy.events(job_id)[-1]["seq"]
     lines = path.read_bytes().splitlines(keepends=True)
     other = orjson.loads(lines[1]) | {"time": 1.0}  # an earlier version continued the file
     path.write_bytes(lines[0] + orjson.dumps(other) + b"\n")
-    sturdy.client.resume(job_id)
-    assert sturdy.wait(job_id)["status"] == "finished"
-    events = sturdy.events(job_id)
+    events = finish(sturdy, job_id)
     assert events[1] == other
     assert events[2]["seq"] > last
     assert events[2]["message"] == "events: some are lost in a power failure"
