@@ -16,9 +16,9 @@ _Z = 1.959964  # two-sided 95 % of a normal distribution
 _Z_POWER = 0.841621  # one-sided 80 %: the power that `questions_needed` aims at
 LEVEL = 0.05
 # The level of the t test where differences have several sizes. On rewards of some ten levels it
-# decides slightly more often than its level; at this one at most 5.2 % of equals, for at most 1.3
-# points of power. Where all differences have one size (rewards of two values), it costs 3 to 4
-# points of power, and a level of 5 % decides at most 5.6 %.
+# decides slightly more often than its level: at 4.8 % at most 5.2 % of equals, for at most 1.3
+# points of power. Where all differences have one size (rewards of two values), the lower level
+# would cost 3 to 4 points of power, and the level of 5 % decides at most 5.6 % of equals.
 _LEVEL_OF_SIZES = 0.048
 # The minimum that `questions_needed` counts with: for fewer questions Student's quantile is far
 # above the normal distribution's, by which it estimates.
@@ -31,7 +31,7 @@ Interval = tuple[float, float]
 Answer = TypeVar("Answer", bound=Hashable)
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
-STUDENT = "t"  # the test; results of earlier versions may have "mcnemar" or none
+STUDENT = "t"  # the test; results of earlier versions may have "mcnemar", or no test
 
 
 def wilson(share: float, n: int) -> Interval:
@@ -191,7 +191,7 @@ class Comparison:
     n: int
     difference: float  # mean of second - first
     # 95 % interval of the difference; None: unknown (a single question, or equal differences on too
-    # few questions to decide).
+    # few questions to decide, in both cases of values other than 0 and 1).
     low: float | None
     high: float | None
     gained: int  # pairs where the second is better
@@ -218,7 +218,7 @@ class Comparison:
 
 
 def unscored_words(unscored: int, n: int) -> str:
-    """Return the end of a comparison's words that counts what it left out, '' for nothing."""
+    """Return the clause of a comparison that counts the questions left out; '' if there are none."""
     return f"; unscored by one of both: {unscored} of {unscored + n} questions" if unscored else ""
 
 
@@ -231,16 +231,18 @@ def compare(
 ) -> Comparison:
     """Compare two models by their values on the same questions.
 
-    Decided by Student's paired t test: at 5 % where all questions that differ do so by the same
-    amount, as for 0 and 1, else at 4.8 %. Of equal models it decides at most 5.6 % for rewards of
-    two values (of 8 questions), 6.4 % for three equally frequent ones (of 6 and 7; 5.3 % of more
-    questions), 5.7 % for four (of 6), 5.2 % for ten and more, and less than 5 % where few questions
-    differ. The exact McNemar test keeps below 5 % for two values, but has up to 36 points less
-    power (of 8 questions).
+    The test is Student's paired t test: at 5 % where all questions that differ do so by the same
+    amount, as for 0 and 1, else at 4.8 %. Of equal models, whose scores on a question are
+    independent draws from one distribution, it decides at most 5.6 % for rewards of two values
+    (8 questions), 6.5 % for three equally spaced values (7 questions), 5.8 % for four equally
+    frequent ones (6), and 5.2 % for ten. Models that are equal on average, but good at different
+    questions, are decided more often: up to 12.5 % for two values (4 and 7 questions). The exact
+    McNemar test stays below 5 % for two values, but its power is up to 52 points lower with
+    8 questions, and 38 points with 40.
 
-    The interval is Student's too; Agresti & Min's where all differences of 0s and 1s are equal,
-    which leaves Student's no width. It leaves out 0 where the test decides, and only there: where
-    it would at 4.8 to 5 %, or for three equal differences of 0s and 1s, it is extended to 0; of
+    The interval is Student's too; where all differences of 0s and 1s are equal, which leaves
+    Student's no width, it is Agresti & Min's. It excludes 0 exactly where the test decides: it is
+    extended to 0 where p is between 4.8 and 5 %, and for three equal differences of 0s and 1s; for
     equal differences of other values it is unknown until the test decides.
 
     `weights`: of the questions, where the metric is a ratio (`estimate`). Raises ValueError without

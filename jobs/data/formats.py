@@ -200,12 +200,15 @@ _OF_TABLES = {".parquet": _parquet, ".arrow": _arrow}  # by suffix
 
 @contextmanager
 def _arrow_errors(option: str, path: Path, takes: str) -> Iterator[None]:
-    """Turn errors of pyarrow into a SpecError about the file."""
+    """Turn errors of pyarrow into a SpecError about the file.
+
+    ValueError: pyarrow cannot convert a struct with two fields of one name.
+    """
     import pyarrow as pa
 
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise SpecError(option, f"{jsonl.shown(path)}: must be {takes}, got: {reason}") from None
 

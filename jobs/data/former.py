@@ -1,7 +1,7 @@
-"""Reads data sets by the rules of earlier versions, for the jobs that those began.
+"""Reads data sets by the rules of earlier versions, for jobs that were submitted to those versions.
 
-A resumed job needs the rows, the order and the held-out rows that its checkpoint was trained with:
-by the rules of today they would be others. What is read otherwise today is counted and named.
+A resumed job needs the records, the order and the held-out records that its checkpoint was trained
+with; today's rules could give others. What a new job would read differently is counted and named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED = 5  # files
 
 @dataclass
 class Former:
-    """The rules of version 0 (see context.RULES), and what they read otherwise.
+    """The rules of version 0 (see context.RULES), and counts of what a new job reads differently.
 
     Hidden files and index files were read, suffixes counted in lower case only; NaN and numbers
     that float64 cannot hold were read as orjson and pyarrow give them; of two columns of one name
@@ -30,8 +30,8 @@ class Former:
     more: dict[str, None] = field(default_factory=dict)  # files that are left out today
     fewer: dict[str, None] = field(default_factory=dict)  # files that are read today
     repeated: dict[str, None] = field(default_factory=dict)  # files with two columns of one name
-    num_otherwise: int = 0  # records with values that are read otherwise today
-    first: str = ""  # the place of the first of them
+    num_different: int = 0  # records with values that are read differently today
+    first: str = ""  # the place of the first such record
 
     @classmethod
     def of(cls, rules: int) -> Former | None:
@@ -42,7 +42,7 @@ class Former:
         """Return the files below a folder that were read."""
         found = sorted(p for p in folder.rglob("*") if p.suffix in suffixes and p.is_file())
         today = files_in(folder, suffixes).files
-        for names, some, others in ((self.more, found, today), (self.fewer, today, found)):
+        for names, some, others in ((self.more, found, {*today}), (self.fewer, today, {*found})):
             names |= {str(path.relative_to(folder)): None for path in some if path not in others}
         return Found(found)
 
@@ -56,7 +56,7 @@ class Former:
         except SpecError:
             is_same = False
         if not is_same:
-            self.num_otherwise += 1
+            self.num_different += 1
             self.first = self.first or place.text
         return values
 
@@ -66,19 +66,24 @@ class Former:
 
     @property
     def note(self) -> str | None:
-        """What is read otherwise, in a sentence; None: nothing."""
+        """What a new job would read differently, in a sentence; None: nothing."""
         parts = (
             f"files that are left out today: {_some(self.more)}" if self.more else None,
             f"without files that are read today: {_some(self.fewer)}" if self.fewer else None,
             f"the last one of two columns of one name, refused today: {_some(self.repeated)}"
             if self.repeated
             else None,
-            f"{self.num_otherwise:,} records with numbers or NaN that are read otherwise today, "
+            f"{self.num_different:,} records with numbers or NaN that are read differently today, "
             f"the first: {self.first}"
-            if self.num_otherwise
+            if self.num_different
             else None,
         )
         return "; ".join(filter(None, parts)) or None
+
+
+def finder(former: Former | None) -> Callable[[Path, Collection[str]], Found]:
+    """Return the function that lists the files of a folder; `former`: see Reading."""
+    return files_in if former is None else former.files_in
 
 
 def _typed(value: Any) -> Any:

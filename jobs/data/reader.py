@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 
 @dataclass
 class Reading:
-    """How the records of a data set are read, and what of it was left out."""
+    """The rules for reading the records of data sets, and counts of what was left out."""
 
     columns: Columns = field(default_factory=Columns)
     skips_bad_rows: bool = False
@@ -69,24 +69,24 @@ class Reader(Generic[Row]):
         reading = self.reading
         for record in records(option, source, takes, reading.add_blank, reading.former):
             try:
-                values, place = self.reading.columns.rename(record.parse(), record.place)
+                values, place = reading.columns.rename(record.parse(), record.place)
                 row = self._convert(values, place)
             except SpecError as error:
-                self.reading.skip(error)
+                reading.skip(error)
                 continue
             if self._known is not None and not self._known.issuperset(values):
                 for name in values.keys() - self._known:
-                    self.reading.ignored[name] = self.reading.ignored.get(name, 0) + 1
+                    reading.ignored[name] = reading.ignored.get(name, 0) + 1
             yield row
 
 
 def report_former(emit: Emit, former: Former | None) -> None:
-    """Emit a warning when a job reads otherwise than a new one would."""
+    """Emit a warning when a new job would read the same files differently."""
     if former is not None and former.note is not None:
         emit(
             "warning",
-            message="data: read as by the earlier version that this job was submitted to, with the "
-            f"same records in the same order: {former.note}; a new job reads otherwise",
+            message="data: read by the rules of the earlier version that this job was submitted "
+            f"to, so that its records and their order are the same: {former.note}",
         )
 
 
@@ -101,9 +101,14 @@ def report_skipped(emit: Emit, reading: Reading) -> None:
         )
 
 
-def report_splits(emit: Emit, option: str, *sources: str | None) -> None:
-    """Emit a warning for each folder whose files are of several splits. Raises SpecError."""
-    for source in filter(None, sources):
+def report_splits(
+    emit: Emit, option: str, *sources: str | None, former: Former | None = None
+) -> None:
+    """Emit a warning for each folder whose files are of several splits. Raises SpecError.
+
+    Not for a job with `former` rules: today's rules may refuse its folder.
+    """
+    for source in filter(None, sources if former is None else ()):
         if (note := splits_note(option, source)) is not None:
             emit("warning", message=f"{option}: {note}")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ..errors import SpecError
 from ..files import jsonl
-from ..files.folders import Found, files_in
+from ..files.folders import Found
 from ..spec import path_of
 from .formats import Record, records_of
-from .former import Former
+from .former import Former, finder
 from .hub import SUFFIXES, Name, is_hub_folder, local_copy, split_files
 
 TAKES = "a JSONL, CSV or Parquet file, a folder of them or a hub data set"
@@ -49,8 +49,7 @@ def records(
     """Yield the records of a data set, file by file; call `on_blank` for each blank line.
 
     `takes`: the values that `option` accepts. `former`: the rules of a job that an earlier version
-    began. Raises SpecError if it is not a data set, or has no
-    records.
+    began. Raises SpecError if it is not a data set, or has no records.
     """
     is_empty = True
     for path in found_in(option, source, takes, former).files:
@@ -82,7 +81,7 @@ def found_in(option: str, source: str, takes: str = TAKES, former: Former | None
             raise _refused(option, source, takes, "not a regular file")
         if is_hub_folder(option, path):
             return Found(split_files(option, Name(source)))
-        found = (files_in if former is None else former.files_in)(path, SUFFIXES)
+        found = finder(former)(path, SUFFIXES)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL or a lone surrogate
         reason = error.strerror if isinstance(error, OSError) else error
         raise _refused(option, source, takes, reason) from None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..files import jsonl
 from ..files.documents import documents, text_files
-from ..files.folders import Found, files_in, has_suffix
+from ..files.folders import has_suffix
 from ..files.jsonl import Place
 from . import keys
-from .former import Former
+from .former import Former, finder
 from .hub import SUFFIXES, Name, is_hub_folder
 from .reader import Reader, Reading
 from .sources import found_in
@@ -26,7 +26,7 @@ def read(option: str, source: str, reading: Reading) -> Iterator[str]:
         return filter(
             str.strip, Reader(text_of, reading, keys.READ["texts"]).rows(option, source, TAKES)
         )
-    return documents(option, Path(source), _find(former))
+    return documents(option, Path(source), finder(former))
 
 
 def files(option: str, source: str, former: Former | None = None) -> tuple[Path, list[Path]]:
@@ -35,7 +35,7 @@ def files(option: str, source: str, former: Former | None = None) -> tuple[Path,
     if holds_records(option, source, former):
         root = path if path.exists() else Path(Name.parse(source).name)
         return root, found_in(option, source, TAKES, former).files
-    return path, text_files(path, _find(former)).files if path.is_dir() else [path]
+    return path, text_files(path, finder(former)).files if path.is_dir() else [path]
 
 
 def holds_records(option: str, source: str, former: Former | None = None) -> bool:
@@ -48,11 +48,7 @@ def holds_records(option: str, source: str, former: Former | None = None) -> boo
         return has_suffix(path, SUFFIXES) or Path(Name.parse(source).name).is_dir()
     if is_hub_folder(option, path):
         return True
-    return all(file.stem == "README" for file in text_files(path, _find(former)).files)
-
-
-def _find(former: Former | None) -> Callable[[Path, Collection[str]], Found]:
-    return files_in if former is None else former.files_in
+    return all(file.stem == "README" for file in text_files(path, finder(former)).files)
 
 
 def text_of(values: Mapping[str, Any], place: Place) -> str:

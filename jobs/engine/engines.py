@@ -37,9 +37,9 @@ def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
 
 
 def warn_of_model(ctx: Context, engine: Engine, warm: WarmModel) -> None:
-    """Warn when each token is computed from its whole sequence, and when prompts get an end token.
+    """Warn of a model without a KV cache, an appended end token and ignored generation settings.
 
-    Also of generation settings that are not applied. Call it after the first token.
+    Call it after the first token: whether the cache can be used is known then.
     """
     if engine.uncached is not None:
         ctx.emit("warning", message=f"model: {engine.uncached}")

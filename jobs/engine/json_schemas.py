@@ -28,6 +28,7 @@ _ESCAPES = 'nrbtf\\"'
 _UNSPELLED = {chr(code) for code in range(32)} - set("\n\r\b\t\f")
 _EXACT = 2**53  # llguidance reads bounds, and writes integers, as float64
 _LEAST = -(2**63 - 2**10)  # the float64 after -2^63, at which llguidance overflows the stack
+_TOO_LARGE = "must have numbers that float64 can hold, got a larger one"
 _MOST_LEVELS = 100
 _TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
@@ -157,6 +158,9 @@ def _check_count(schema: dict[str, Any]) -> None:
 
 def _check_numbers(schema: dict[str, Any]) -> None:
     """Raise SpecError for numbers that llguidance would change, or not survive."""
+    for name in ("minimum", "maximum"):
+        if _is_number(bound := schema.get(name)) and math.isinf(bound):
+            raise SpecError(FIELD, _TOO_LARGE)
     for name in ("enum", "const"):
         for number in _numbers(schema.get(name)):
             if abs(number) > _EXACT and number == math.floor(number):
@@ -187,7 +191,7 @@ def _numbers(value: Any) -> Iterator[float]:
             waiting += value
         elif _is_number(value):
             if math.isinf(value):
-                raise SpecError(FIELD, "must have numbers that float64 can hold, got a larger one")
+                raise SpecError(FIELD, _TOO_LARGE)
             yield value
 
 

@@ -54,14 +54,24 @@ class Journal:
 
     def append(self, row: dict[str, Any]) -> None:
         """Append the row of the next question. Raises OSError without an effect."""
-        append(self._file.fileno(), orjson.dumps(row) + b"\n", self._path)
+        append(self.fileno(), orjson.dumps(row) + b"\n", self._path)
         self.rows.append(row)
+
+    def sync_if_due(self) -> None:
+        """Flush the rows to the disk, unless that was done within the last second.
+
+        Apart from `append`, which is repeated on a full disk: its row would be there twice.
+        """
         if time.monotonic() - self._synced_at >= _SYNC_S:
             self.sync()
 
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._file.fileno()
+
     def sync(self) -> None:
         """Flush the rows to the disk."""
-        sync(self._file.fileno(), self._path)
+        sync(self.fileno(), self._path)
         self._synced_at = time.monotonic()
 
     def __enter__(self) -> Self:

@@ -143,12 +143,14 @@ def _evaluate(
                 }
                 row = {**head, **task.row(subject, answers)}
                 ctx.patiently(partial(journal.append, row), ctx.run_dir)
+                ctx.patiently(journal.sync_if_due, ctx.run_dir)
                 if time.monotonic() >= due or number + 1 == total:
                     due = time.monotonic() + _EVENT_S
                     ctx.emit("progress", done=number + 1, total=total)
         except Stopped:
             journal.sync()
             raise Stopped(len(journal.rows)) from None
+    ctx.patiently(journal.sync, ctx.run_dir)
     return engine.precision if done < total else spec.precision or warm.precision
 
 

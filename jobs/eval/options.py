@@ -221,7 +221,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         return [] if self.source == problems.ARITHMETIC else [self.source]
 
     def reading(self) -> Reading:
-        """How records are read; it counts those that are skipped."""
+        """Return the rules for reading records, with counts of what is skipped, all 0."""
         return Reading(self.column_names, self.skip_bad_rows)
 
     def questions(self, reading: Reading | None = None) -> list[Question]:

@@ -49,7 +49,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     check_can_generate(warm.model)
     parts = spec.parts_by(ctx.rules)
     training, held_out = parts.training, parts.held_out
-    report_splits(ctx.emit, "dataset", *spec.data_sets)
+    report_splits(ctx.emit, "dataset", *spec.data_sets, former=parts.readings[0].former)
     for reading in parts.readings:
         report_former(ctx.emit, reading.former)
         report_skipped(ctx.emit, reading)

@@ -44,11 +44,11 @@ COMPLETION_LENGTH = 64  # default, in tokens
 
 @dataclass(frozen=True)
 class Parts:
-    """The problems that a job uses."""
+    """The problems that a job trains on, and those that it is evaluated on."""
 
     training: list[problems.Problem]
     held_out: list[problems.Problem]
-    readings: list[Reading]  # of each data set; they count the records that were skipped
+    readings: list[Reading]  # one per data set, with counts of the skipped records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +306,10 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         return [source for source in found if source not in (None, problems.ARITHMETIC)]
 
     def reading(self, rules: int) -> Reading:
-        """How records are read by these RULES; it counts those that are skipped."""
+        """Return the rules for reading records, with counts of what is skipped, all 0.
+
+        `rules`: the RULES at the submission of the job.
+        """
         return Reading(self.column_names, self.skip_bad_rows, Former.of(rules))
 
     @cached_property
@@ -315,7 +318,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         return self.parts_by(RULES)
 
     def parts_by(self, rules: int) -> Parts:
-        """Return the same as a job reads it that was submitted with these RULES."""
+        """Return the problems of a job that was submitted with these RULES. Raises SpecError."""
         is_apart = self.eval_dataset is not None
         readings = [self.reading(rules)]
         training, held_out = problems.load_both(

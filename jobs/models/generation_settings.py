@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Values, beside None and empty ones, with which a setting has no effect.
+# Values with which a setting has no effect, in addition to None and empty ones.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bad_words_ids": (),
     "begin_suppress_tokens": (),

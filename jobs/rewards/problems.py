@@ -57,9 +57,9 @@ def load(
     template, or `messages` (as in OpenAI's API), and optionally an `answer`. Other keys are kept
     for rewards. Duplicate prompts are skipped. Lines after the last sample are not read.
 
-    `reading`: how records are read; it counts those that are skipped; `check` raises
-    SpecError for a problem that cannot be used; `named_by` is the option with the source. Raises
-    SpecError naming the line of an invalid record, or when there are too few distinct prompts.
+    `reading`: the rules for reading records, and the counts of what is skipped. `check` raises
+    SpecError for a problem that cannot be used. `named_by`: the option that names the source.
+    Raises SpecError for an invalid record, with its line, and for too few distinct prompts.
     """
     option = "samples" if named_by == "dataset" else "eval_samples"
     _check_samples(option, samples)
@@ -78,10 +78,10 @@ def load_both(
     reading: Reading | None = None,
     check: Callable[[Problem], None] = lambda _: None,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems to train on and those held out, like `load`, in one pass.
+    """Return the problems to train on and the held-out problems, read in one pass as by `load`.
 
-    Held out are the `held_out` distinct prompts after the `samples`, or the last ones if `samples`
-    is None; of `arithmetic`, sums that are never trained on.
+    The `held_out` distinct prompts after the first `samples` are held out; if `samples` is None,
+    the last ones are. For `arithmetic` they are sums of the part "eval".
     """
     _check_samples("samples", samples)
     if source == ARITHMETIC:
@@ -128,11 +128,18 @@ def _candidates(
     reading: Reading,
     check: Callable[[Problem], None],
 ) -> Iterator[Problem]:
+    """Yield the problems of a source whose prompts are distinct. Raises SpecError."""
     if "{question}" not in template:
         raise SpecError("template", f"must contain {{question}}, got {template[:60]!r}")
     if source == ARITHMETIC:
         return iter_arithmetic("train")
-    return _distinct(_read(option, source, template, reading, check))
+
+    def convert(values: Mapping[str, Any], place: jsonl.Place) -> Problem:
+        problem = problem_of(template, values, place)
+        check(problem)
+        return problem
+
+    return _distinct(Reader(convert, reading).rows(option, source, f"{TAKES} or {ARITHMETIC}"))
 
 
 def key_of(problem: Problem) -> bytes:
@@ -196,23 +203,6 @@ def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
         if key not in seen:
             seen.add(key)
             yield problem
-
-
-def _read(
-    option: str,
-    source: str,
-    template: str,
-    reading: Reading,
-    check: Callable[[Problem], None],
-) -> Iterator[Problem]:
-    """Yield the problem of each usable record."""
-
-    def convert(values: Mapping[str, Any], place: jsonl.Place) -> Problem:
-        problem = problem_of(template, values, place)
-        check(problem)
-        return problem
-
-    return Reader(convert, reading).rows(option, source, f"{TAKES} or {ARITHMETIC}")
 
 
 def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> Problem:

@@ -142,7 +142,7 @@ class RowSource(ABC, Generic[R]):
         """Return the row of one record. Raises SpecError."""
 
     def reading(self) -> Reading:
-        """How records are read; it counts those that are skipped."""
+        """Return the rules for reading records, with counts of what is skipped, all 0."""
         return Reading(self.columns, self.skip_bad_rows, Former.of(self.rules))
 
     def rows(self, option: str, path: str, reading: Reading) -> Iterator[R]:

@@ -38,7 +38,7 @@ MLM = "03447f8502da180ff6a62faec0cec47a"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files that are read otherwise today: hidden, in upper case, with long numbers and NaN."""
+    """Files that are read differently today: hidden, in upper case, with long numbers and NaN."""
     found = tmp_path / "data"
     found.mkdir()
     lines = [orjson.dumps({"question": f"{n} plus {n}?", "answer": f"{2 * n}"}) for n in range(8)]
@@ -64,7 +64,7 @@ def test_sft_and_dpo_read_the_same_rows_and_hold_out_the_same(folder):
     assert found.reading.former is not None
     assert found.reading.former.note == (
         "files that are left out today: 1 (._rows.jsonl); without files that are read today: "
-        "1 (more.JSONL); 3 records with numbers or NaN that are read otherwise today, the first: "
+        "1 (more.JSONL); 3 records with numbers or NaN that are read differently today, the first: "
         f"{folder}/numbers.jsonl, line 1"
     )
     with pytest.raises(SpecError, match=r"z\.parquet, row 1: must be an object with an answer"):
@@ -135,7 +135,7 @@ def test_numbers_of_16_and_32_bits_and_long_integers_keep_their_former_texts(tmp
     assert [row.answer for row in rows] == [*floats, *halves, *compared, str(2**53 + 1)]
     assert found.reading.former is not None
     assert found.reading.former.note == (
-        "7 records with numbers or NaN that are read otherwise today, the first: "
+        "7 records with numbers or NaN that are read differently today, the first: "
         f"{tmp_path}/a.parquet, row 1"
     )
 
@@ -185,9 +185,22 @@ def test_a_resumed_job_computes_as_if_it_had_not_been_interrupted_and_says_what_
     assert all(torch.equal(final[0][name], final[1][name]) for name in final[0])
     for one in (straight, broken, again):
         [warning] = [w for w in one.of_type("warning") if w["message"].startswith("data: ")]
-        assert "read as by the earlier version that this job was submitted to" in warning["message"]
+        assert "read by the rules of the earlier version that this job was" in warning["message"]
         assert "._rows.jsonl" in warning["message"]
         assert one.of_type("begin")[0]["left_out"] is None
+
+
+def test_a_folder_that_only_an_earlier_version_reads_does_not_fail_its_job(
+    like_a_work_horse, tmp_path, folder
+):
+    for path in folder.iterdir():
+        if path.name != "._rows.jsonl":
+            path.unlink()
+    made = job(tmp_path / "job")
+    options = {"samples": 4, "eval_samples": 4, "batch_size": 4}
+    run_sft(sft_jobs.spec(tmp_path, dataset=str(folder), epochs=1, **options), made.ctx)
+    [warning] = [w for w in made.of_type("warning") if w["message"].startswith("data: ")]
+    assert "files that are left out today: 1 (._rows.jsonl)" in warning["message"]
 
 
 def test_changed_files_are_refused_as_ever(like_a_work_horse, tmp_path, folder):

@@ -169,6 +169,13 @@ def test_a_number_of_16_or_32_bits_keeps_the_digits_of_its_own_precision(tmp_pat
     assert others == {"exact": 0.1 + 0.2, "list": [0.1], "object": {"x": 0.1}, "category": 0.1}
 
 
+def test_two_fields_of_one_name_in_an_object_are_refused(tmp_path):
+    parts = [pa.array([1]), pa.array([2])]
+    column = pa.StructArray.from_arrays(parts, names=["x", "x"])
+    pq.write_table(pa.table({"object": column}), tmp_path / "rows.parquet")
+    assert "must be readable to its end, got: Converting" in refusal(tmp_path / "rows.parquet")
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path):
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["answer", "answer"])
     pq.write_table(table, tmp_path / "rows.parquet")

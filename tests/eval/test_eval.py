@@ -21,6 +21,7 @@ from warmd.jobs import spec_class
 from warmd.jobs.context import RULES
 from warmd.jobs.engine import engines
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.eval.journal import Journal
 from warmd.jobs.eval.kind import run
 from warmd.jobs.eval.likelihood import split, windows
 from warmd.jobs.eval.options import EvalSpec
@@ -257,6 +258,30 @@ def stop_at(job: tiny.Surroundings, rows: int, options: dict[str, Any]) -> None:
         evaluate(job, **{**options, "max_tokens": 8})
     finally:
         thread.join()
+
+
+def test_a_row_is_in_the_journal_once_though_the_disk_fails_to_flush_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, [], None) as journal:
+        kept, null = os.dup(journal.fileno()), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, journal.fileno())  # it takes every row, and refuses fdatasync
+        count = 0
+
+        def append_until_a_flush_is_due() -> bool:
+            nonlocal count
+            journal.append({"row": count})
+            count += 1
+            try:
+                journal.sync_if_due()
+            except OSError:
+                return True
+            return False
+
+        wait_until(append_until_a_flush_is_due)
+        assert [row["row"] for row in journal.rows] == list(range(count))
+        os.dup2(kept, journal.fileno())
+        for descriptor in (kept, null):
+            os.close(descriptor)
 
 
 def test_rows_of_other_questions_are_begun_again(job):
