@@ -218,7 +218,7 @@ class Comparison:
 
 
 def unscored_words(unscored: int, n: int) -> str:
-    """Return the clause of a comparison that counts the questions left out; '' if there are none."""
+    """Return the clause of a comparison that counts what it left out; "" for nothing."""
     return f"; unscored by one of both: {unscored} of {unscored + n} questions" if unscored else ""
 
 

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
     """Read the rows of a job; report how many were skipped."""
     rows: Rows[Any] = replace(spec.source, rules=ctx.rules).load()
-    report_splits(
-        ctx.emit, "dataset", spec.dataset, spec.eval_dataset, former=rows.reading.former
-    )
+    report_splits(ctx.emit, "dataset", spec.dataset, spec.eval_dataset, former=rows.reading.former)
     report_former(ctx.emit, rows.reading.former)
     report_skipped(ctx.emit, rows.reading)
     report_shared(ctx.emit, rows.num_shared, len(rows.held_out))

@@ -197,7 +197,7 @@ def test_a_folder_that_only_an_earlier_version_reads_does_not_fail_its_job(
         if path.name != "._rows.jsonl":
             path.unlink()
     made = job(tmp_path / "job")
-    options = {"samples": 4, "eval_samples": 4, "batch_size": 4}
+    options: dict[str, Any] = {"samples": 4, "eval_samples": 4, "batch_size": 4}
     run_sft(sft_jobs.spec(tmp_path, dataset=str(folder), epochs=1, **options), made.ctx)
     [warning] = [w for w in made.of_type("warning") if w["message"].startswith("data: ")]
     assert "files that are left out today: 1 (._rows.jsonl)" in warning["message"]
