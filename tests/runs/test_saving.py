@@ -179,7 +179,8 @@ def test_a_failed_save_reports_why_and_keeps_the_previous_checkpoint(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     assert outcome is not None
-    assert outcome.error == "OSError: [Errno 27] File too large"
+    place = tmp_path / "checkpoint-2"
+    assert outcome.error == f"OSError: [Errno 27] File too large: '{place}'"
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
     assert checkpoints.latest() == tmp_path / "checkpoint-1"
     assert checkpoints.about(tmp_path / "checkpoint-1")["metrics"] == {"loss": 1.0}
