@@ -18,6 +18,7 @@ from ..configs.values import ConfigError
 from ..jobs.errors import WarmdError
 from .shared import suggest
 from .shared.app import EXIT_INTERRUPTED, App, common_options
+from .view import terminal
 from .view.render import one_line
 
 # Each command's module and its one-line help, by task. The line is repeated here, so that the list
@@ -166,6 +167,7 @@ def warmd() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. Errors become one line on stderr."""
     _open_closed_streams()
+    terminal.make_safe()
     app = App(color=False if os.environ.get("NO_COLOR") else None)
     try:
         code = warmd.main(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -143,7 +142,7 @@ def result(app: App, job: str | None) -> None:
         render.json_line(values)
     elif texts := answers_of(values):
         for text in texts:
-            click.echo(render.printable(text) if sys.stdout.isatty() else text)
+            click.echo(text)
     else:
         render.print_fields(_result_fields(values))
 

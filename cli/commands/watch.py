@@ -120,7 +120,7 @@ def _show_answer(event: dict[str, Any], stream: TextIO) -> None:
     """Show the completed texts of an infer job."""
     if event["type"] == "finished":
         for text in answers_of(event.get("result") or {}):
-            click.echo(render.printable(text) if stream.isatty() else text, file=stream)
+            click.echo(text, file=stream)
 
 
 def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:

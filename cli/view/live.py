@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Self
 
-from . import render
+from . import render, terminal
 
 
 def has_live_lines() -> bool:
@@ -27,7 +27,9 @@ class LiveLine:
         if self.enabled:
             # A line that wraps could not be drawn over.
             text = text[: shutil.get_terminal_size().columns - 1]
-            sys.stderr.write(f"\r{text}\x1b[K")
+            terminal.steer(sys.stderr, "\r")
+            sys.stderr.write(text)
+            terminal.steer(sys.stderr, "\x1b[K")
             sys.stderr.flush()
 
     def clear(self) -> None:

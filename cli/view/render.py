@@ -62,11 +62,12 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), 127, *range(128, 160)])
+_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they reorder the text around them
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), 127, *range(128, 160), *_DIRECTIONS])
 
 
 def printable(text: str) -> str:
-    """Text of a model without control characters, which could steer the terminal."""
+    """Text without control characters, which could steer the terminal; tabs and line ends stay."""
     return text.translate(_CONTROLS)
 
 

@@ -23,6 +23,8 @@ from . import by_apprise
 _TIMEOUT_S = 20.0  # of one attempt
 _DELAYS_S = (2.0, 10.0)  # before the second and the third attempt
 _BY_APPRISE = "apprise:"  # begins the target; an address of Apprise follows
+_COMMAND = "WARMD_COMMAND"
+_SHELL = f'command=${_COMMAND}; unset {_COMMAND}; eval "$command"'
 _APPRISE_PROBLEMS = {
     by_apprise.NOT_INSTALLED: "apprise is not installed: pip install 'warmd[apprise]'",
     by_apprise.UNKNOWN: "apprise knows no service with such an address",
@@ -103,7 +105,10 @@ def _send(address: str, notification: Notification, timeout_s: float) -> str | N
 
 
 def _run(command: str, notification: Notification, timeout_s: float) -> str | None:
-    """Run the command in a shell: JSON on stdin, its parts in WARMD_* variables."""
+    """Run the command in a shell: JSON on stdin, its parts in WARMD_* variables.
+
+    The shell gets the command by a variable: arguments of processes can be read by other users.
+    """
     variables = {
         "WARMD_TEXT": notification.text,
         "WARMD_EVENT": notification.event,
@@ -111,9 +116,10 @@ def _run(command: str, notification: Notification, timeout_s: float) -> str | No
         "WARMD_NAME": notification.name or "",
         "WARMD_ERROR": notification.error or "",
     }
-    environment = {**os.environ, **{n: text.replace("\0", " ") for n, text in variables.items()}}
+    variables = {name: text.replace("\0", " ") for name, text in variables.items()}
+    environment = {**os.environ, **variables, _COMMAND: command}
     document = orjson.dumps(asdict(notification))
-    code = _ended(["/bin/sh", "-c", command], document, environment, timeout_s)
+    code = _ended(["/bin/sh", "-c", _SHELL], document, environment, timeout_s)
     if code is None:
         return f"the command took longer than {timeout_s:g} s"
     return f"the command ended with exit code {code}" if code else None

@@ -223,3 +223,17 @@ def test_errors_for_unknown_path_and_method_have_openais_shape(gateway):
         answer = httpx.request(method, gateway.url + path)
         assert answer.status_code == status
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/completions", "POST"),
+        ("/v1/files", "GET, POST"),
+        ("/v1/files/file-1", "GET, DELETE"),
+        ("/v1/fine_tuning/jobs", "GET, POST"),
+    ],
+)
+def test_allow_names_every_method_of_a_path(gateway, path, methods):
+    answer = httpx.request("PUT", gateway.url + path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)

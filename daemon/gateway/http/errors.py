@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 
 from ....jobs.errors import Conflict, NotFound, SpecError, Unavailable, WarmdError
 from ....jobs.user_code.tracebacks import cut
@@ -144,6 +145,20 @@ def _problem(error: Mapping[str, Any]) -> str:
     return must
 
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods of all routes with the request's path."""
+    routes: list[BaseRoute] = request.app.routes
+
+    def is_served(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+    return ", ".join(filter(is_served, _METHODS))
+
+
 # Raised when the client has closed the connection.
 CLIENT_DISCONNECTED = ApiError(499, "the client has disconnected")
 
@@ -159,9 +174,12 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         return invalid(first, first["loc"][1:]).response
 
-    async def answer_http(_: Request, error: Exception) -> JSONResponse:
+    async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return ApiError(error.status_code, str(error.detail), headers=error.headers).response
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["allow"] = _allowed(request)  # Starlette names those of the first route
+        return ApiError(error.status_code, str(error.detail), headers=headers).response
 
     for kind in (ApiError, WarmdError, redis.RedisError):
         app.add_exception_handler(kind, answer)
