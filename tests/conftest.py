@@ -168,7 +168,8 @@ def sturdy(sturdy_daemon: Daemon) -> Iterator[Daemon]:
     if not daemon.home.is_locked():
         daemon.start()
     wait_until(daemon.is_settled, timeout_s=60)
-    (daemon.folder / "calls").unlink(missing_ok=True)
+    for name in ("calls", "requested"):
+        (daemon.folder / name).unlink(missing_ok=True)
     yield daemon
     for name in ("gate", "broken"):
         (daemon.folder / name).unlink(missing_ok=True)

@@ -114,7 +114,9 @@ def test_mlm_is_compared_with_stock_kernels_and_many_updates_are_projected(tmp_p
     assert updates["floor"] * 3600 > 100 * step["floor"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a benchmark of decoding that no longer runs beside transformers"
+)
 def test_decoding_in_float32_and_int8_is_compared_with_transformers(tmp_path):
     own, *halves, int8 = rows(tmp_path, "infer", "--work", "tiny")
     assert len(halves) == (levels().bfloat16 is not None)

@@ -94,15 +94,10 @@ def outcome(daemon: Daemon, found: dict[str, Any]) -> list[Any]:
     ]
 
 
-# One kind is enough for each change; the others compute their gates and stages by the same code.
-_OTHERS = pytest.mark.nightly(
-    part="storms", catches="a gate or a stage of SFT, DPO or MLM that is done twice after a kill"
+@pytest.mark.nightly(
+    part="storms", catches="a gate or a stage that a daemon computes twice after a kill"
 )
-KINDS = [pytest.param(kind, marks=[] if kind == "grpo" else _OTHERS) for kind in STAGES]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", list(STAGES))
 def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrupted_one(
     daemon, kind
 ):
@@ -135,7 +130,9 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrup
     assert outcome(daemon, killed) == outcome(daemon, straight)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms", catches="a curriculum that decides otherwise once Redis has lost everything"
+)
 def test_a_curriculum_equals_an_uninterrupted_one_if_redis_loses_everything_meanwhile(daemon):
     straight = ended(daemon, submit(daemon, "grpo"))
     curriculum_id = submit(daemon, "grpo")

@@ -20,9 +20,12 @@ from warmd.daemon.runs.events import EventLog
 from warmd.jobs.statistics import compare
 
 BETTER, WORSE, SAME = [1.0] * 40, [-1.0] * 40, [1.0, -1.0] * 20
+MANY = pytest.mark.nightly(
+    part="storms", catches="a line of the code of a curriculum at which a kill repeats a decision"
+)
 POINTS = [
     pytest.param(3, id="some-lines"),
-    pytest.param(30, id="many-lines", marks=[pytest.mark.slow]),
+    pytest.param(30, id="many-lines", marks=MANY),
 ]
 
 

@@ -158,7 +158,7 @@ def test_client_that_stops_reading_is_disconnected_and_fills_no_memory(gateway):
         job.fail("stopped")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="clients", catches="a stream that a slow reader gets in part")
 def test_slow_client_receives_the_whole_stream(gateway):
     import orjson
 

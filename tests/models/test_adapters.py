@@ -394,7 +394,9 @@ def int8_daemon(
     measured.unlink()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a comparison of an adapter in another precision than its base"
+)
 def test_adapter_is_compared_in_the_precision_that_its_base_was_loaded_with(
     int8_daemon, tiny_model, tmp_path
 ):

@@ -489,7 +489,9 @@ def test_wrong_keys_are_one_line_that_says_which_to_check(server, tmp_path, desk
     assert found.found == done.err.removeprefix("Error: ").rstrip("\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="networks", catches="a bucket that does not answer and blocks for minutes"
+)
 def test_an_unresponsive_store_does_not_block_for_minutes(server, tmp_path):
     bucket = Bucket(server.url(tmp_path.name), is_for_person=True)
     server.proxy.hang()

@@ -57,7 +57,18 @@ def test_start_reports_every_part_and_returns_when_workers_are_warm(sturdy_daemo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize(
+    "is_replaced",
+    [
+        True,
+        pytest.param(
+            False,
+            marks=pytest.mark.nightly(
+                part="homes", catches="processes that outlive a home that nothing replaces"
+            ),
+        ),
+    ],
+)
 def test_a_daemon_whose_home_is_removed_ends_with_all_its_processes(
     make_daemon: MakeDaemon, is_replaced: bool
 ):
@@ -159,7 +170,13 @@ def untroubled(shared_daemon: Daemon) -> bytes:
     "victim",
     [
         *("horse", "worker", "server"),
-        *(pytest.param(v, marks=pytest.mark.slow) for v in ("supervisor", "zygote", "everything")),
+        *(pytest.param(v, marks=pytest.mark.slow) for v in ("supervisor", "everything")),
+        pytest.param(
+            "zygote",
+            marks=pytest.mark.nightly(
+                part="storms", catches="a job that is lost or changed as only its zygote dies"
+            ),
+        ),
     ],
 )
 def test_after_any_process_is_killed_the_job_resumes_with_the_same_result(

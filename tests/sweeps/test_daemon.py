@@ -98,7 +98,9 @@ def test_a_sweep_ends_the_same_whatever_is_killed_meanwhile(sturdy):
     check_straight(sturdy, values, sweep)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms", catches="a sweep that ends otherwise once Redis has lost everything"
+)
 def test_a_sweep_ends_the_same_if_redis_loses_everything_meanwhile(sturdy):
     values = options(sturdy)
     sweep_id = submit(sturdy, values, sweep={"learning_rate": RATES}, halving=3)

@@ -16,9 +16,12 @@ from warmd.daemon.runs import labels
 from warmd.daemon.sweeps.folder import SweepFolder
 
 RATES = {"sweep": ["learning_rate=1e-6,1e-5,1e-4"]}
+MANY = pytest.mark.nightly(
+    part="storms", catches="a line of the code of a sweep at which a kill loses or repeats a job"
+)
 POINTS = [
     pytest.param(6, id="some-lines"),
-    pytest.param(50, id="many-lines", marks=[pytest.mark.slow]),
+    pytest.param(50, id="many-lines", marks=MANY),
 ]
 
 

@@ -175,9 +175,14 @@ def test_a_canceled_search_tries_nothing_more_until_it_is_resumed(desk):
     assert queued(desk) == desk.client.sweep_members(sweep_id)
 
 
+MORE = pytest.mark.nightly(
+    part="storms", catches="a line of the code of a search at which a kill repeats a trial"
+)
+
+
 @pytest.mark.parametrize(
     "points",
-    [pytest.param(5, id="some-lines"), pytest.param(40, id="more", marks=pytest.mark.slow)],
+    [pytest.param(5, id="some-lines"), pytest.param(40, id="more", marks=MORE)],
 )
 def test_a_trial_killed_anywhere_is_chosen_again_and_queued_once(desk, points):
     def at_second() -> str:

@@ -155,7 +155,9 @@ def test_kill_in_the_middle_of_a_checkpoint(sturdy: Daemon):
     assert not list(folder.glob(".*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms", catches="a job lost or repeated when all processes sleep for longer than a lease"
+)
 def test_sleep_of_the_whole_machine_loses_and_repeats_nothing(sturdy: Daemon):
     job_id = hold(sturdy)
     before = pids(sturdy)
@@ -171,7 +173,9 @@ def test_sleep_of_the_whole_machine_loses_and_repeats_nothing(sturdy: Daemon):
     assert pids(sturdy) == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms", catches="a job lost or repeated when Redis hangs for longer than a lease"
+)
 def test_a_redis_that_hangs_longer_than_the_lease_loses_and_repeats_no_job(sturdy: Daemon):
     job_id = hold(sturdy)
     before = pids(sturdy)

@@ -211,6 +211,9 @@ def test_a_job_of_two_nodes_is_paused_and_canceled_and_resumes_exactly(machines:
     assert steps(machines, job_id) == list(range(1, steps(machines, job_id)[-1] + 1))
 
 
+@pytest.mark.nightly(
+    part="networks", catches="a job of three nodes that a drain of their leader changes or ends"
+)
 def test_three_nodes_train_the_weights_of_one_also_while_their_leader_is_drained(machines: Cluster):
     run_nodes(machines, "a", "b", "c")
     options = {"batch_size": 4, "epochs": 6}

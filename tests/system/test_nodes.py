@@ -65,6 +65,9 @@ def test_a_node_runs_its_jobs_to_their_end_when_drained_and_another_takes_the_re
     assert [n.name for n in machines.client.nodes()] == [machines.name_of("second")]
 
 
+@pytest.mark.nightly(
+    part="networks", catches="a node of a batch system that does not leave when it is to"
+)
 def test_a_node_leaves_when_idle_for_long_or_after_its_number_of_jobs(machines: Cluster):
     first = machines.node("first", "--queues", "train", "--max-jobs", "2")
     jobs = [machines.submit() for _ in range(3)]

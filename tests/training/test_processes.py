@@ -105,10 +105,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-QUICK = ("mlm", "grpo, beta")
-EACH = [
-    pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow, id=case) for case in CASES
-]
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="an option of a kind whose step differs with two processes"
+)
+MARKS = {"mlm": [], "grpo, beta": [], **dict.fromkeys(("sft", "dpo", "grpo"), pytest.mark.slow)}
+EACH = [pytest.param(case, marks=MARKS.get(case, OTHERS), id=case) for case in CASES]
 
 
 @pytest.mark.parametrize("case", EACH)

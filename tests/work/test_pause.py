@@ -93,7 +93,17 @@ def test_a_released_job_saves_and_ends_until_it_is_unpaused(daemon: Daemon):
 
 @pytest.mark.parametrize(
     "victim",
-    ["horse", "worker", *(pytest.param(v, marks=pytest.mark.slow) for v in ("everything", "stop"))],
+    [
+        "horse",
+        "worker",
+        pytest.param("stop", marks=pytest.mark.slow),
+        pytest.param(
+            "everything",
+            marks=pytest.mark.nightly(
+                part="storms", catches="a paused job that continues after a crash of the daemon"
+            ),
+        ),
+    ],
 )
 def test_held_job_whose_process_ends_stays_paused(daemon: Daemon, victim: str):
     job_id = pause(daemon)

@@ -12,9 +12,7 @@ from waiting import wait_until
 def test_a_job_at_its_time_limit_is_tried_again_from_its_checkpoint(sturdy: Daemon):
     (sturdy.folder / "gate").touch()
     job_id = sturdy.submit("behaviours:gated", save_every=1, retries=1, timeout_s=2.0)
-    requested = sturdy.folder / "requested"
-    wait_until(requested.exists)
-    requested.unlink()
+    wait_until((sturdy.folder / "requested").exists)
     (sturdy.folder / "gate").unlink()
     ended = sturdy.wait(job_id)
     assert (ended["status"], ended["execution"]) == ("finished", 2)

@@ -30,7 +30,12 @@ def groups(daemon: Daemon) -> tuple[str, str]:
     return sweep_id, curriculum_id
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+WIDER = pytest.mark.nightly(
+    part="clients", catches="a view of sweeps that does not fit a wide screen"
+)
+
+
+@pytest.mark.parametrize("width", [WIDTHS[0], *(pytest.param(w, marks=WIDER) for w in WIDTHS[1:])])
 def test_sweeps_and_curricula_are_accessible_and_fit_the_screen(page, groups, tmp_path, width):
     sweep_id, curriculum_id = groups
     views = {

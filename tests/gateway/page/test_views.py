@@ -14,7 +14,12 @@ from warmd.jobs import spec_class
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+WIDER = pytest.mark.nightly(
+    part="clients", catches="a view of jobs that does not fit a wide screen"
+)
+
+
+@pytest.mark.parametrize("width", [WIDTHS[0], *(pytest.param(w, marks=WIDER) for w in WIDTHS[1:])])
 def test_every_view_is_accessible_and_fits_the_screen(
     page, daemon, jobs_of_all_states, tmp_path, width
 ):
@@ -118,7 +123,15 @@ def test_the_page_reconnects_to_a_restarted_gateway_without_missing_events(page,
     assert shown == list(range(shown[0], shown[-1] + 1))
 
 
-@pytest.mark.parametrize("section", ["curves", "checkpoints", "events", "log"])
+SECTIONS = pytest.mark.nightly(
+    part="clients", catches="a section of a job that stays empty when the gateway was gone"
+)
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["events", *(pytest.param(s, marks=SECTIONS) for s in ("curves", "checkpoints", "log"))],
+)
 def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon, section):
     ended, job_id = finished(daemon), running(daemon)
     browser = page.open(f"jobs/{job_id}")
