@@ -22,8 +22,20 @@ from watch import Watch
 
 from warmd.configs.config import DaemonConfig
 from warmd.daemon.gateway.__main__ import _listen as listen
-from warmd.daemon.gateway.http.connection import MAX_CONNECTIONS, UNREAD_S, LimitedConnection
+from warmd.daemon.gateway.http.auth import SILENCE_S, WRONG_S
+from warmd.daemon.gateway.http.connection import (
+    _FRESH_S as FRESH_S,
+    MAX_CONNECTIONS,
+    MAX_STRANGERS,
+    UNREAD_S,
+    LimitedConnection,
+)
 
+TOKEN = "a-token-of-tests"
+LOGIN = (
+    b"POST /v1/warmd/login HTTP/1.1\r\nHost: localhost\r\nX-Warmd: 1\r\n"
+    b"Content-Type: application/json\r\n"
+)
 STREAM = b'{"model":"tiny","prompt":"1","stream":true}'
 
 
@@ -116,6 +128,92 @@ def test_connection_beyond_the_limit_replaces_the_longest_idle_one(gateway):
         first.settimeout(5)
         with contextlib.suppress(ConnectionResetError):
             assert first.recv(1) == b""
+
+
+CROWDS = {
+    "unfinished bodies": request(b"{", "Content-Length: 60000"),
+    "streams": b"GET /v1/warmd/overview/stream HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_connections_that_take_all_places_make_room_for_others(gateway, crowd):
+    with contextlib.ExitStack() as open_lines:
+        lines = []
+        for _ in range(MAX_CONNECTIONS):
+            lines.append(open_lines.enter_context(connect(gateway)))
+            lines[-1].sendall(CROWDS[crowd])
+        if crowd == "streams":
+            for line in lines:
+                assert line.recv(8) == b"HTTP/1.1"
+        for _ in range(20):
+            assert httpx.get(f"{gateway.url}/v1/models", timeout=5).status_code == 200
+
+
+@pytest.mark.slow
+def test_connections_without_a_token_have_a_share_of_their_own(make_gateway):
+    gateway = make_gateway(http_token=TOKEN)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    login = LOGIN + b"Content-Length: 90\r\n\r\n{"
+    with contextlib.ExitStack() as open_lines, httpx.Client(headers=headers) as client:
+        assert client.get(f"{gateway.url}/v1/models").status_code == 200  # it stays connected
+        lines = [open_lines.enter_context(connect(gateway)) for _ in range(MAX_STRANGERS)]
+        for line in lines:
+            line.sendall(login)
+        first = lines[0]
+        time.sleep(FRESH_S)  # the claim is that from now on they are not fresh
+        for _ in range(20):
+            assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 200
+        first.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert first.recv(1) == b""
+        assert client.get(f"{gateway.url}/v1/models").status_code == 200
+
+
+@pytest.mark.slow
+def test_without_the_token_a_request_is_small_and_takes_no_shared_memory(make_gateway):
+    gateway = make_gateway(http_token=TOKEN)
+    announced = LOGIN + b"Content-Length: %d\r\n\r\n" % (64 * 2**20)
+    chunks = b"1000\r\n" + b"[" * 4096 + b"\r\n"
+    for sent in (announced, LOGIN + b"Transfer-Encoding: chunked\r\n\r\n" + 2 * chunks):
+        with connect(gateway) as line:
+            line.sendall(sent)
+            heard = b""
+            while b"}}" not in heard:
+                heard += line.recv(4096)
+            assert heard.startswith(b"HTTP/1.1 413")
+            assert b"a request without token must have at most 4 KiB" in heard
+
+
+@pytest.mark.slow
+def test_a_wrong_token_is_refused_after_a_second(make_gateway):
+    gateway = make_gateway(http_token=TOKEN)
+    for how in ("header", "login"):
+        begun = time.monotonic()
+        if how == "header":
+            wrong = httpx.get(f"{gateway.url}/v1/models", headers={"authorization": "Bearer x"})
+        else:
+            wrong = httpx.post(
+                f"{gateway.url}/v1/warmd/login", json={"token": "x"}, headers={"x-warmd": "1"}
+            )
+        assert wrong.status_code == 401
+        assert time.monotonic() - begun >= WRONG_S
+
+
+@pytest.mark.nightly(part="clients", catches="a fast begin that lets a body stop for minutes")
+def test_a_body_that_becomes_slow_is_given_up_within_a_minute(gateway):
+    with connect(gateway) as line:
+        line.sendall(request(b" " * 4_000_000, "Content-Length: 8000000"))
+        begun = time.monotonic()
+        heard = b""
+        line.settimeout(5)
+        while not heard:
+            assert time.monotonic() - begun < 2 * SILENCE_S + 5
+            with contextlib.suppress(TimeoutError):
+                line.sendall(b" ")
+                heard = line.recv(4096)
+        assert heard.startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.nightly(

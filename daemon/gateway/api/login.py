@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....jobs.errors import Conflict
 from ..core.state import StateDep
 from ..http import session
+from ..http.auth import WRONG_S
 from ..http.errors import RESPONSES, ApiError
 from ..http.strict import StrictRoute
 from .changes import ChangeDep, Nothing
@@ -36,6 +38,7 @@ async def log_in(body: Login, request: Request, state: StateDep, _: ChangeDep) -
     if token is None or state.config.http_page == "off":
         raise Conflict("token: this daemon has no login: see http_token and http_page")
     if not hmac.compare_digest(body.token.encode(errors="replace"), token.encode()):
+        await asyncio.sleep(WRONG_S)
         raise ApiError(401, "token: is not the daemon's http_token", code="invalid_api_key")
     done = Response(status_code=204)
     done.set_cookie(

@@ -15,14 +15,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ....configs.values import is_loopback
 from . import session
 from .bodies import SMALL, BodyMemory, Reservation
+from .connection import AUTHORIZED
 from .errors import ApiError
 
 MAX_BODY = 64 * 1024**2  # bytes of a request with images
 MAX_TEXT = 8 * 1024**2  # bytes of a request without images
 MAX_FILE = 1024**3  # bytes of an uploaded file
+MAX_OPEN = 4 * 1024  # bytes of a request without token, where one is set
 LINGER_S = 10  # for reading the rest of a body that is too large
 SILENCE_S = 30  # without data before a body is given up
-SLOWEST = 16 * 1024  # bytes per second of a body, on average after SILENCE_S
+SLOWEST = 16 * 1024  # bytes per second of a body, on average over SILENCE_S
+WRONG_S = 1.0  # before a wrong token is refused
 FILES = "/v1/files"
 OPEN = ("/health", "/livez", "/readyz")  # paths without token
 OWN = "/v1/warmd/"  # prefix of warmd's own routes
@@ -61,12 +64,19 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        error = self._objection(scope, headers)
+        has_session = self._has_session(scope, headers)
+        is_known = self.token is None or has_session or self._has_token(headers)
+        error = self._objection(scope, headers, is_known=is_known, has_session=has_session)
         if error is not None:
+            if error.status == 401 and "authorization" in headers:
+                await asyncio.sleep(WRONG_S)  # so that guessing is slow
             await error.response(scope, receive, send)
             return
+        scope[AUTHORIZED] = is_known
         reservation = Reservation(self._memory)
-        if scope["path"] == FILES:  # written to disk in chunks, not held in memory
+        if not is_known:
+            body = _Body(receive, send, MAX_OPEN, None, self._drains, self._throttle)
+        elif scope["path"] == FILES:  # written to disk in chunks, not held in memory
             body = _Body(receive, send, MAX_FILE, None, self._drains, self._throttle)
         else:
             body = _Body(receive, send, MAX_BODY, reservation, self._drains, self._throttle)
@@ -82,15 +92,16 @@ class AuthMiddleware:
         finally:
             reservation.shrink(0)
 
-    def _objection(self, scope: Scope, headers: Headers) -> ApiError | None:
+    def _objection(
+        self, scope: Scope, headers: Headers, *, is_known: bool, has_session: bool
+    ) -> ApiError | None:
         if self.token is None:
             if not self._is_ours(headers.get("host", "")):
                 return ApiError(403, "Host: must name this machine unless http_token is set")
             origin = headers.get("origin")
             if origin is not None and not self._is_ours(origin.partition("://")[2]):
                 return ApiError(403, "Origin: web pages need a token: set http_token")
-        has_session = self._has_session(scope, headers)
-        if not self._is_open(scope["path"]) and not has_session and not self._has_token(headers):
+        if not is_known and not self._is_open(scope["path"]):
             return ApiError(
                 401,
                 "Authorization: must be a bearer token, the daemon's http_token",
@@ -120,9 +131,9 @@ class AuthMiddleware:
         return None
 
     def _is_open(self, path: str) -> bool:
-        """Whether anyone may request a path: those of probes and, to log in, of the dashboard."""
+        """Whether no token is needed: for probes and, to log in, for the dashboard's files."""
         is_page = path in ("/", LOGIN) or path.startswith(PAGE)
-        return self.token is None or path in OPEN or (is_page and self.page != "off")
+        return path in OPEN or (is_page and self.page != "off")
 
     def _has_session(self, scope: Scope, headers: Headers) -> bool:
         if self.token is None or self.page == "off":
@@ -176,7 +187,9 @@ class _Body:
         self._reservation = reservation
         self._drains = drains
         self._throttle = throttle
-        self._began = asyncio.get_running_loop().time()
+        # The speed is measured over windows of SILENCE_S.
+        self._window = self._latest = asyncio.get_running_loop().time()  # its begin; latest bytes
+        self._in_window = 0  # bytes since its begin
         self._tail = b""
         self._has_image = False
         self.limit = limit  # bytes
@@ -186,7 +199,9 @@ class _Body:
 
     def too_large(self) -> ApiError:
         """Return the error for a body beyond the limit."""
-        problem = f"a request must have at most {self.limit // 1024**2} MiB"
+        problem = f"a request must have at most {_size(self.limit)}"
+        if self.limit == MAX_OPEN:
+            problem = f"a request without token must have at most {_size(self.limit)}"
         if self.received <= self.limit and self._is_long_text():
             problem = f"a request without images must have at most {MAX_TEXT // 1024**2} MiB"
         return self._refused(ApiError(413, problem))
@@ -216,16 +231,20 @@ class _Body:
         return message
 
     async def _receive_in_time(self) -> Message:
-        now = asyncio.get_running_loop().time()
-        latest = self._began + SILENCE_S + self.received / SLOWEST
-        try:
-            async with asyncio.timeout(min(SILENCE_S, max(0.0, latest - now))):
-                return await self._receive()
-        except TimeoutError:
-            problem = (
-                f"the body must arrive within {SILENCE_S} s, or at {SLOWEST // 1024} KiB/s or more"
-            )
-            raise HTTPException(408, problem, {"connection": "close"}) from None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout_at(min(self._window, self._latest) + SILENCE_S):
+                    message = await self._receive()
+            except TimeoutError:
+                is_slow = self._in_window < SILENCE_S * SLOWEST
+                if is_slow or loop.time() >= self._latest + SILENCE_S:
+                    raise _through(_TOO_SLOW) from None
+                self._window, self._in_window = loop.time(), 0
+            else:
+                self._latest = loop.time()
+                self._in_window += len(message.get("body", b""))
+                return message
 
     def _detect_image(self, piece: bytes) -> None:
         if self._reservation is not None and not self._has_image:
@@ -250,6 +269,17 @@ class _Body:
             async with asyncio.timeout(LINGER_S), self._drains:
                 while (await self._receive()).get("more_body", False):
                     await self._throttle.wait()
+
+
+_TOO_SLOW = ApiError(
+    408,
+    f"the body must arrive within {SILENCE_S} s, or at {SLOWEST // 1024} KiB/s or more",
+    headers={"connection": "close"},
+)
+
+
+def _size(limit: int) -> str:
+    return f"{limit // 1024**2} MiB" if limit >= 1024**2 else f"{limit // 1024} KiB"
 
 
 def _through(error: ApiError) -> HTTPException:

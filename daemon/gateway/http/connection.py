@@ -11,6 +11,7 @@ import contextlib
 import re
 import resource
 import socket
+from collections import Counter
 from typing import Any, ClassVar
 
 import h11
@@ -19,6 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_S = 10.0  # for the headers of a request to arrive
 UNREAD_S = 30.0  # in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
+MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
+_FRESH_S = 2.0  # for a new connection's first request to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
 _MAX_FILES = 65_536  # open files of the process
 _OTHER_FILES = 128  # open files that are not connections
@@ -27,6 +30,7 @@ _MAX_HEAD = 16 * 1024  # bytes
 _MAX_HEADERS = 100
 _MAX_SMALL_CHUNKS = 128  # chunks of a body; beyond these they must have, on average,
 _SMALL_CHUNK = 256  # at least this many bytes
+AUTHORIZED = "warmd.authorized"  # key in the ASGI scope: whether the request may be processed
 _BLANK = re.compile(rb"\n\r?\n")
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\n"
@@ -72,17 +76,25 @@ def _check_framing(request: h11.Request) -> None:
 
 
 class LimitedConnection(H11Protocol):
-    """A connection with time limits for the headers of a request and for reading the response."""
+    """A connection with time limits for the headers of a request and for reading the response.
+
+    A client that opens many connections closes its own: beyond MAX_STRANGERS the oldest one without
+    an authorized request, and beyond MAX_CONNECTIONS the one that does least.
+    """
 
     _idle_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
     # Connections without a request, the longest idle first.
     _idle: ClassVar[dict[LimitedConnection, None]] = {}
+    # Connections that had no authorized request when last looked at, the oldest first.
+    _strangers: ClassVar[dict[LimitedConnection, None]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Requests(h11.SERVER, _MAX_HEAD)
+        self._made = self._begun = self.loop.time()  # of the connection, of its latest request
+        self._received = 0  # bytes since then
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -93,21 +105,70 @@ class LimitedConnection(H11Protocol):
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(AttributeError):  # an event loop other than asyncio's
             transport.max_size = _READ_AT_ONCE
+        self._strangers[self] = None
+        self._close_strangers()
         if len(self.connections) > max_connections() and not self._make_room():
             transport.write(_FULL)
             transport.close()
             return
         self._watch()
 
+    def _close_strangers(self) -> None:
+        """Close the oldest connections that authorized none of their requests, beyond the limit."""
+        while len(self._strangers) > MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            if not oldest._is_authorized():
+                if self.loop.time() - oldest._made < _FRESH_S:
+                    return  # many clients connect at the same time
+                oldest.transport.abort()
+            del self._strangers[oldest]
+
+    def _is_authorized(self) -> bool:
+        return self.cycle is not None and self.cycle.scope.get(AUTHORIZED, False)
+
     def _make_room(self) -> bool:
-        """Close the connection that has been idle longest."""
-        for idle in self._idle:
-            idle.transport.abort()
-            del self._idle[idle]
-            return True
-        return False
+        """Close the connection that does least; return whether there is one.
+
+        It is the one that has been idle longest, else the one whose unfinished body arrives most
+        slowly, else the oldest stream of the client with most of them.
+        """
+        least = next(iter(self._idle), None) or self._slowest_body() or self._oldest_stream()
+        if least is None:
+            return False
+        self._idle.pop(least, None)
+        least.transport.abort()
+        return True
+
+    def _slowest_body(self) -> LimitedConnection | None:
+        now = self.loop.time()
+
+        def speed(one: LimitedConnection) -> float:
+            """Bytes per second; a body that has just begun is not slow."""
+            return (one._received + _READ_AT_ONCE) / (now - one._begun + 1)
+
+        unfinished = [one for one in self._others() if one.cycle.more_body]
+        return min(unfinished, key=speed, default=None)
+
+    def _oldest_stream(self) -> LimitedConnection | None:
+        streams = [one for one in self._others() if one.cycle.response_started]
+        numbers = Counter(one.client[0] if one.client else "" for one in streams)
+        most = max(numbers.values(), default=0)
+        of_client = (one for one in streams if numbers[one.client[0] if one.client else ""] == most)
+        return min(of_client, key=lambda one: one._begun, default=None)
+
+    def _others(self) -> list[LimitedConnection]:
+        """Return the other connections that have a request and are not being closed."""
+        return [
+            one
+            for one in self.connections
+            if isinstance(one, LimitedConnection)
+            and one is not self
+            and one.cycle is not None
+            and not one.transport.is_closing()
+        ]
 
     def data_received(self, data: bytes) -> None:
+        self._received += len(data)
         super().data_received(data)
         self._watch()
 
@@ -118,6 +179,7 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._idle.pop(self, None)
+        self._strangers.pop(self, None)
         for timer in (self._idle_timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
@@ -131,6 +193,7 @@ class LimitedConnection(H11Protocol):
             self._idle.pop(self, None)
             self._idle_timer.cancel()
             self._idle_timer = None
+            self._begun, self._received = self.loop.time(), 0
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -178,7 +178,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            headers["allow"] = _allowed(request)  # Starlette names those of the first route
+            headers["Allow"] = _allowed(request)  # Starlette names those of the first route
         return ApiError(error.status_code, str(error.detail), headers=headers).response
 
     for kind in (ApiError, WarmdError, redis.RedisError):
