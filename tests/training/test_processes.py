@@ -108,7 +108,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 OTHERS = pytest.mark.nightly(
     part="oracles", catches="an option of a kind whose step differs with two processes"
 )
-MARKS = {"mlm": [], "grpo, beta": [], **dict.fromkeys(("sft", "dpo", "grpo"), pytest.mark.slow)}
+MARKS: dict[str, Any] = {
+    "mlm": [],
+    "grpo, beta": [],
+    **dict.fromkeys(("sft", "dpo", "grpo"), pytest.mark.slow),
+}
 EACH = [pytest.param(case, marks=MARKS.get(case, OTHERS), id=case) for case in CASES]
 
 

@@ -124,7 +124,7 @@ class LimitedConnection(H11Protocol):
             del self._strangers[oldest]
 
     def _is_authorized(self) -> bool:
-        return self.cycle is not None and self.cycle.scope.get(AUTHORIZED, False)
+        return self.cycle is not None and self.cycle.scope.get(AUTHORIZED) is True
 
     def _make_room(self) -> bool:
         """Close the connection that does least; return whether there is one.
