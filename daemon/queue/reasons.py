@@ -22,7 +22,7 @@ def reason(error: redis.RedisError, url: str) -> str:
     if isinstance(error, redis.exceptions.NoPermissionError):
         return f"Redis at {where} refuses its user: {error}; docs/operations.md has its rights"
     if isinstance(error, redis.AuthenticationError):
-        if "HELLO" in str(error) or "NOAUTH" in str(error):
+        if any(word in str(error) for word in ("HELLO", "NOAUTH", "Authentication required")):
             return f"Redis at {where} needs a password: redis://:PASSWORD@HOST:PORT/DB"
         return f"Redis at {where} refuses the user or the password of the URL"
     if urlsplit(url).scheme.startswith("rediss"):

@@ -68,7 +68,7 @@ def test_a_job_is_set_aside_until_a_worker_has_its_labels(place: Workplace):
     assert take(place, H200) == job_id
     assert take(place, H200) is None
     assert place.store.begin(job_id.encode(), "infer", NAME) is not None
-    assert place.connection.smembers(keys.needs("infer")) == set()
+    assert not place.connection.smembers(keys.needs("infer"))
 
 
 def test_a_worker_with_the_labels_sets_no_job_aside(place: Workplace):
