@@ -39,9 +39,10 @@ def is_single_user(environ: Mapping[str, str] = os.environ) -> bool:
 
 def exposures(path: Path) -> Iterator[Exposure]:
     """Yield what exposes an absolute path to other users; parts that do not exist are left out."""
+    users = trusted()
     for entry, found, is_last in _passed(path):
         mode = stat.S_IMODE(found.st_mode)
-        if found.st_uid not in trusted():
+        if found.st_uid not in users:
             reason = f"{entry} belongs to user {_user(found.st_uid)}"
             yield Exposure(entry, mode, reason, is_ours=False, is_last=is_last)
         elif stat.S_ISLNK(found.st_mode) or (mode & stat.S_ISVTX and not is_last):

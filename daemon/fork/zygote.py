@@ -418,11 +418,11 @@ def main() -> None:
     """Run as `python -m warmd.daemon.fork.zygote HOME PARENT`; reads ZygoteSettings from stdin."""
     end_with_parent(int(sys.argv[2]))
     home = Home(Path(sys.argv[1]))
-    cache.keep_library_caches(home.library_caches)
     os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGIO, lambda *_: None)  # wakes `serve`; see held_files
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    cache.keep_library_caches(home.library_caches)
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, ZygoteSettings)
     zygote = Zygote(home, settings.budget_bytes, settings.standbys)

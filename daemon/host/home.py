@@ -202,6 +202,8 @@ class Home:
         try:
             for folder in (self.path, self.runs, self.logs, self.redis_folder):
                 make_folder(folder)
+            if not os.access(self.path, os.W_OK):  # a read-only disk, where all folders exist
+                raise OSError(f"{self.path} cannot be written")
             if not self.is_locked():  # a running daemon keeps its sockets
                 self._create_sockets()
             self._protect()

@@ -63,7 +63,7 @@ def protect(cache: Path) -> bool:
         return True
     changes = ownership.narrow(cache)
     for exposed in ownership.exposures(cache):
-        log.warning("cache: %s is not used: %s", cache, exposed.reason)
+        log.info("cache: %s is not used: %s", cache, exposed.reason)
         return False
     users = ownership.trusted()
     if changes or any(path.lstat().st_uid not in users for path in cache.rglob("*")):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +165,32 @@ def test_a_cache_of_code_that_others_could_change_is_emptied(public: Path):
     assert cache.protect(code)
     assert list(code.iterdir()) == []
     assert code.stat().st_mode & 0o077 == 0
+
+
+def test_what_another_user_plants_in_machine_code_is_gone_before_it_is_read(public: Path):
+    another_user()
+    root = Path(__file__).parents[2]
+    for part in ("configs", "jobs"):
+        shutil.copytree(root / part, public / "warmd" / part)
+    (public / "warmd" / "__init__.py").touch()
+    command = "from warmd.jobs.compute import cache; print(cache.folder(), end='')"
+    environ = {**os.environ, "PYTHONPATH": str(public), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def folder() -> Path:
+        found = subprocess.check_output([sys.executable, "-c", command], env=environ, text=True)
+        return Path(found)
+
+    index = folder() / "loops.nbi"  # a pickle, as numba writes it
+    assert index.is_relative_to(public)
+    index.write_bytes(b"ours")
+    for path in (index.parent.parent, index.parent, index):
+        path.chmod(0o777)  # as a start under umask 000 left them
+    planted = as_other("sh", "-c", f"rm {index} && echo planted > {index}")
+    assert planted.returncode == 0, planted.stderr
+    assert folder() == index.parent
+    assert list(index.parent.iterdir()) == []
+    assert as_other("touch", str(index)).returncode != 0
+    assert as_other("mv", str(index.parent), f"{index.parent}-mine").returncode != 0
 
 
 def test_a_cache_of_code_with_a_file_of_another_user_is_emptied(public: Path):
