@@ -200,6 +200,7 @@ class Home:
         Modes of existing ones that let other users in are changed, and logged.
         """
         try:
+            self._refuse_if_exposed(self.path)  # before anything is created there
             for folder in (self.path, self.runs, self.logs, self.redis_folder):
                 make_folder(folder)
             if not os.access(self.path, os.W_OK):  # a read-only disk, where all folders exist
@@ -237,8 +238,13 @@ class Home:
             log.warning("home: %s", ownership.narrowed_line(changes))
             shutil.rmtree(self.library_caches, ignore_errors=True)  # others could change them
         for entry in (*self.path.iterdir(), self.sockets):
-            if (problem := ownership.problem(entry)) is not None:
-                raise SpecError("home", ownership.refusal(self.path, problem))
+            self._refuse_if_exposed(entry)
+
+    def _refuse_if_exposed(self, path: Path) -> None:
+        if ownership.is_single_user():
+            return
+        if (problem := ownership.problem(path)) is not None:
+            raise SpecError("home", ownership.refusal(self.path, problem))
 
     def link_runs(self, folder: Path) -> None:
         """Make `runs` a link to another folder. Raises SpecError; Conflict when it has jobs."""

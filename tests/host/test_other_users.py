@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from needs import needs
 from other_users import OTHER, another_user, as_other, open_to_others
 from shell import warmd
 
 from warmd.configs import ownership
 from warmd.daemon.host.home import Home
+from warmd.daemon.notify.delivery import deliver, sample
 from warmd.jobs.compute import cache
 from warmd.jobs.files import umask
 from warmd.jobs.files.atomic import make_folder, whole_file, whole_folder
@@ -113,6 +115,28 @@ def test_groups_with_other_members_count_and_sticky_folders_do_not(public: Path)
     assert exposed.reason == f"group {OTHER} may write to {above} (mode 0775)"
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o2777, 0o775])
+def test_a_wide_folder_of_root_is_refused_for_other_users(mode: int, public: Path):
+    """As Kubernetes hands over an emptyDir; root itself would narrow it."""
+    another_user()
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    needs(python, "the system's python3, which every user may run")
+    (public / "configs").mkdir()
+    for name in ("ownership.py", "values.py"):
+        shutil.copy(Path(ownership.__file__).parent / name, public / "configs")
+    home = public / "home"
+    home.mkdir()
+    os.chown(home, 0, OTHER + 1)
+    home.chmod(mode)
+    command = f"from pathlib import Path; from configs.ownership import *; h = Path('{home}'); "
+    done = as_other(
+        *(str(python), "-I", "-c"),
+        f"import sys; sys.path.insert(0, '{public}'); {command}print(problem(h), narrow(h))",
+    )
+    writers = "everyone" if mode & 0o002 else f"group {OTHER + 1}"
+    assert done.stdout == f"{writers} may write to {home} (mode {mode:04o}) []\n", done.stderr
+
+
 def test_folders_that_are_created_are_for_their_owner_only(public: Path, wide_umask: None):
     home = public / "a" / "b" / "home"
     Home(home).create()
@@ -137,11 +161,12 @@ def test_files_are_for_their_owner_only_and_those_of_users_get_their_umask(
             appended.write(b"1")
         with umask.users():
             (public / "of user code").touch()
+        assert deliver(f"touch '{public}/of a notification'", sample()) is None
         (public / "after").touch()
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in public.iterdir()}
-    of_user = dict.fromkeys(["output", "appended", "of user code"], 0o640)
+    of_user = dict.fromkeys(["output", "appended", "of user code", "of a notification"], 0o640)
     assert modes == {"ours": 0o600, "after": 0o600, **of_user}
 
 
