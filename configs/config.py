@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from . import ownership
 from .entries import ModelConfig, WorkerConfig, parse_model
 from .queues import INFER, TRAIN
 from .run_store import is_bucket
@@ -135,15 +136,13 @@ def load(
         options["home"] = home
     above = {**_read_environ(environ), **_read(options, Path())}
     file = config_file or environ.get("WARMD_CONFIG")
-    if file:
-        below = _read_file(folder("config", file, Path()))
-    else:
-        below = _read_home_file(above.get("home") or _default_home(environ))
-    values = {**below, **above}
-    if "home" not in values:
-        values["home"] = _default_home(environ)
-    config = DaemonConfig(**values)
-    _check_home(config.home)
+    below = _read_file(folder("config", file, Path())) if file else {}
+    chosen = {**below, **above}.get("home") or _default_home(environ)
+    _check_home(chosen)
+    _check_owner(chosen, environ)
+    if not file:
+        below = _read_home_file(chosen)
+    config = DaemonConfig(**{**below, **above, "home": chosen})
     check_http(config)
     return config
 
@@ -159,6 +158,17 @@ def _check_home(home: Path) -> None:
     except OSError as error:
         problem = str(error.strerror)
     raise ConfigError("home", f"must be a folder, got {shown(str(home))}: {problem}")
+
+
+def _check_owner(home: Path, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a home, or a config file in it, that another user could change.
+
+    Wide modes of this user's own are narrowed when the daemon starts.
+    """
+    if ownership.is_single_user(environ):
+        return
+    if (problem := ownership.problem(home / "config.yaml")) is not None:
+        raise ConfigError("home", ownership.refusal(home, problem))
 
 
 def check_http(config: DaemonConfig) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from .entries import read_models, read_workers
 from .labels import read_labels
 from .memory import memory_bytes
+from .ownership import SINGLE_USER
 from .run_store import read_runs
 from .values import (
     ConfigError,
@@ -164,6 +165,15 @@ SETTINGS = (
         "Config file (not a key of the file itself).",
         "",
         folder,
+    ),
+    Setting(
+        "single_user",
+        SINGLE_USER,
+        "off",
+        "on: the machine has no other users, so owners and modes of the home and of caches are not "
+        "checked (not a key of the file).",
+        "",
+        lambda field, value, _: value,
     ),
     Setting(
         "redis_url",

@@ -257,11 +257,13 @@ def export(
 def _export_merged(chosen: Weights, target: Path, *, with_optimizer: bool) -> int:
     """Write the model of an adapter and its base; return its bytes. Raises SpecError."""
     from ...daemon.runs import weights
+    from ...jobs.compute import cache
 
     if with_optimizer:
         raise SpecError("with_optimizer", "must not go with merge: its state is the adapter's")
     if not is_adapter(chosen.folder):
         raise SpecError("merge", f"must be an adapter, got {chosen.name}, which is a whole model")
+    cache.keep_library_caches()
     with weights.new_folder(target) as staging:
         from ...daemon.fork.merging import write_merged  # imports torch: after the checks
 

@@ -66,6 +66,9 @@ def doctor(app: App) -> int:
 
 
 def _all_checks(app: App) -> Iterator[Check]:
+    from ...jobs.compute import cache
+
+    cache.keep_library_caches()  # two checks import torch
     yield check_python()
     yield check_libraries()
     yield check_threads(os.environ, num_cores())

@@ -129,6 +129,7 @@ def _write_png(wanted: Sequence[Sequence[Curve]], path: Path, smooth: int | None
     """Write one PNG file, a chart for each metric. Raises SpecError without matplotlib."""
     from io import BytesIO
 
+    from ...jobs.files import umask
     from ...jobs.files.atomic import write_atomic
 
     figure_class = _figure_class()
@@ -147,7 +148,7 @@ def _write_png(wanted: Sequence[Sequence[Curve]], path: Path, smooth: int | None
         axes.legend(fontsize="small")
     png = BytesIO()
     figure.savefig(png, format="png", dpi=120)
-    write_atomic(path, png.getvalue(), mode=0o644)
+    write_atomic(path, png.getvalue(), mode=umask.file_mode())
 
 
 def _figure_class() -> Any:

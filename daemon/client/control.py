@@ -18,7 +18,7 @@ from ...configs.config import DaemonConfig, ModelConfig, parse_model
 from ...jobs.errors import Conflict, Unavailable
 from ..host import installed
 from ..host.channel import Channel
-from ..host.home import Home
+from ..host.home import Home, private
 from ..host.messages import (
     Booted,
     BootProgress,
@@ -67,7 +67,7 @@ def start(config: DaemonConfig) -> Iterator[dict[str, Any]]:
         found = upgrades(home)
         hint = f"; upgraded since it started: {', '.join(found)}: `warmd reload`" if found else ""
         raise Conflict(home.occupied() + hint)
-    with open(home.log, "ab") as output:
+    with open(home.log, "ab", opener=private) as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "warmd.daemon"],
             stdin=subprocess.PIPE,

@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from ...configs.queues import TRAIN
+from ...jobs.compute import cache
 from ...jobs.context import checkpoint_name
 from ...jobs.errors import Conflict, JobFailed, SpecError, Unavailable
 from ...jobs.training.compare import compare_events
@@ -207,6 +208,7 @@ def _verdict(straight: RunDir, broken: RunDir, steps: int) -> Verdict:
 
 
 def _compare(one: Path, other: Path) -> dict[str, str | None]:
+    cache.keep_library_caches()
     command = [sys.executable, "-m", "warmd.jobs.training.compare", str(one), str(other)]
     done = subprocess.run(command, capture_output=True)
     if done.returncode != 0:

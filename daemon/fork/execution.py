@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from ...configs.queues import TRAIN
-from ...jobs import run_function, spec_class
+from ...jobs import KINDS, run_function, spec_class
 from ...jobs.context import Context, Patiently
 from ...jobs.errors import JobFailed, Stopped, WarmdError
+from ...jobs.files import umask
 from ...jobs.files.shortage import Shortage, lacks_space, shortage
 from ...jobs.libraries import versions
 from ...jobs.user_code import tracebacks
@@ -187,7 +188,7 @@ def _run(
         queued_s=waited,
         rules=document.get("rules", 0),
     )
-    run = partial(run_function(document["kind"]), spec)
+    run = partial(run_of(document["kind"]), spec)
     # None in a resident horse that was forked for another job.
     fork_s = None if request.forked_at is None else time.monotonic() - request.forked_at
     weights = models.weights(getattr(spec, "precision", None))
@@ -224,6 +225,12 @@ def _run(
 def software_of(weights: dict[str, str] | None) -> dict[str, str | None]:
     """Return what must be equal on all nodes of a job: versions and the model's files."""
     return {**versions(), "model": None if weights is None else weights["digest"]}
+
+
+def run_of(kind: str) -> Callable[..., dict[str, Any]]:
+    """Return the `run` of a kind; another package's is user code and creates files as such."""
+    run = run_function(kind)
+    return run if kind in KINDS.own else umask.users()(run)
 
 
 def models_for(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ...jobs import run_function, spec_class
+from ...jobs import spec_class
 from ...jobs.context import Context, Never
 from ...jobs.errors import Stopped, WarmdError
 from ...jobs.user_code import tracebacks
@@ -20,7 +20,7 @@ from ..host.messages import GangMet, JobOutcome, Message, RunJob
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir
 from .before_run import check_processes, choose_threads
-from .execution import models_for, software_of
+from .execution import models_for, run_of, software_of
 from .models import WarmModels
 from .placement import Placement
 from .rank_processes import RanksLost, run_ranks
@@ -78,7 +78,7 @@ def _follow(
         code_folders=folders,
         rules=document.get("rules", 0),
     )
-    run = partial(run_function(document["kind"]), spec)
+    run = partial(run_of(document["kind"]), spec)
     met = partial(send, GangMet(request.job_id))
     with own_modules(folders):
         run_ranks(

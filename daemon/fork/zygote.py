@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from ...jobs.compute import cache
 from ...jobs.errors import Conflict, JobFailed, WarmdError
 from ...jobs.files.shortage import no_process
 from ...jobs.models.adapters import is_adapter
@@ -416,13 +417,15 @@ def _report(message: Message) -> None:
 def main() -> None:
     """Run as `python -m warmd.daemon.fork.zygote HOME PARENT`; reads ZygoteSettings from stdin."""
     end_with_parent(int(sys.argv[2]))
+    home = Home(Path(sys.argv[1]))
     os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGIO, lambda *_: None)  # wakes `serve`; see held_files
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    cache.keep_library_caches(home.library_caches)
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, ZygoteSettings)
-    zygote = Zygote(Home(Path(sys.argv[1])), settings.budget_bytes, settings.standbys)
+    zygote = Zygote(home, settings.budget_bytes, settings.standbys)
     try:
         zygote.boot(settings.models)
     except WarmdError as error:

@@ -25,6 +25,7 @@ import orjson
 
 from ...configs.config import ModelConfig
 from ...jobs.errors import NotFound, Unavailable
+from ...jobs.files import umask
 from . import fetch
 from .channel import Channel
 from .messages import Downloaded, DownloadProgress, Failure, Message, encode
@@ -45,6 +46,7 @@ class Download:
                 stdout=other.fileno(),
                 env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
                 start_new_session=True,
+                umask=umask.of_user(),  # the hub's cache is the user's; a group may share it
             )
         own.settimeout(_PERIOD_S)
         self.channel = Channel(own)

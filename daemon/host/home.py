@@ -10,12 +10,12 @@ HOME/
   sweeps/SWEEP/      sweeps: their jobs and decisions
   store/JOB          jobs that are not completely in the run store (with `runs: s3://…`)
   curricula/ID/      curricula: their stages, and the decisions between them
-  cache/             data shared by jobs, such as tokenized corpora
+  cache/             data shared by jobs, such as tokenized corpora; code that libraries compile
   id                 a random id, which the run directories of this home's jobs name
   server/            append-only file of the embedded Redis
   damaged/           copies of append-only files that were repaired
   logs/              rotated logs
-  sockets/           unix sockets (in another folder if the path would be too long)
+  sockets/           unix sockets (a link to another folder if the path would be too long)
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import secrets
@@ -38,8 +39,11 @@ from urllib.parse import quote
 
 import orjson
 
+from ...configs import ownership
 from ...jobs.errors import Conflict, SpecError
-from ...jobs.files.atomic import locked, write_atomic
+from ...jobs.files.atomic import locked, make_folder, write_atomic
+
+log = logging.getLogger(__name__)
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
 _LONGEST_SOCKET_FOLDER = 85
@@ -101,6 +105,11 @@ class Home:
         return self.path / "cache"
 
     @property
+    def library_caches(self) -> Path:
+        """The folder of code that libraries compile, such as torch's inductor."""
+        return self.cache / "libraries"
+
+    @property
     def notified(self) -> Path:
         """The events for which a notification was sent."""
         return self.path / "notify.json"
@@ -130,12 +139,29 @@ class Home:
 
     @property
     def sockets(self) -> Path:
-        """The folder of the unix sockets, 0700."""
-        inside = self.path / "sockets"
-        if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
-            return inside
-        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        return Path(base) / f"warmd-{os.getuid()}-{_digest(os.fsencode(self.path))}"
+        """The folder of the unix sockets, 0700; HOME/sockets, or where that leads to."""
+        if not self._has_sockets_elsewhere:
+            return self._own_sockets
+        with contextlib.suppress(OSError):
+            linked = self._own_sockets.readlink()
+            if linked.name.startswith(self._socket_prefix) and _is_private_folder(linked):
+                return linked
+        # A daemon of an earlier version may run, which made no link.
+        former = _socket_base() / f"warmd-{os.getuid()}-{_digest(os.fsencode(self.path))}"
+        return former if _is_private_folder(former) else self._own_sockets
+
+    @property
+    def _own_sockets(self) -> Path:
+        return self.path / "sockets"
+
+    @property
+    def _socket_prefix(self) -> str:
+        """Where HOME/sockets leads to begins so; a copy of a home has another prefix."""
+        return f"warmd-{_digest(os.fsencode(self.path))}-"
+
+    @property
+    def _has_sockets_elsewhere(self) -> bool:
+        return len(os.fsencode(self._own_sockets)) > _LONGEST_SOCKET_FOLDER
 
     @property
     def control_socket(self) -> Path:
@@ -169,21 +195,62 @@ class Home:
         return path.read_text()
 
     def create(self) -> None:
-        """Create the folders, readable by their owner only. Raises SpecError."""
+        """Create the folders, for their owner only. Raises SpecError.
+
+        Modes of existing ones that let other users in are changed, and logged.
+        """
         try:
+            self._refuse_if_exposed(self.path)  # before anything is created there
             for folder in (self.path, self.runs, self.logs, self.redis_folder):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _private_folder(self.sockets)
+                make_folder(folder)
+            if not os.access(self.path, os.W_OK):  # a read-only disk, where all folders exist
+                raise OSError(f"{self.path} cannot be written")
+            if not self.is_locked():  # a running daemon keeps its sockets
+                self._create_sockets()
+            self._protect()
         except OSError as error:
             raise SpecError("home", f"must be a writable folder: {error}") from error
         with contextlib.suppress(OSError):  # a full disk: the next one creates it
             self.id()
 
+    def _create_sockets(self) -> None:
+        link = self._own_sockets
+        if not self._has_sockets_elsewhere:
+            if link.is_symlink():  # the home was at a longer path
+                link.unlink()
+            link.mkdir(mode=0o700, exist_ok=True)
+            return
+        with locked(self.path):
+            if self.sockets.name.startswith(self._socket_prefix):
+                return
+            if link.is_dir() and not link.is_symlink():  # the home was at a shorter path
+                shutil.rmtree(link)
+            link.unlink(missing_ok=True)
+            # At a new name, which no other user can take first.
+            link.symlink_to(tempfile.mkdtemp(prefix=self._socket_prefix, dir=_socket_base()))
+
+    def _protect(self) -> None:
+        """Let no other user change what is in the home. Raises SpecError, OSError."""
+        if ownership.is_single_user():
+            return
+        changes = ownership.narrow_folder(self.path)
+        if changes:
+            log.warning("home: %s", ownership.narrowed_line(changes))
+            shutil.rmtree(self.library_caches, ignore_errors=True)  # others could change them
+        for entry in (*self.path.iterdir(), self.sockets):
+            self._refuse_if_exposed(entry)
+
+    def _refuse_if_exposed(self, path: Path) -> None:
+        if ownership.is_single_user():
+            return
+        if (problem := ownership.problem(path)) is not None:
+            raise SpecError("home", ownership.refusal(self.path, problem))
+
     def link_runs(self, folder: Path) -> None:
         """Make `runs` a link to another folder. Raises SpecError; Conflict when it has jobs."""
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.path)
+            make_folder(folder)
             if self.runs.is_symlink() and self.runs.resolve() != folder.resolve():
                 self.runs.unlink()
             elif self.runs.is_dir() and not self.runs.is_symlink():
@@ -314,10 +381,15 @@ def _machine() -> bytes:
     return name
 
 
-def _private_folder(folder: Path) -> None:
-    # Outside the home the name can be guessed: a folder of another user is refused.
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
-    folder.chmod(0o700)
+def _socket_base() -> Path:
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+
+
+def _is_private_folder(folder: Path) -> bool:
+    """Whether it is a folder of this user that nobody else may enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    mode = found.st_mode
+    return stat.S_ISDIR(mode) and not mode & 0o077 and found.st_uid == os.getuid()

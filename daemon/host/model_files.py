@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import xxhash
 
-from ...jobs.files.atomic import write_atomic
+from ...jobs.files.atomic import make_folder, write_atomic
 from ...jobs.models.adapters import model_folder
 
 _SUFFIXES = {".bin", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
@@ -71,7 +71,7 @@ def _digests(folder: Path, kept: Path | None) -> dict[str, str]:
         pass  # the first time, of an earlier version, or a damaged cache
     found = _read_digests(folder)
     try:
-        kept.mkdir(parents=True, exist_ok=True)
+        make_folder(kept)
         write_atomic(place, orjson.dumps({"fingerprint": now, **found}))
     except OSError:
         pass  # no room: it is read again the next time

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
+from ...jobs.files import umask
 from . import by_apprise
 
 _TIMEOUT_S = 20.0  # of one attempt
@@ -136,6 +137,7 @@ def _ended(
         stderr=subprocess.DEVNULL,
         env=environment,
         start_new_session=True,
+        umask=umask.of_user(),
     )
     try:
         process.communicate(given, timeout=timeout_s)

@@ -39,7 +39,9 @@ def remove(store: JobStore, runs: Path, job_id: str) -> int:
                 shutil.rmtree(removed_dir)
             run_dir.rename(removed_dir)
         elif store.remote is not None:
-            removed_dir.mkdir(exist_ok=True)  # marks the removal as unfinished, if this is killed
+            removed_dir.mkdir(
+                mode=0o700, exist_ok=True
+            )  # marks the removal as unfinished, if this is killed
         return _finish(store, run_dir, removed_dir)
 
 

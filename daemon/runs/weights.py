@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...jobs.context import MANIFEST, step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError
-from ...jobs.files.atomic import fsync
+from ...jobs.files.atomic import fsync, make_folder
 from ...jobs.models.adapters import is_model
 from .checkpoints import Checkpoints, verify
 from .rundir import RunDir
@@ -90,11 +90,12 @@ def link(weights: Weights, folder: Path) -> None:
     """
     for source in weights.files():
         target = folder / source.relative_to(weights.folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         try:
             os.link(source, target)
         except OSError:  # another file system, or one without links
             _copy(source, target)
+            target.chmod(0o600)
         fsync(target.parent)
 
 

@@ -215,7 +215,7 @@ def _link(path: Path, target: Path) -> Path:
     assert target.name == checkpoint_name(step_of(path))
     for root, _, names in os.walk(path):
         folder = target / Path(root).relative_to(path)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         for name in names:
             try:
                 os.link(Path(root, name), folder / name)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...configs.config import DaemonConfig
 from ...jobs.errors import WarmdError
+from ...jobs.files import umask
 from ..host.descendants import adopt_orphans, end_descendants
 from ..host.home import Home, private
 from ..host.messages import Booted, Failure, Message
@@ -44,6 +45,7 @@ def guard(config: DaemonConfig, *, report: Report, foreground: bool) -> int:
     # A supervisor that is restarted after an upgrade must not mix two versions.
     from . import control_requests, supervisor  # noqa: F401
 
+    umask.restrict()  # for all processes of the daemon
     flags = SharedFlags()
     manager = ServiceManager.from_environ()
     adopt_orphans()

@@ -18,6 +18,7 @@ import orjson
 
 from ...configs.gpus import AUTO, CPU, visible_devices
 from ...configs.precision import NATIVE
+from ..compute import cache
 from ..errors import JobFailed
 from .works import DPO, GRPO, MLM, SFT, WEIGHT_BYTES
 
@@ -208,6 +209,7 @@ def _child(module: str, *words: object, effort: Effort) -> dict[str, Any]:
 
     Raises JobFailed.
     """
+    cache.keep_library_caches()
     visible = visible_devices(effort.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": visible}
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

@@ -85,14 +85,16 @@ class Journal:
         self._file.close()
 
 
-def write(path: Path, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+def write(
+    path: Path, passages: Sequence[Passage], records: NDArray[Any], *, mode: int = 0o600
+) -> None:
     """Write one row per passage in the format of the name, whole or not at all.
 
     .jsonl        {"id", "file", "tokens", "cut", "embedding"} per row; `file` for code blocks only
     .npz          arrays `embeddings` (N, width) float32, `ids` and `files` (N,), `tokens`, `cut`
     .safetensors  the same numbers, with `ids` and `files` as JSON lists in the metadata
     """
-    with whole_file(path) as file:
+    with whole_file(path, mode=mode) as file:
         _WRITERS[path.suffix](file, passages, records)
 
 

@@ -18,6 +18,7 @@ import orjson
 from ...configs.precision import NATIVE
 from ..context import Context, WarmModel
 from ..errors import JobFailed, Stopped
+from ..files import umask
 from .options import CODE_GRAPH, EncodeSpec
 
 if TYPE_CHECKING:
@@ -252,6 +253,8 @@ def _deliver(
             "ids": [passage.id for passage in passages],
             "embeddings": plain(records["vector"]),
         }
-    path = ctx.run_dir / "embeddings.npz" if spec.output is None else Path(spec.output)
-    ctx.patiently(lambda: write(path, passages, records), path.parent)
+    path, mode = ctx.run_dir / "embeddings.npz", 0o600
+    if spec.output is not None:
+        path, mode = Path(spec.output), umask.file_mode()
+    ctx.patiently(lambda: write(path, passages, records, mode=mode), path.parent)
     return {"output": str(path)}

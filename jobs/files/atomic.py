@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .shortage import lacks_space
+from .umask import set_mode
 
 _NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
 _WAIT_S = 0.05  # between two tries to get a lock, where waiting for it can be interrupted
@@ -42,17 +43,21 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 @contextmanager
-def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """Yield an empty file to write; leaving the block renames it to `path`, replacing that.
+
+    `mode`: of the file, whatever the umask is.
 
     An exception in the block, or while flushing (a full disk), leaves `path` as it was. Concurrent
     writers wait for each other; leftovers of a dead writer are overwritten.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = _open_locked(lambda: _create(temporary, mode), temporary)
+    descriptor = _open_locked(lambda: _create(temporary), temporary)
     with _closed(descriptor), _released(descriptor), open(descriptor, "wb", closefd=False) as file:
         try:
             file.truncate()
+            if mode != 0o600:
+                set_mode(descriptor, mode)
             yield file
             with naming(path):
                 file.flush()
@@ -64,8 +69,15 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     fsync(path.parent)
 
 
-def _create(path: Path, mode: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, and those above it that are missing, for their owner only."""
+    for folder in (*reversed(path.parents), path):
+        if folder == path or not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _open_locked(
@@ -157,12 +169,12 @@ def whole_folder(
     Concurrent writers of the same folder wait for each other; `while_waiting` is called
     periodically by the waiting one and may raise to end the wait.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     recover(target.parent)
     staging = target.with_name(_STAGING + target.name)
     with _held(_writing(target), while_waiting=while_waiting):
         try:
-            staging.mkdir(exist_ok=True)
+            staging.mkdir(mode=0o700, exist_ok=True)
             _empty(staging)
             yield staging
             _fsync_tree(staging)

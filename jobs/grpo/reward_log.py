@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ..errors import JobFailed
+from ..files import umask
 from ..files.appending import append, sync
 
 
@@ -26,7 +27,7 @@ class RewardLog:
         self.path = path
         self._job_id = job_id
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._file = umask.for_user(str(path), os.O_RDWR | os.O_APPEND)
             self._cut(path, step)
         except OSError as error:
             raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error

@@ -18,7 +18,7 @@ import orjson
 from ..data import keys
 from ..data.reader import Reader, Reading
 from ..errors import JobFailed, SpecError
-from ..files import jsonl
+from ..files import jsonl, umask
 from ..files.appending import append
 from ..files.documents import check_regular
 from ..files.jsonl import Place
@@ -110,9 +110,12 @@ class Answers:
         """
         line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
         if self._file is None:
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+            self._file = self._open()
         append(self._file.fileno(), line, self._path, is_durable=True)
         self.done += 1
+
+    def _open(self) -> FileIO:
+        return open(self._path, "ab", buffering=0, opener=umask.for_user)
 
     def append_error(self, message: str) -> None:
         """Append an error object for the next record."""
@@ -124,7 +127,7 @@ class Answers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is None and kind is None:
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  an input without records
+            self._file = self._open()  # an input without records
         try:
             if self._file is not None:
                 self._file.close()

@@ -20,6 +20,7 @@ from math import isfinite
 from typing import Any, SupportsFloat
 
 from ..errors import JobFailed, SpecError
+from ..files import umask
 from ..user_code import tracebacks
 from ..user_code.forks import end_if_forked
 from ..user_code.modules import is_own, load
@@ -84,7 +85,8 @@ def imported(name: str, columns: Collection[str]) -> PositionalReward | KeywordR
     """Import `module:function`; `columns` are those of the data. Raises SpecError."""
     module_name, _, function_name = name.partition(":")
     try:
-        module = load(module_name)
+        with umask.users():
+            module = load(module_name)
     # Any error of the user's module, sys.exit() included, becomes one line.
     except (Exception, SystemExit) as error:
         got = tracebacks.reason(error)
@@ -157,10 +159,12 @@ def is_async(function: Any) -> bool:
 def _errors_named(name: str, owner: int) -> Iterator[None]:
     """Turn an exception of a user function into one line with its file and line.
 
-    A child process that the function forked ends here: `owner` runs the job.
+    A child process that the function forked ends here: `owner` runs the job. Files that it creates
+    get the user's umask.
     """
     try:
-        yield
+        with umask.users():
+            yield
     except BaseException as error:  # also SystemExit: it ends the reward, not the job
         end_if_forked(owner, f"back from the reward {name} by an error")
         place = tracebacks.place(error, is_own)

@@ -11,6 +11,7 @@ import click
 
 from warmd.cli.main import warmd
 from warmd.configs.config import DaemonConfig
+from warmd.configs.ownership import is_single_user
 
 ROOT = Path(__file__).parents[2]
 CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
@@ -41,6 +42,11 @@ def test_its_commands_exist_and_it_is_not_root():
             assert command is not None
             command.make_context(name, arguments)
     assert re.findall(r"^USER (.*)$", CONTAINERFILE, re.MULTILINE) == ["1000:1000"]
+
+
+def test_it_accepts_volumes_of_any_owner_and_mode():
+    variables = re.findall(r"(\w+)=(\S+)", "\n".join(re.findall(r"^ENV .*$", CONTAINERFILE, re.M)))
+    assert is_single_user(dict(variables))
 
 
 def test_compose_and_the_manual_give_jobs_time_to_save(tmp_path):

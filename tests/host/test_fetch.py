@@ -62,6 +62,17 @@ def fetched(*, is_newest: bool = False) -> Path:
 
 
 @pytest.mark.slow
+def test_a_downloaded_model_gets_the_umask_of_the_user(published: Hub, monkeypatch):
+    monkeypatch.setenv("_WARMD_UMASK", "027")
+    before = os.umask(0o077)
+    try:
+        path = fetched() / "config.json"
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.slow
 def test_loading_a_model_gets_its_newest_revision_also_for_later_jobs(published: Hub):
     old = fetched()
     (published.folder / "config.json").write_text('{"is": "new"}')

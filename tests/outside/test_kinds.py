@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from shell import warmd
 from waiting import wait_until
 
 from warmd.cli.commands import doctor
+from warmd.daemon.fork.execution import run_of
 from warmd.daemon.fork.libraries import import_kind
 from warmd.jobs import KINDS, import_all, run_function, spec_class
 from warmd.jobs.errors import SpecError
@@ -68,6 +70,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 # Used as one of warmd's own.
+
+
+def test_its_files_get_the_umask_of_the_user(lines, monkeypatch):
+    seen = []
+    monkeypatch.setattr("warmd_lines.kind.run", lambda spec, ctx: seen.append(os.umask(0o077)))
+    monkeypatch.setenv("_WARMD_UMASK", "027")
+    before = os.umask(0o077)
+    try:
+        run_of("lines")(None, None)
+        assert seen == [0o027]
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    assert run_of("sft") is run_function("sft")
 
 
 def test_the_example_of_the_manual_equals_its_files(lines):

@@ -6,6 +6,7 @@ Redis and a home without a daemon: `desks`, `ended_jobs` (thousands of jobs), `w
 One process, the test acting as the others: `workplaces` (a worker), `gateways`,
     `gateway_requests`, `watch` (a gateway's latency and memory)
 Commands: `shell` (in the process of the test), `terminal` (on a pseudo-terminal)
+Other users of the machine: `other_users`
 Several machines: `clusters` and `gangs` (nodes on loopback), `machines` and `cables` (network
     namespaces and their links), `hanging_proxy`, `slurm`
 Processes killed, or links cut, at random: `random_storm`, `network_storm`; at each file-system
