@@ -124,11 +124,13 @@ def load(
     config_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, object] | None = None,
+    reads_home: bool = True,
 ) -> DaemonConfig:
     """Read the settings from all sources. Raises ConfigError naming the source.
 
     `overrides` are command-line options by the keys of the file; None and the empty tuple (Click's
-    values for an option not given) are ignored.
+    values for an option not given) are ignored. `reads_home`: False leaves out the file in the
+    home, which is read unless another one is named.
     """
     options = {k: v for k, v in (overrides or {}).items() if v is not None and v != ()}
     if home is not None:
@@ -137,8 +139,10 @@ def load(
     file = config_file or environ.get("WARMD_CONFIG")
     if file:
         below = _read_file(folder("config", file, Path()))
-    else:
+    elif reads_home:
         below = _read_home_file(above.get("home") or _default_home(environ))
+    else:
+        below = {}
     values = {**below, **above}
     if "home" not in values:
         values["home"] = _default_home(environ)
