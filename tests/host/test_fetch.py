@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -246,10 +247,12 @@ def test_a_killed_download_fails_its_job_with_that_reason(place: Workplace):
 def test_a_download_waits_for_a_machine_that_can_start_no_process(
     place: Workplace, published: Hub, tmp_path: Path
 ):
-    with process_limit(f"warmd-{tmp_path.name}") as limit:
+    with process_limit(f"warmd-{tmp_path.name}") as limit, contextlib.ExitStack() as ending:
         worker = place.worker()
+        ending.callback(worker.wait)
+        ending.callback(worker.kill)
         limit.add(worker.pid)
-        limit.set(more=0)
+        limit.forbid()
         job_id = place.submit(model="org/m")
         what = wait_until(lambda: place.client.job(job_id)["waits_for"])
         assert what == "a free thread or process (limit of processes)"
@@ -258,5 +261,3 @@ def test_a_download_waits_for_a_machine_that_can_start_no_process(
         with place.zygote() as zygote:
             published.is_open.set()
             assert zygote.fork().job_id == job_id
-        worker.kill()
-        worker.wait()

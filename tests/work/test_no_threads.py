@@ -79,7 +79,7 @@ def test_a_redis_that_dies_is_started_again_when_the_machine_can(
     limited: Daemon, limit: ProcessLimit
 ):
     job_id = hold(limited)
-    supervisor, redis = (psutil.Process(limited.pid(name)) for name in ("supervisor", "redis"))
+    supervisor, redis = (psutil.Process(limited.pid(name)) for name in ("supervisor", "server"))
     limit.forbid()
     redis.kill()
     let_go(limited)
