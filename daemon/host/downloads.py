@@ -29,13 +29,14 @@ import orjson
 
 from ...configs.config import ModelConfig
 from ...jobs.errors import NotFound, Unavailable
-from ...jobs.files.shortage import Lacking, Shortage, of_start
+from ...jobs.files.shortage import Lacking, Shortage, can_start_threads, no_process, of_start
 from . import fetch
 from .channel import Channel
 from .messages import Downloaded, DownloadProgress, Failure, Message, encode
 
 log = logging.getLogger(__name__)
 
+_THREADS = 2  # that the child starts before it downloads
 _TRY_AGAIN_S = 1.0  # until another try on a machine that can start no process
 _PERIOD_S = 0.5  # between two progress reports, and between two polls of a blocked owner
 
@@ -72,10 +73,15 @@ class Download:
         self.kill()
 
     def receive(self) -> list[Message]:
-        """Return the child's messages: DownloadProgress, at the end Downloaded or Failure."""
+        """Return the child's messages: DownloadProgress, at the end Downloaded or Failure.
+
+        Raises Lacking if the child has ended because it could start no thread.
+        """
         messages = self.channel.receive()
         if self.channel.closed_by_peer:
             code = self._process.wait()
+            if code > 0 and not can_start_threads(_THREADS):
+                raise Lacking(no_process(f"the download process ended with {code}"))
             messages.append(
                 Failure(f"model: {self.model.path}: the download process ended with {code}")
             )
@@ -127,12 +133,17 @@ class Downloads:
     def _start_if_due(self, model: ModelConfig, wanted: _Wanted) -> None:
         if wanted.download is not None or time.monotonic() < wanted.try_at:
             return
-        lacking = None
         try:
             wanted.download = Download(model)
         except Lacking as error:
-            lacking = error.lacking
-            wanted.try_at = time.monotonic() + _TRY_AGAIN_S
+            self._wait(wanted, error.lacking)
+        else:
+            for attempt in wanted.attempts:
+                attempt.set_lacking(None)
+
+    def _wait(self, wanted: _Wanted, lacking: Shortage) -> None:
+        """Let the jobs wait until `sweep` tries again."""
+        wanted.try_at = time.monotonic() + _TRY_AGAIN_S
         for attempt in wanted.attempts:
             attempt.set_lacking(lacking)
 
@@ -144,7 +155,14 @@ class Downloads:
         """Read a readable channel and pass its messages to the jobs that wait for the model."""
         for model, wanted in list(self._wanted.items()):
             if wanted.download is not None and wanted.download.channel is channel:
-                for message in wanted.download.receive():
+                try:
+                    messages = wanted.download.receive()
+                except Lacking as error:
+                    wanted.download.kill()
+                    wanted.download = None
+                    self._wait(wanted, error.lacking)
+                    return
+                for message in messages:
                     for attempt in wanted.attempts:
                         attempt.handle(message)
                     if not isinstance(message, DownloadProgress):
@@ -182,11 +200,14 @@ def ensure_folder(
         while not is_canceled():
             try:
                 download = download or running.enter_context(Download(model))
+                messages = _receive(download)
             except Lacking as error:
                 log.error("model: %s: not downloaded: %s", model.name, error)
+                running.pop_all().close()
+                download = None
                 time.sleep(_TRY_AGAIN_S)
                 continue
-            for message in _receive(download):
+            for message in messages:
                 match message:
                     case Failure():
                         raise NotFound(message.error)

@@ -244,15 +244,16 @@ def test_a_killed_download_fails_its_job_with_that_reason(place: Workplace):
 
 
 @pytest.mark.slow
-def test_a_download_waits_for_a_machine_that_can_start_no_process(
-    place: Workplace, published: Hub, tmp_path: Path
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_download_waits_for_a_machine_that_can_start_no_process_or_thread(
+    place: Workplace, published: Hub, tmp_path: Path, more: int
 ):
     with process_limit(f"warmd-{tmp_path.name}") as limit, contextlib.ExitStack() as ending:
         worker = place.worker()
         ending.callback(worker.wait)
         ending.callback(worker.kill)
         limit.add(worker.pid)
-        limit.forbid()
+        limit.set(more=more)
         job_id = place.submit(model="org/m")
         what = wait_until(lambda: place.client.job(job_id)["waits_for"])
         assert what == "a free thread or process (limit of processes)"
