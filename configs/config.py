@@ -125,11 +125,13 @@ def load(
     config_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, object] | None = None,
+    reads_home: bool = True,
 ) -> DaemonConfig:
     """Read the settings from all sources. Raises ConfigError naming the source.
 
     `overrides` are command-line options by the keys of the file; None and the empty tuple (Click's
-    values for an option not given) are ignored.
+    values for an option not given) are ignored. `reads_home`: False leaves out the file in the
+    home, which is read unless another one is named.
     """
     options = {k: v for k, v in (overrides or {}).items() if v is not None and v != ()}
     if home is not None:
@@ -140,7 +142,7 @@ def load(
     chosen = {**below, **above}.get("home") or _default_home(environ)
     _check_home(chosen)
     _check_owner(chosen, environ)
-    if not file:
+    if reads_home and not file:
         below = _read_home_file(chosen)
     config = DaemonConfig(**{**below, **above, "home": chosen})
     check_http(config)

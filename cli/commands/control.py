@@ -153,7 +153,7 @@ def stop(app: App, now: bool) -> None:
     """
     from ...daemon.client import control
 
-    for progress in control.stop(app.config(), now=now):
+    for progress in control.stop(app.config_of_home(), now=now):
         if app.as_json:
             render.json_line(progress)
         else:

@@ -40,6 +40,20 @@ class App:
 
         return load(home=self.home, config_file=file, overrides=overrides or {})
 
+    def config_of_home(self) -> DaemonConfig:
+        """Return the settings, without those of a file in the home that is broken, which is noted.
+
+        For commands that need only the path of the home. Raises ConfigError.
+        """
+        from ...configs.config import ConfigError, load
+
+        try:
+            return self.config()
+        except ConfigError as error:
+            found = load(home=self.home, reads_home=False)  # raises a mistake from elsewhere
+            note(f"not read: {error}")
+            return found
+
     def client(self) -> Client:
         """Return a client of the daemon of this home; it connects at its first call."""
         from ...daemon.client.client import Client

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...configs.queues import INFER
 from ...jobs.errors import Conflict
 from ..queue.jobs import ENDED
 from ..runs import asked
+from ..runs.order import Order
 from ..runs.rundir import RunDir
 from .connection import ClientConnection, needs_redis
 
@@ -101,4 +104,5 @@ class Steering(ClientConnection):
         found = self.store.move(job, position)
         if found is None:
             raise Conflict(f"job: {job_id} is {job.get_status().value}: it is in no queue")
+        Order(self.home.order).note(job.origin, partial(self.store.order, job.origin))
         return found

@@ -104,6 +104,7 @@ def execute(
             return _failed_with(error, job_id, rundir, events)
         if control.stop.is_set():  # the disk is full: what is not saved is computed again
             return _stopped(job_id, control, events, events.step)
+        sys.stderr.write(tracebacks.trace(error))  # its own code may be what takes too much
         return lacking_outcome(job_id, lacking)
 
 

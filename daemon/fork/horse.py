@@ -69,23 +69,23 @@ def stand_by(sock: socket.socket, plan: HorsePlan, models: WarmModels) -> None:
     own = own_device(plan.device, plan.gpu_memory / 100)
     start_libraries(own)
     channel, request = wait_for_job(sock)
-    with _no_process_reported(channel, request):
+    with _shortage_reported(channel, request):
         _run_jobs(channel, request, models, own)
 
 
 def run_jobs(channel: Channel, request: RunJob, models: WarmModels) -> None:
     """Run the requested job and, if resident, the jobs after it. Called in the forked child."""
-    with _no_process_reported(channel, request):
+    with _shortage_reported(channel, request):
         _become_process(request.plan)
         _run_jobs(channel, request, models, None)
 
 
 @contextmanager
-def _no_process_reported(channel: Channel, request: RunJob) -> Iterator[None]:
-    """Report to the worker that the horse cannot run because no thread can be started."""
+def _shortage_reported(channel: Channel, request: RunJob) -> Iterator[None]:
+    """Report to the worker that the horse cannot run: no thread or descriptor is free."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         lacking = shortage(error)
         if lacking is None:
             raise
@@ -214,8 +214,11 @@ def _run_one(
         log.warning("%s", error)
         outcome = JobOutcome(job_id, "stopped", reason="superseded")
     except OSError as error:  # its files cannot be written
+        lacking = shortage(error, rundir.path)
         if lacks_space(error):  # the job was to stop before it began
             outcome = JobOutcome(job_id, "stopped", reason=control.reason)
+        elif lacking is not None:
+            outcome = lacking_outcome(job_id, lacking)
         else:
             error_text = f"run directory: {error}"
             outcome = JobOutcome(job_id, "failed", error=error_text, is_logged=False)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, cast
 
 from ...jobs.compute import cache
 from ...jobs.errors import Conflict, JobFailed, WarmdError
-from ...jobs.files.shortage import no_process
+from ...jobs.files.shortage import Lacking, Shortage, no_process, shortage
 from ...jobs.models.adapters import is_adapter
 from ..host import memory
 from ..host.channel import Channel, listen
@@ -54,6 +54,7 @@ from ..host.messages import (
     decode,
     encode,
 )
+from ..host.open_files import Acceptor
 from ..host.parent_death import end_with_parent
 from . import horse, zygote_memory
 from .execution import lacking_outcome
@@ -139,6 +140,7 @@ class Zygote:
         signal.set_wakeup_fd(waker.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(RETIRE, self._retire)
+        self._acceptor = Acceptor(listener)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
         self._own_sockets = [listener, wake, waker]
@@ -157,7 +159,7 @@ class Zygote:
                     self._release_to_writers()
                     self._reap()
                 elif key.fileobj is listener:
-                    self._accept(listener)
+                    self._accept()
                 else:
                     self._receive(cast(Channel, key.fileobj))
 
@@ -174,11 +176,23 @@ class Zygote:
         waiting, _, _ = select.select([listener], [], [], 0)
         return not (waiting or self._callers or self.horses)
 
-    def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
+    def _accept(self) -> None:
+        connection = self._acceptor.accept(self._refuse)
+        if connection is None:
+            return
         caller = Channel(connection)
         self._callers.add(caller)
         self._selector.register(caller, selectors.EVENT_READ)
+
+    def _refuse(self, connection: socket.socket, lacking: Shortage) -> None:
+        """Answer a request for which no descriptor is free."""
+        connection.settimeout(_SEND_TIMEOUT_S)
+        channel = Channel(connection)
+        for request in channel.receive():
+            if isinstance(request, RunJob):
+                channel.send(lacking_outcome(request.job_id, lacking))
+            else:
+                channel.send(Failure.of(Lacking(lacking)))
 
     def _timeout_s(self) -> float | None:
         """Seconds to wait for a request before `_prepare`; None: nothing to prepare now."""
@@ -221,12 +235,17 @@ class Zygote:
                 self._fork(channel, request)
                 return
             channel.send(self._reply(request))
-        except WarmdError as error:
-            channel.send_nowait(Failure.of(error))
         except BrokenPipeError:
             log.debug("zygote: request %s: the caller has gone", request.op)
-        except OSError as error:
-            log.warning("zygote: request %s: %s", request.op, error)
+        except (WarmdError, OSError) as error:
+            lacking = shortage(error)
+            if lacking is not None and isinstance(request, RunJob):
+                log.warning("zygote: %s: %s", request.job_id, error)
+                channel.send_nowait(lacking_outcome(request.job_id, lacking))
+            elif isinstance(error, WarmdError):
+                channel.send_nowait(Failure.of(error))
+            else:
+                log.warning("zygote: request %s: %s", request.op, error)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             log.warning("zygote: not a request: %r", error)
             channel.send_nowait(Failure(f"not a request: {error!r}", 2))
@@ -332,7 +351,12 @@ class Zygote:
         return None
 
     def _fork_standby(self, plan: HorsePlan) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:  # no descriptor is free
+            log.warning("zygote: no standby horse: %s", error)
+            self.standbys.note_failure(plan)
+            return
 
         def run() -> None:
             ours.close()
@@ -365,6 +389,7 @@ class Zygote:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for sock in self._own_sockets:
                 sock.close()
+            self._acceptor.close()
             for other in (*self._callers, *(one.channel for one in self.horses)):
                 other.close()
             self.standbys.close_in_fork()

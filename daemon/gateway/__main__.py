@@ -22,7 +22,7 @@ from ..host.heartbeat import Heartbeat
 from ..host.messages import GatewaySettings, GatewayStatus, decode, encode
 from ..host.parent_death import end_with_parent
 from .app import create_app
-from .http.connection import LimitedConnection, raise_open_files_limit
+from .http.connection import LimitedConnection
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,6 @@ def main() -> None:
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, GatewaySettings)
     config = settings.daemon_config()
-    raise_open_files_limit()
     return_freed_memory()
     sys.setswitchinterval(_SWITCH_S)
     try:

@@ -11,13 +11,17 @@ model and reports its progress on stdout twice a second.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -26,10 +30,15 @@ import orjson
 from ...configs.config import ModelConfig
 from ...jobs.errors import NotFound, Unavailable
 from ...jobs.files import umask
+from ...jobs.files.shortage import Lacking, Shortage, can_start_threads, no_process, of_start
 from . import fetch
 from .channel import Channel
 from .messages import Downloaded, DownloadProgress, Failure, Message, encode
 
+log = logging.getLogger(__name__)
+
+_THREADS = 2  # that the child starts before it downloads
+_TRY_AGAIN_S = 1.0  # until another try on a machine that can start no process
 _PERIOD_S = 0.5  # between two progress reports, and between two polls of a blocked owner
 
 
@@ -37,17 +46,25 @@ class Download:
     """A child process that downloads one model, as its owner sees it."""
 
     def __init__(self, model: ModelConfig) -> None:
+        """Start the child. Raises Lacking on a machine that can start none now."""
         self.model = model
-        own, other = socket.socketpair()
-        with other:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, orjson.dumps(model).decode()],
-                stdin=other.fileno(),
-                stdout=other.fileno(),
-                env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-                start_new_session=True,
-                umask=umask.of_user(),  # the hub's cache is the user's; a group may share it
-            )
+        with ExitStack() as opened:
+            try:
+                own, other = map(opened.enter_context, socket.socketpair())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, orjson.dumps(model).decode()],
+                    stdin=other.fileno(),
+                    stdout=other.fileno(),
+                    env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+                    start_new_session=True,
+                    umask=umask.of_user(),  # the hub's cache is the user's; a group may share it
+                )
+            except OSError as error:
+                if (lacking := of_start(error)) is not None:
+                    raise Lacking(lacking) from error
+                raise
+            other.close()
+            opened.pop_all()
         own.settimeout(_PERIOD_S)
         self.channel = Channel(own)
 
@@ -58,10 +75,15 @@ class Download:
         self.kill()
 
     def receive(self) -> list[Message]:
-        """Return the child's messages: DownloadProgress, at the end Downloaded or Failure."""
+        """Return the child's messages: DownloadProgress, at the end Downloaded or Failure.
+
+        Raises Lacking if the child has ended because it could start no thread.
+        """
         messages = self.channel.receive()
         if self.channel.closed_by_peer:
             code = self._process.wait()
+            if code > 0 and not can_start_threads(_THREADS):
+                raise Lacking(no_process(f"the download process ended with {code}"))
             messages.append(
                 Failure(f"model: {self.model.path}: the download process ended with {code}")
             )
@@ -83,44 +105,85 @@ class Downloader(Protocol):
 
     def handle(self, message: Message) -> None: ...  # from Download.receive
 
+    def set_lacking(self, lacking: Shortage | None) -> None: ...  # for the download to start
+
+
+@dataclass
+class _Wanted:
+    """A model that jobs wait for."""
+
+    download: Download | None = None  # None: the machine could not start it yet
+    attempts: list[Downloader] = field(default_factory=list)
+    try_at: float = 0.0  # monotonic
+
 
 class Downloads:
     """The downloads of a worker: one child per model, shared by all jobs that need it."""
 
     def __init__(self) -> None:
-        self._running: dict[ModelConfig, tuple[Download, list[Downloader]]] = {}
+        self._wanted: dict[ModelConfig, _Wanted] = {}
 
     def add(self, model: ModelConfig, attempt: Downloader) -> None:
-        """Download a model for a job, or join the download that is running."""
-        if model not in self._running:
-            self._running[model] = Download(model), []
-        self._running[model][1].append(attempt)
+        """Download a model for a job, or join the download that is running.
+
+        A machine that can start no process now is asked again by `sweep`.
+        """
+        wanted = self._wanted.setdefault(model, _Wanted())
+        wanted.attempts.append(attempt)
+        self._start_if_due(model, wanted)
+
+    def _start_if_due(self, model: ModelConfig, wanted: _Wanted) -> None:
+        if wanted.download is not None or time.monotonic() < wanted.try_at:
+            return
+        try:
+            wanted.download = Download(model)
+        except Lacking as error:
+            self._wait(wanted, error.lacking)
+        else:
+            for attempt in wanted.attempts:
+                attempt.set_lacking(None)
+
+    def _wait(self, wanted: _Wanted, lacking: Shortage) -> None:
+        """Let the jobs wait until `sweep` tries again."""
+        wanted.try_at = time.monotonic() + _TRY_AGAIN_S
+        for attempt in wanted.attempts:
+            attempt.set_lacking(lacking)
 
     def channels(self) -> list[Channel]:
         """The channels to select on."""
-        return [download.channel for download, _ in self._running.values()]
+        return [one.download.channel for one in self._wanted.values() if one.download is not None]
 
     def read(self, channel: Channel) -> None:
         """Read a readable channel and pass its messages to the jobs that wait for the model."""
-        for download, attempts in list(self._running.values()):
-            if download.channel is channel:
-                for message in download.receive():
-                    for attempt in attempts:
+        for model, wanted in list(self._wanted.items()):
+            if wanted.download is not None and wanted.download.channel is channel:
+                try:
+                    messages = wanted.download.receive()
+                except Lacking as error:
+                    wanted.download.kill()
+                    wanted.download = None
+                    self._wait(wanted, error.lacking)
+                    return
+                for message in messages:
+                    for attempt in wanted.attempts:
                         attempt.handle(message)
                     if not isinstance(message, DownloadProgress):
-                        self._end(download)
+                        self._end(model)
                         return
 
     def sweep(self) -> None:
-        """Drop the jobs that no longer wait, and end the downloads that no job waits for."""
-        for download, attempts in list(self._running.values()):
-            attempts[:] = [attempt for attempt in attempts if attempt.is_downloading]
-            if not attempts:
-                self._end(download)
+        """Drop the jobs that no longer wait, and end the downloads of models without one."""
+        for model, wanted in list(self._wanted.items()):
+            wanted.attempts[:] = [one for one in wanted.attempts if one.is_downloading]
+            if not wanted.attempts:
+                self._end(model)
+            else:
+                self._start_if_due(model, wanted)
 
-    def _end(self, download: Download) -> None:
-        download.kill()
-        del self._running[download.model]
+    def _end(self, model: ModelConfig) -> None:
+        download = self._wanted.pop(model).download
+        if download is not None:
+            download.kill()
 
 
 def ensure_folder(
@@ -134,9 +197,19 @@ def ensure_folder(
     folder = None if refresh and fetch.hub_id(model) else fetch.folder_at_hand(model)
     if folder is not None:
         return folder
-    with Download(model) as download:
+    with ExitStack() as running:
+        download: Download | None = None
         while not is_canceled():
-            for message in _receive(download):
+            try:
+                download = download or running.enter_context(Download(model))
+                messages = _receive(download)
+            except Lacking as error:
+                log.error("model: %s: not downloaded: %s", model.name, error)
+                running.pop_all().close()
+                download = None
+                time.sleep(_TRY_AGAIN_S)
+                continue
+            for message in messages:
                 match message:
                     case Failure():
                         raise NotFound(message.error)

@@ -5,6 +5,7 @@ HOME/
   daemon.json        address of the daemon that runs or last ran here (0600: may hold a password)
   daemon.lock        held by the supervisor while it lives
   models.json        the warm models
+  order.json         the queues after the latest move
   notify.json        the events for which a notification was sent
   runs/JOB/          run directories
   sweeps/SWEEP/      sweeps: their jobs and decisions
@@ -113,6 +114,11 @@ class Home:
     def notified(self) -> Path:
         """The events for which a notification was sent."""
         return self.path / "notify.json"
+
+    @property
+    def order(self) -> Path:
+        """The order of the queues after the latest move."""
+        return self.path / "order.json"
 
     @property
     def store(self) -> Path:

@@ -75,12 +75,20 @@ class WarmSet:
             return found is not None
 
     def note_loaded(self, loaded: Iterable[ModelConfig]) -> None:
-        """Record the models of the zygote, including those that jobs loaded on demand."""
+        """Record the models of the zygote, including those that jobs loaded on demand.
+
+        Raises OSError.
+        """
         with self._lock:
             on_demand = [model for model in loaded if model.name not in self._models]
-            if on_demand != self._on_demand:
-                self._on_demand = on_demand
+            if on_demand == self._on_demand:
+                return
+            before, self._on_demand = self._on_demand, on_demand
+            try:
                 self.write()
+            except OSError:
+                self._on_demand = before  # so that the next call writes it
+                raise
 
     def write(self) -> None:
         with self._lock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis
 
 from . import keys
@@ -10,6 +12,11 @@ from .records import Job, JobRecords
 
 class Ordering(JobRecords):
     """Moves queued jobs."""
+
+    def order(self, queue: str) -> list[str]:
+        """Return the queued jobs of a queue, the next one first."""
+        found: Any = self.connection.lrange(self.queue(queue).key, 0, -1)
+        return [keys.text(name) for name in found]
 
     def move(self, job: Job, position: int) -> int | None:
         """Move a job to a position of its queue, 1 for the next; return its new position.

@@ -11,6 +11,7 @@ import redis
 from redis.client import Pipeline
 
 from ...configs.queues import QUEUES
+from ...jobs.files.shortage import shortage
 from ..store.remote import RemoteRuns
 from . import keys
 from .clocks import SharedClock
@@ -87,6 +88,8 @@ class JobRecords:
             if not is_known or not isinstance(job._dependency_ids, list):
                 raise ValueError(f"queue {job.origin!r}, after {job._dependency_ids!r}")
         except Exception as error:  # RQ's parser raises many types for invalid data
+            if shortage(error) is not None:  # of descriptors, in an import
+                raise
             log.warning("%r: not an RQ job: %s", job_id[:80], str(error)[:200])
             return None
         return job

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from ..queue.adoption import Standing
 from ..queue.jobs import ENDED, WAITING, EndedJob, Job, JobStore
 from ..queue.nodes import NodeRegistry
 from ..runs import asked
+from ..runs.order import Order
 from ..runs.rundir import RunDir, by_time, job_ids
 
 log = logging.getLogger(__name__)
@@ -130,9 +131,9 @@ class Adopter:
         for start in range(0, len(ended), _BATCH):
             found.ended += self._store.adopt_many(ended[start : start + _BATCH])
         names = {rundir.path.name for rundir, _ in lost}
-        for rundir, standing in _in_order(lost):
+        for rundir, standing, is_front in _in_order(lost, Order(self._home.order).ranks()):
             with _noting(found, rundir.path.name):
-                self._restore(rundir, standing, found, names)
+                self._restore(rundir, standing, found, names, is_front=is_front)
         self._correct([job_id for job_id in on_disk if job_id in recorded], found, begun_at)
         if found.describe() or found.has_lost:
             self._report(found)
@@ -173,9 +174,18 @@ class Adopter:
         return adoption.standing(rundir) if is_own else None
 
     def _restore(
-        self, rundir: RunDir, standing: Standing, found: Adoption, names: Collection[str]
+        self,
+        rundir: RunDir,
+        standing: Standing,
+        found: Adoption,
+        names: Collection[str],
+        *,
+        is_front: bool,
     ) -> None:
-        """Let a job wait again. `names`: all jobs that are to be restored."""
+        """Let a job wait again, at the front or the end of its queue.
+
+        `names`: all jobs that are to be restored.
+        """
         job_id = rundir.path.name
         if self._is_shared and (node := self._node_that_runs(job_id)) is not None:
             found.missing[job_id] = f"node {node} runs it"
@@ -188,7 +198,7 @@ class Adopter:
         if self._store.restore(
             job_id,
             queue,
-            asked={**standing.queueing, "front": _is_front(standing)},
+            asked={**standing.queueing, "front": is_front},
             from_cli=rundir.origin() == "cli",
             needs=with_ranks(document.get("needs"), document["spec"]),
             created_at=rundir.created_at(),
@@ -274,20 +284,32 @@ def _queue_of(rundir: RunDir) -> str:
     return spec_class(kind).queue
 
 
-def _is_front(standing: Standing) -> bool:
-    return standing.has_begun or bool(standing.queueing.get("front"))
-
-
-def _in_order(jobs: list[tuple[RunDir, Standing]]) -> list[tuple[RunDir, Standing]]:
+def _in_order(
+    jobs: list[tuple[RunDir, Standing]], ranks: Mapping[str, tuple[int, float]]
+) -> list[tuple[RunDir, Standing, bool]]:
     """Return jobs so that queuing one after the other gives the order in which they were.
 
-    Those that had begun are first, then those that were put at the front, the latest first.
+    With each: whether it is queued at the front. Those that had begun are first, then those that
+    were put at the front, the latest first, then those of `ranks`, the order after the latest move.
     """
+
+    def is_ranked(rundir: RunDir, standing: Standing) -> bool:
+        rank = ranks.get(rundir.path.name)
+        # A later request has given it another place.
+        return rank is not None and (standing.asked is None or standing.asked.at <= rank[1])
+
     by_age = sorted(jobs, key=lambda job: (job[1].since, by_time(job[0].path.name)))
-    others = [job for job in by_age if not _is_front(job[1])]
-    front = [job for job in by_age if _is_front(job[1]) and not job[1].has_begun]
     begun = [job for job in by_age if job[1].has_begun]
-    return [*others, *front, *reversed(begun)]
+    waiting = [job for job in by_age if not job[1].has_begun]
+    ranked = [job for job in waiting if is_ranked(*job)]
+    ranked.sort(key=lambda job: ranks[job[0].path.name][0])
+    others = [job for job in waiting if not is_ranked(*job)]
+    front = [job for job in others if job[1].queueing.get("front")]
+    back = [job for job in others if not job[1].queueing.get("front")]
+    return [
+        *((*job, False) for job in (*ranked, *back)),
+        *((*job, True) for job in (*front, *reversed(begun))),
+    ]
 
 
 def _some(ids: list[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import selectors
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ...configs.config import WorkerConfig
+from ...jobs.files.shortage import of_start
 from ..host.home import Home
 from ..host.messages import Alive, GatewayStatus, JobsHeld, Malformed, Message, decode, encode
 
@@ -70,7 +70,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+            if of_start(error) is None:
                 raise
             if not self.is_refused:
                 log.error("%s: the machine can start no process: %s", self.name, error.strerror)

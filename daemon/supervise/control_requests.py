@@ -14,6 +14,7 @@ from ... import __version__
 from ...configs.config import redacted_url
 from ...configs.queues import QUEUES
 from ...jobs.errors import Conflict, NotFound, Unavailable
+from ...jobs.files.shortage import Lacking, shortage
 from ..host import downloads, memory
 from ..host.channel import Channel
 from ..host.messages import (
@@ -124,6 +125,8 @@ def _request_zygote(
             channel.send(request)
             reply = next(iter(channel), None)
     except OSError as error:
+        if (lacking := shortage(error)) is not None:
+            raise Lacking(lacking) from error
         raise Unavailable("the zygote is starting: try again in a few seconds") from error
     if reply is None:
         raise Unavailable("the zygote died before it replied: see `warmd logs`")

@@ -6,16 +6,20 @@ threads must not start processes that end with their parent: they would end with
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import redis
 
-from ...jobs.errors import WarmdError
+from ...jobs.errors import Unavailable, WarmdError
+from ...jobs.files.shortage import Shortage
 from ..host.channel import Channel
 from ..host.messages import Failure, Malformed, Message
+from ..host.open_files import Acceptor
 
 Handle = Callable[[Message], Message]  # returns the reply; raises WarmdError
 
@@ -24,6 +28,25 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
     handle_request_message: Handle
+
+    def server_activate(self) -> None:
+        super().server_activate()
+        self._acceptor = Acceptor(self.socket)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Return a new connection. Raises OSError after one that was served at once."""
+        connection = self._acceptor.accept(self._serve_now)
+        if connection is None:
+            raise OSError("served")  # which the caller ignores
+        return connection, ""
+
+    def _serve_now(self, connection: socket.socket, lacking: Shortage) -> None:
+        """Serve a connection without a thread, before the next one."""
+        _Handler(connection, "", self)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._acceptor.close()
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -49,6 +72,8 @@ class _Handler(socketserver.StreamRequestHandler):
             return Failure.of(error)
         except redis.RedisError as error:
             return Failure(f"Redis does not reply: {error}", 3)
+        except OSError as error:
+            return Failure.of(Unavailable(str(error)))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             return Failure(f"not a request: {error!r}", 2)
 

@@ -20,18 +20,23 @@ from typing import Any
 from ...configs.config import DaemonConfig
 from ...jobs.errors import WarmdError
 from ...jobs.files import umask
+from ...jobs.files.shortage import shortage
+from ..host.backoff import backoff_s
 from ..host.descendants import adopt_orphans, end_descendants
 from ..host.home import Home, private
 from ..host.messages import Booted, Failure, Message
+from ..host.open_files import raise_open_files_limit
 from ..host.systemd import READY, ServiceManager
 from .shared_flags import SharedFlags
 from .wakeups import STOP_SIGNALS, ignore_signals
 
 Report = Callable[[Message], None]  # receives the progress of the start
 
+_LACKING = 75  # exit code of one that lacks a thread, a process or a descriptor (EX_TEMPFAIL)
 _CRASHED = 70  # exit code of a supervisor that crashed (EX_SOFTWARE of sysexits.h)
 _MAX_RESTARTS = 5
 _RESTARTS_WITHIN_S = 60.0
+_FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0  # between two tries to start a process
 
 log = logging.getLogger(__name__)
@@ -46,6 +51,7 @@ def guard(config: DaemonConfig, *, report: Report, foreground: bool) -> int:
     from . import control_requests, supervisor  # noqa: F401
 
     umask.restrict()  # for all processes of the daemon
+    raise_open_files_limit()
     flags = SharedFlags()
     manager = ServiceManager.from_environ()
     adopt_orphans()
@@ -63,6 +69,7 @@ def _restart_loop(
     foreground: bool,
 ) -> int:
     deaths: list[float] = []
+    num_lacking = 0  # supervisors in a row that could not start because of a shortage
     ignore_signals()
     while True:
         # Blocked until both processes have set their handlers: a signal in between would end only
@@ -77,6 +84,14 @@ def _restart_loop(
             signal.signal(sig, partial(_forward, child, flags))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         code = os.waitstatus_to_exitcode(_wait_for(child))
+        if code == _LACKING and not flags.is_stop_requested:
+            pause_s = backoff_s(num_lacking, first_s=_FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S)
+            num_lacking += 1
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            if signal.sigtimedwait(STOP_SIGNALS, pause_s) is not None:
+                return 0
+            continue
+        num_lacking = 0
         deaths = [when for when in deaths if time.monotonic() - when < _RESTARTS_WITHIN_S]
         deaths.append(time.monotonic())
         if flags.is_stop_requested and (code < 0 or code == _CRASHED):
@@ -87,7 +102,7 @@ def _restart_loop(
 
 def _fork(end: Sequence[signal.Signals]) -> int | None:
     """Fork as soon as the machine can start a process; None if one of the signals `end` came."""
-    wait_s = 0.1
+    wait_s = _FIRST_WAIT_S
     while True:
         try:
             return os.fork()
@@ -134,11 +149,17 @@ def _supervise(
         return Supervisor(config, flags, report, handle, manager).run()
     except WarmdError as error:
         log.error("%s", error)
+        if flags.was_warm and shortage(error) is not None:
+            return _LACKING
         if foreground:
             sys.stderr.write(f"Error: {error}\n")
         report(Failure.of(error))
         return error.exit_code
-    except BaseException:
+    except BaseException as error:
+        lacking = shortage(error)
+        if flags.was_warm and lacking is not None:
+            log.error("supervisor: waits for %s: %s", lacking.what, lacking.reason)
+            return _LACKING
         log.exception("supervisor: crashed")
         return _CRASHED if flags.was_warm else 1
 

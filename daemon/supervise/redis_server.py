@@ -25,6 +25,7 @@ import redis
 from ...configs.config import redacted_url
 from ...jobs.errors import SpecError, Unavailable
 from ...jobs.files.atomic import write_atomic
+from ...jobs.files.shortage import Lacking, can_start_threads, no_process, of_start
 from ..host.home import Home, private
 from ..host.parent_death import tied_to_parent
 from ..queue import health, keys
@@ -35,6 +36,7 @@ _STOP_INTERVAL_S = 0.5
 
 log = logging.getLogger(__name__)
 
+_THREADS = 8  # that Redis starts at most
 _MAX_LOG_BYTES = 10_000_000
 _REPLY_TIMEOUT_S = 0.5  # for a Redis on this machine
 _EMPTY_TIMEOUT_S = 10.0  # for the start of a Redis without data
@@ -101,7 +103,7 @@ class EmbeddedRedis:
     def start(self, *, timeout_s: float = 60.0) -> None:
         """Start Redis and wait until it replies; `repairs` has what was needed for that.
 
-        Raises Unavailable with its last log line, NoSpace, and OSError.
+        Raises Unavailable with its last log line, Lacking, NoSpace, and OSError.
         """
         lock = self._lock_folder(timeout_s)
         try:
@@ -111,6 +113,8 @@ class EmbeddedRedis:
             try:
                 self._start(lock, timeout_s)
             except _EndedAtOnce:
+                if not can_start_threads(_THREADS):
+                    raise Lacking(no_process("Redis ended at once")) from None
                 if not self._repair():
                     raise
                 self._start(lock, timeout_s)
@@ -132,15 +136,20 @@ class EmbeddedRedis:
     ) -> subprocess.Popen[bytes]:
         socket.unlink(missing_ok=True)
         with open(self._log, "ab", opener=private) as output:
-            return subprocess.Popen(
-                tied_to_parent([self.binary, *arguments]),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=[] if lock is None else [lock],
-                umask=0o077,  # for its append-only file
-            )
+            try:
+                return subprocess.Popen(
+                    tied_to_parent([self.binary, *arguments]),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=[] if lock is None else [lock],
+                    umask=0o077,  # for its append-only file
+                )
+            except OSError as error:
+                if (lacking := of_start(error)) is not None:
+                    raise Lacking(lacking) from error
+                raise
 
     def _wait_until_ready(
         self, process: subprocess.Popen[bytes], url: str, timeout_s: float

@@ -11,6 +11,7 @@ import redis
 
 from ...configs.config import DaemonConfig
 from ...jobs.errors import Unavailable
+from ...jobs.files.shortage import Lacking
 from ..host.home import Home
 from ..host.messages import BootProgress
 from ..queue import key_prefix, keys, runs_owner
@@ -89,8 +90,8 @@ class RedisService:
     def restart_if_dead(self) -> bool:
         """Restart the embedded Redis; return whether it had ended, and runs again.
 
-        The pauses between attempts that fail grow. Raises Unavailable if it fails too often. A full
-        disk does not count: it waits for space.
+        The pauses between attempts that fail grow. Raises Unavailable if it fails too often. A
+        shortage (full disk, no process) does not count: it waits.
         """
         if self.embedded is None or self.embedded.process is None:
             return False
@@ -105,7 +106,7 @@ class RedisService:
             pause_s = min(2.0 ** (self._failed_restarts - 1), _LONGEST_PAUSE_S)
             self._restart_at = clock() + pause_s
             full = self._home.full_folder_of_redis()
-            waits = full is not None or isinstance(error, aof_repair.NoSpace)
+            waits = full is not None or isinstance(error, aof_repair.NoSpace | Lacking)
             if not waits and self._failed_restarts >= MAX_QUICK_KILLS:
                 raise Unavailable(f"Redis cannot be restarted: {error}") from error
             cause = error if full is None else f"the disk of {full} is full"

@@ -117,6 +117,7 @@ class Supervisor:
         self.reloading = Reloading(self.upgrades, self._start_next_zygote)
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self.is_warm = False
+        self._unwritten: dict[str, Callable[[], None]] = {}  # writes that met a full disk
         # The next adoption of jobs that Redis has lost: its time (monotonic), and the call.
         self._next_adoption: tuple[float, Callable[[], None]] | None = None
 
@@ -240,6 +241,8 @@ class Supervisor:
             self._restart_dead_children()
             self._advance_reload()
             self.upgrades.log_if_due()
+            for what, write in list(self._unwritten.items()):
+                self._store_patiently(what, write)
             self._adopt_if_due()
             self._take_part()
             if self.is_warm:
@@ -310,7 +313,8 @@ class Supervisor:
             case Failure():
                 self._fail(message.error)
             case ModelsLoaded():
-                self.warm_set.note_loaded(message.models)
+                note = partial(self.warm_set.note_loaded, message.models)
+                self._store_patiently("the loaded models", note)
             case BootProgress():
                 self.report(message)
             case ChildReady():
@@ -364,8 +368,9 @@ class Supervisor:
         self.reloading.retired.append(self.zygote)
         self.zygote = zygote
         if self.reloading.models is not None:
-            self.warm_set.note_loaded(self.reloading.models.models)
-        self._write_state()
+            note = partial(self.warm_set.note_loaded, self.reloading.models.models)
+            self._store_patiently("the loaded models", note)
+        self._store_patiently("the state", self._write_state)
         for worker in self.workers:
             if worker.process is None or worker.has_died():
                 continue  # it starts anew in any case
@@ -488,6 +493,17 @@ class Supervisor:
                 self.redis.restart_if_dead()  # workers need it to requeue their jobs
             except (WarmdError, OSError) as error:
                 log.error("Redis: %s", error)
+
+    def _store_patiently(self, what: str, write: Callable[[], None]) -> None:
+        """Write a file of the home; on a full disk, again in each iteration until it succeeds."""
+        try:
+            write()
+        except OSError as error:
+            if what not in self._unwritten:
+                log.error("supervisor: %s: not written, it is tried again: %s", what, error)
+            self._unwritten[what] = write
+        else:
+            self._unwritten.pop(what, None)
 
     def _write_state(self) -> None:
         self.home.write_state(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.queues import INFER, TRAIN
-from ...jobs.files.shortage import Shortage, can_start_threads, no_process
+from ...jobs.files.shortage import Shortage, can_start_threads, no_process, shortage
 from ...jobs.user_code import tracebacks
 from ..host.backoff import backoff_s
 from ..host.messages import (
@@ -415,6 +415,12 @@ class Attempt:
         if self._watchdog is not None:
             self._watchdog.set_waiting(lacking is not None)
         self.check_shortage()
+
+    def run_again_after(self, error: BaseException) -> None:
+        """Request a horse later, after an error that a shortage has caused."""
+        lacking = shortage(error)
+        assert lacking is not None
+        self._run_again(lacking.what, lacking.reason)
 
     def _run_again(self, what: str, reason: str) -> None:
         """Request another horse later: the machine lacks something without which none can run.

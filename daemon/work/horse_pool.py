@@ -19,6 +19,7 @@ from ...configs.config import WorkerConfig
 from ...configs.memory import memory_bytes
 from ...configs.units import format_size
 from ...jobs.errors import LOST_CONTEXT_EXIT
+from ...jobs.files.shortage import shortage
 from ..host.channel import Channel
 from ..host.messages import (
     DropAdapter,
@@ -148,7 +149,8 @@ class HorsePool:
     def attach(self, request: RunJob, *, alone: bool) -> Horse | None:
         """Send a job to a resident horse or to a new one; return None while there is no zygote.
 
-        `alone`: the job gets its own horse, whatever the worker's isolation.
+        Raises OSError if no descriptor is free. `alone`: the job gets its own horse, whatever the
+        worker's isolation.
         """
         is_resident = self._config.isolation == "resident" and not alone
         model = _with_fingerprint(request.model)
@@ -161,6 +163,8 @@ class HorsePool:
                 channel = Channel.connect(self._socket, timeout_s=_SEND_TIMEOUT_S)
                 channel.send(request)
             except OSError as error:
+                if shortage(error) is not None:
+                    raise
                 log.debug("zygote: %s", error)
                 return None
             horse = Horse(channel, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from contextlib import suppress
 
 from ..host.messages import GangListening, GangMet, JobActivity, JobEvent, JobOutcome, JobWaits
 from .attempt import Attempt
@@ -102,10 +103,16 @@ class JobHorses:
         """Request horses for the jobs that are to get one."""
         for attempt in self._held.attempts:
             if self._needs_horse(attempt) and attempt.request is not None:
-                attempt.horse = self._held.horses.attach(attempt.request, alone=attempt.is_suspect)
+                try:
+                    horse = self._held.horses.attach(attempt.request, alone=attempt.is_suspect)
+                except OSError as error:  # no descriptor is free
+                    attempt.run_again_after(error)
+                else:
+                    attempt.horse = horse
         for seat in self._held.gangs.seats.taken:
             if seat.needs_horse:
-                seat.horse = self._held.horses.attach(seat.request, alone=True)
+                with suppress(OSError):  # no descriptor is free: the next iteration tries again
+                    seat.horse = self._held.horses.attach(seat.request, alone=True)
 
     def _needs_horse(self, attempt: Attempt) -> bool:
         """Whether a job is to get a horse now. Suspects get one at a time."""

@@ -14,6 +14,7 @@ import redis
 
 from ...configs.config import ModelConfig, WorkerConfig
 from ...jobs.errors import Conflict, NotFound, WarmdError
+from ...jobs.files.shortage import shortage
 from ..host import fetch
 from ..host.messages import LocalModel, RunJob
 from ..queue import adoption
@@ -56,7 +57,8 @@ def prepare(
     """Read a started job. A damaged job fails, and must not end the worker.
 
     `is_shared`: other machines take jobs from the same queue, and may have a model that is missing
-    here. Raises RedisError: an unreachable Redis must not fail the job.
+    here. Raises RedisError: an unreachable Redis must not fail the job. Raises what a shortage of
+    the machine has caused.
     """
     prepared = Prepared()
     try:
@@ -74,10 +76,14 @@ def prepare(
         if is_shared:
             prepared.missing_model = error.path
     except WarmdError as error:
+        if shortage(error) is not None:
+            raise
         prepared.failure = str(error)
     except redis.RedisError:
         raise
     except Exception as error:
+        if shortage(error) is not None:
+            raise
         log.exception("%s: %s", job.id, worker)
         prepared.failure = f"{type(error).__name__}: {error}"
     return prepared

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...jobs.files.shortage import Shortage
 from ..host.messages import (
     Downloaded,
     Failure,
@@ -145,6 +146,11 @@ class Seat:
             case Downloaded() if self.request.model is not None:
                 model = replace(self.request.model, folder=message.folder)
                 self.request = replace(self.request, model=model)
+
+    def set_lacking(self, lacking: Shortage | None) -> None:
+        """Log what this machine lacks for the download; the job is shown as gathering its nodes."""
+        if lacking is not None:
+            log.warning("%s: waits for %s: %s", self.job.id, lacking.what, lacking.reason)
 
     def detach(self) -> None:
         """Drop a horse that never started; the next one is requested soon."""

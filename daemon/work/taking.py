@@ -16,6 +16,7 @@ from ...configs.labels import (
     num_nodes,
 )
 from ...jobs.errors import WarmdError
+from ...jobs.files.shortage import shortage
 from ..host.machine import machine_name
 from ..host.messages import RunJob
 from ..queue import keys, others
@@ -50,6 +51,7 @@ class JobTaker:
             held.gangs.gatherer.may_gather,
         )
         self._gathering: str | None = None  # the job that gathers nodes, as of the latest check
+        self._unprepared: list[Attempt] = []  # taken, and not read yet because of a shortage
         self._met: list[str] = []  # needs for which jobs may be set aside, met by the labels
         self._looked = 0.0
         self._listed = 0.0  # time of the latest check for jobs that were popped for it
@@ -68,6 +70,7 @@ class JobTaker:
 
     def take(self) -> None:
         """Start the next job if there is a free slot."""
+        self._prepare_again()
         is_over, popped = self._mailbox.job()
         if self._leaving.is_lease_over():
             pass  # after a suspension: popped jobs are requeued, see below
@@ -89,6 +92,15 @@ class JobTaker:
                 self._start(set_aside)
         if self._is_open() and not (self._has_others and self._take_from_between()):
             self._mailbox.wait_for_job()
+
+    def _prepare_again(self) -> None:
+        """Read the run directories again that could not be read because of a shortage."""
+        for attempt in list(self._unprepared):
+            if attempt.settle is not None:
+                self._unprepared.remove(attempt)
+            elif attempt.may_have_horse():
+                self._unprepared.remove(attempt)
+                self.prepare(attempt)
 
     def _take_from_between(self) -> bool:
         """Start the next of warmd's jobs, while the queue has jobs of other applications."""
@@ -251,6 +263,12 @@ class JobTaker:
         except redis.RedisError as error:
             log.warning("%s: %s: not prepared: %s", job.id, self._name, error)
             attempt.release()
+            return
+        except (WarmdError, OSError) as error:
+            if shortage(error) is None:
+                raise
+            attempt.run_again_after(error)
+            self._unprepared.append(attempt)
             return
         request = attempt.request = prepared.request
         if prepared.result is not None:

@@ -14,12 +14,15 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import redis
 
 from ...configs.config import WorkerConfig
 from ...configs.labels import Labels
+from ...jobs.errors import WarmdError
+from ...jobs.files.shortage import Shortage, shortage
 from ..host.heartbeat import Heartbeat
 from ..host.home import Home
 from ..host.machine import node_name
@@ -97,6 +100,7 @@ class Worker:
         self._horses = JobHorses(held)
         self._num_ended: Counter[str] = Counter()  # by how they ended
         self._reported = JobsHeld([], 0)
+        self._lacking: Shortage | None = None  # what it last lacked itself; logged once
         self._checked = 0.0
         self._down_since: float | None = clock() - _RECONNECT_S  # None while Redis is reachable
 
@@ -117,6 +121,13 @@ class Worker:
             except redis.RedisError as error:
                 log.warning("%s: Redis is unreachable: %s", self._held.name, error)
                 self._disconnect()
+            except (OSError, WarmdError) as error:
+                lacking = shortage(error)
+                if lacking is None:
+                    raise
+                if lacking != self._lacking:
+                    log.error("%s: lacks %s: %s", self._held.name, lacking.what, error)
+                self._lacking = lacking
             if self._down_since is None and not is_ready:
                 is_ready = True
                 log.info("%s: listening on %s", self._held.name, self._held.config.queue)
@@ -233,6 +244,7 @@ class Worker:
 def main() -> None:
     """Run as `python -m warmd.daemon.work.worker HOME PARENT`; reads WorkerSettings from stdin."""
     end_with_parent(int(sys.argv[2]))
+    datetime.strptime("2026", "%Y")  # imports a module, for which no descriptor may be free later
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, WorkerSettings)

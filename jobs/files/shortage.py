@@ -1,4 +1,4 @@
-"""Waiting for what a machine lacks for a while: disk space, inodes, quota, threads, processes.
+"""Waiting for what a machine lacks for a while: space, inodes, quota, threads, descriptors.
 
 An operation that meets a shortage is repeated, with growing pauses, until it succeeds or its job is
 to stop. Other errors, such as EIO, are raised at once.
@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ..errors import Unavailable
+
 T = TypeVar("T")
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _NO_THREAD = "can't start new thread"  # Python's RuntimeError
@@ -28,7 +31,7 @@ _NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
 
 @dataclass(frozen=True)
 class Shortage:
-    """What is missing: `space in FOLDER`, or `a free thread or process`."""
+    """What is missing: `space in FOLDER`, `a free thread or process`, `a free file descriptor`."""
 
     what: str
     reason: str  # in the words of the system
@@ -40,6 +43,8 @@ def shortage(error: BaseException, folder: Path | None = None) -> Shortage | Non
     `folder`: the folder that was written to, for errors that do not name a file.
     """
     for cause in _causes(error):
+        if isinstance(cause, Lacking):
+            return cause.lacking
         number = _number(cause)
         if number in _NO_SPACE:
             named = cause.filename if isinstance(cause, OSError) else None
@@ -48,9 +53,26 @@ def shortage(error: BaseException, folder: Path | None = None) -> Shortage | Non
                 place = Path(os.fsdecode(named)).parent
             where = "on the disk" if place is None else f"in {place}"
             return Shortage(f"space {where}", os.strerror(number))
+        if number in _NO_DESCRIPTOR:
+            return Shortage("a free file descriptor (limit of open files)", os.strerror(number))
         if isinstance(cause, RuntimeError) and str(cause) == _NO_THREAD:
             return no_process(str(cause))
     return None
+
+
+class Lacking(Unavailable):
+    """The machine lacks something now without which a process cannot run."""
+
+    def __init__(self, lacking: Shortage) -> None:
+        super().__init__(f"the machine lacks {lacking.what}: {lacking.reason}")
+        self.lacking = lacking
+
+
+def of_start(error: OSError) -> Shortage | None:
+    """Return the shortage because of which a process could not be started; None: another cause."""
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return no_process(os.strerror(error.errno))
+    return shortage(error)
 
 
 def no_process(reason: str) -> Shortage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,7 +16,8 @@ import psutil
 import pytest
 from daemons import gone
 from hubs import Hub, environment, hub
-from waiting import wait_until
+from process_limits import process_limit
+from waiting import holds_for, wait_until
 from workplaces import NAME, Workplace, seconds_until, workplace
 
 from warmd.configs.config import ModelConfig
@@ -250,3 +252,24 @@ def test_a_killed_download_fails_its_job_with_that_reason(place: Workplace):
     wait_until(lambda: place.status(job_id) == "failed")
     assert place.client.job(job_id)["error"] == "model: org/m: the download process ended with -9"
     assert place.connection.exists(keys.lease(NAME))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_download_waits_for_a_machine_that_can_start_no_process_or_thread(
+    place: Workplace, published: Hub, tmp_path: Path, more: int
+):
+    with process_limit(f"warmd-{tmp_path.name}") as limit, contextlib.ExitStack() as ending:
+        worker = place.worker()
+        ending.callback(worker.wait)
+        ending.callback(worker.kill)
+        limit.add(worker.pid)
+        limit.set(more=more)
+        job_id = place.submit(model="org/m")
+        what = wait_until(lambda: place.client.job(job_id)["waits_for"])
+        assert what == "a free thread or process (limit of processes)"
+        holds_for(1.5, lambda: place.status(job_id) == "started")
+        limit.set(more=None)
+        with place.zygote() as zygote:
+            published.is_open.set()
+            assert zygote.fork().job_id == job_id

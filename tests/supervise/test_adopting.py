@@ -102,6 +102,31 @@ def test_waiting_jobs_are_queued_in_their_order_with_what_was_asked(desk: Desk):
     assert dependent in queue_of(desk)
 
 
+def test_moved_jobs_keep_their_places(desk: Desk):
+    first, second, third, fourth = (desk.submit() for _ in range(4))
+    front = desk.submit("--front")
+    for job_id, position in ((fourth, 2), (first, 4), (front, 5)):
+        assert desk.client.move(job_id, position) == position
+    wanted = [fourth, second, first, third, front]
+    assert queue_of(desk) == wanted
+    lose_all(desk)
+    assert adopt(desk).missing == {}
+    assert queue_of(desk) == wanted
+
+
+def test_jobs_that_are_queued_after_a_move_have_their_own_places(desk: Desk):
+    first, second, third = (desk.submit() for _ in range(3))
+    assert desk.client.move(third, 1) == 1
+    last, front = desk.submit(), desk.submit("--front")
+    assert desk.warmd("pause", second).code == 0
+    assert desk.warmd("unpause", second).code == 0
+    wanted = [second, front, third, first, last]
+    assert queue_of(desk) == wanted
+    lose_all(desk)
+    adopt(desk)
+    assert queue_of(desk) == wanted
+
+
 def test_a_job_submitted_by_http_or_bench_is_adopted_as_such(desk: Desk):
     job_id = desk.submit()
     copy = desk.client.submit_again(job_id, stop_at=1)

@@ -26,9 +26,9 @@ class ProcessLimit:
         limit = "max" if more is None else str(current + more)
         (self._folder / "pids.max").write_text(limit)
 
-    def forbid(self) -> None:
-        """Allow none more, however many end."""
-        (self._folder / "pids.max").write_text("0")
+    def forbid(self, *, beyond: int = 0) -> None:
+        """Allow at most so many in all; those that there are stay."""
+        (self._folder / "pids.max").write_text(str(beyond))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Disks that are soon full: real file systems in memory."""
+"""Disks that are soon full, and quotas: real file systems, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -28,6 +28,32 @@ def small_disk(folder: Path, size: str, *, inodes: int = 0) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@contextlib.contextmanager
+def quota(folder: Path, image: Path, limit: str) -> Iterator[Path]:
+    """Mount a disk on a folder, with a quota such as "6M" for all files on it.
+
+    A Btrfs, whose quotas need no module of the kernel. `image`: the file for it.
+    """
+    tools = all(map(shutil.which, ("mkfs.btrfs", "btrfs", "mount", "losetup")))
+    mounts = tools and _mount_btrfs(folder, image)
+    needs(mounts, "btrfs-progs, and the right to mount a Btrfs in a file")
+    try:
+        for words in (["quota", "enable"], ["qgroup", "limit", limit]):
+            subprocess.run(["btrfs", *words, str(folder)], check=True)
+        folder.chmod(0o700)
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _mount_btrfs(folder: Path, image: Path) -> bool:
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
+    command = ["mount", "-o", "loop,noatime", str(image), str(folder)]
+    return not subprocess.run(command, capture_output=True).returncode
+
+
 FILLER = "filler"
 
 
@@ -35,6 +61,13 @@ def fill(disk: Path, *, leave_bytes: int = 0) -> None:
     """Write a file that takes all space of a disk but for some bytes."""
     space = os.statvfs(disk)
     (disk / FILLER).write_bytes(bytes(space.f_bavail * space.f_frsize - leave_bytes))
+
+
+def use_up(disk: Path) -> None:
+    """Write a file until the quota of a disk is used up."""
+    with contextlib.suppress(OSError), open(disk / FILLER, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 def fill_inodes(disk: Path) -> None:
@@ -45,7 +78,7 @@ def fill_inodes(disk: Path) -> None:
 
 
 def make_room(disk: Path) -> None:
-    """Remove what `fill` or `fill_inodes` has left."""
+    """Remove what `fill`, `use_up` or `fill_inodes` has left."""
     filler = disk / FILLER
     shutil.rmtree(filler) if filler.is_dir() else filler.unlink()
 

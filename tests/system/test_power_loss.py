@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import dpo_jobs
+import mlm_jobs
 import orjson
 import psutil
 import pytest
@@ -53,7 +54,12 @@ def dpo(folder: Path) -> Spec:
     return dpo_jobs.spec(folder, model="tiny", epochs=epochs, save_every=7, keep=3)
 
 
-KINDS: dict[str, Callable[[Path], Spec]] = {"grpo": grpo, "sft": sft, "dpo": dpo}
+def mlm(folder: Path) -> Spec:
+    home = mlm_jobs.make_home(folder)
+    return mlm_jobs.text_spec(home, steps=STEPS, save_every=7, eval_every=100, keep=3)
+
+
+KINDS: dict[str, Callable[[Path], Spec]] = {"grpo": grpo, "sft": sft, "dpo": dpo, "mlm": mlm}
 
 
 class Machine:

@@ -6,14 +6,17 @@ The run directories of a real daemon are on a real file system that is full.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from daemons import Daemon
 from disturbing import MakeDaemon, hold, let_go, steps, weights
 from shell import warmd
-from small_disks import fill, fill_inodes, make_room, small_disk
+from small_disks import fill, fill_inodes, make_room, quota, small_disk, use_up
 from waiting import holds_for, wait_until
+
+from warmd.daemon.client import control
 
 LONG = 40  # steps, whose events fill more than the pages that the files have already
 
@@ -110,6 +113,53 @@ def test_a_job_waits_for_inodes(full: Daemon):
 
 
 @pytest.mark.slow
+def test_a_job_waits_while_the_quota_is_used_up(make_daemon: MakeDaemon, tmp_path: Path):
+    daemon = make_daemon()
+    runs = daemon.home.runs
+    runs.mkdir(mode=0o700, parents=True)
+    daemon.home.path.chmod(0o700)
+    with quota(runs, tmp_path / "disk.img", "24M"):
+        daemon.start()
+        undisturbed = daemon.submit(samples=6, save_every=1)
+        assert daemon.wait(undisturbed)["status"] == "finished"
+        job_id = hold(daemon, retries=1)
+        use_up(runs)
+        let_go(daemon)
+        assert wait_for_waiting(daemon, job_id) == f"space in {runs / job_id}"
+        waiting = [event for event in daemon.streamed(job_id) if event["type"] == "waiting"]
+        assert waiting[0]["reason"] == "Disk quota exceeded"
+        done = warmd("submit", "grpo", "--model", "tiny", "--samples", "2", home=daemon.home.path)
+        assert done.code, done.out
+        assert "Disk quota exceeded" in done.err
+        make_room(runs)
+        ended = daemon.wait(job_id)
+        assert (ended["status"], ended["retries_left"], ended["execution"]) == ("finished", 1, 1)
+        assert weights(daemon, job_id) == weights(daemon, undisturbed)
+        check_events(daemon, job_id)
+        daemon.close()
+
+
+@pytest.mark.slow
+def test_the_daemon_reloads_while_a_job_waits(full: Daemon):
+    job_id = hold(full, samples=LONG, retries=1)
+    following = full.submit(samples=LONG)
+    zygote = full.pid("zygote")
+    fill(full.home.runs)
+    let_go(full)
+    wait_for_waiting(full, job_id)
+    stages = list(control.reload(full.config))
+    assert stages[-1]["stage"] == "ready"
+    assert [running["job"] for running in stages[-1]["waiting"]] == [job_id]
+    assert full.pid("zygote") != zygote
+    assert "space in" in wait_for_waiting(full, job_id)
+    make_room(full.home.runs)
+    for one in (job_id, following):
+        ended = full.wait(one)
+        assert (ended["status"], ended["execution"]) == ("finished", 1)
+        assert steps(full, one) == list(range(1, LONG + 1))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "kill"])
 def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
     job_id = hold_and_fill(full)
@@ -167,6 +217,70 @@ def test_a_job_that_needs_checkpoints_trains_no_step_without_one(full: Daemon):
     make_room(full.home.runs)
     assert full.wait(job_id)["status"] == "finished"
     assert len(full.events(job_id, "save_failed")) == 1
+
+
+@pytest.fixture
+def cramped(make_daemon: MakeDaemon) -> Iterator[Daemon]:
+    """A daemon whose whole home is on a disk of twelve megabytes: runs, Redis, logs, state."""
+    daemon = make_daemon()
+    daemon.home.path.mkdir(mode=0o700, parents=True)
+    with small_disk(daemon.home.path, "12m"):
+        daemon.start()
+        yield daemon
+        daemon.close()
+
+
+@pytest.mark.slow
+def test_a_home_that_is_full_loses_no_job(cramped: Daemon):
+    home = cramped.home
+    undisturbed = cramped.submit(samples=LONG, save_every=1)
+    assert cramped.wait(undisturbed)["status"] == "finished"
+    job_id = hold(cramped, samples=LONG, retries=1)
+    following = [cramped.submit(samples=LONG, save_every=1, retries=1) for _ in range(2)]
+    supervisor, guardian = cramped.processes()[1], cramped.processes()[0]
+    fill(home.path)
+    let_go(cramped)
+    wait_until(lambda: home.full_folder() is not None)
+    holds_for(6.0, lambda: supervisor.is_running() and guardian.is_running())
+    done = warmd("submit", "grpo", "--model", "tiny", "--samples", "2", home=home.path)
+    assert done.code
+    assert done.err.count("\n") == 1
+    make_room(home.path)
+    for one in (job_id, *following):
+        ended = cramped.wait(one, timeout_s=120)
+        assert (ended["status"], ended["retries_left"]) == ("finished", 1), ended["error"]
+        assert weights(cramped, one) == weights(cramped, undisturbed)
+        check_events(cramped, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "zygote", "supervisor"])
+def test_a_process_that_dies_while_the_home_is_full_is_replaced(cramped: Daemon, victim: str):
+    job_id = hold(cramped, samples=LONG, retries=1)
+    waiting = cramped.submit(samples=2)
+    guardian = cramped.processes()[0]
+    fill(cramped.home.path)
+    cramped.kill(victim)
+    let_go(cramped)
+    holds_for(6.0, guardian.is_running)
+    make_room(cramped.home.path)
+    for one in (job_id, waiting):
+        ended = cramped.wait(one, timeout_s=120)
+        assert (ended["status"], ended["retries_left"]) == ("finished", 1 if one == job_id else 0)
+    assert steps(cramped, job_id) == list(range(1, LONG + 1))
+
+
+@pytest.mark.slow
+def test_a_daemon_reloads_and_stops_on_a_full_home(cramped: Daemon):
+    job_id = hold(cramped, samples=LONG)
+    fill(cramped.home.path)
+    assert list(control.reload(cramped.config))[-1]["stage"] == "ready"
+    let_go(cramped)
+    cramped.stop()
+    make_room(cramped.home.path)
+    cramped.start()
+    assert cramped.wait(job_id, timeout_s=120)["status"] == "finished"
+    assert steps(cramped, job_id) == list(range(1, LONG + 1))
 
 
 def test_commands_show_what_a_job_waits_for(full: Daemon):

@@ -72,3 +72,35 @@ def test_a_process_that_dies_is_started_again_when_the_machine_can(
     wait_until(lambda: "no process" in log.read_text() or "no supervisor" in log.read_text())
     limit.set(more=None)
     assert limited.wait(job_id, timeout_s=120)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_redis_that_dies_is_started_again_when_the_machine_can(
+    limited: Daemon, limit: ProcessLimit
+):
+    job_id = hold(limited)
+    supervisor, redis = (psutil.Process(limited.pid(name)) for name in ("supervisor", "server"))
+    limit.forbid()
+    redis.kill()
+    let_go(limited)
+    log = limited.home.log
+    wait_until(lambda: "Redis: not restarted: the machine lacks a free thread" in log.read_text())
+    holds_for(3.0, supervisor.is_running)
+    limit.set(more=None)
+    assert limited.wait(job_id, timeout_s=120)["status"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beyond", [2, 3, 5, 9])
+def test_a_supervisor_that_lacks_processes_for_the_others_is_started_again(
+    limited: Daemon, limit: ProcessLimit, beyond: int
+):
+    """The guardian has one thread; a supervisor and Redis need more than `beyond`."""
+    job_id = hold(limited)
+    guardian, supervisor = limited.processes()[:2]
+    limit.forbid(beyond=beyond)
+    supervisor.kill()
+    let_go(limited)
+    holds_for(8.0, guardian.is_running)
+    limit.set(more=None)
+    assert limited.wait(job_id, timeout_s=120)["status"] == "finished"

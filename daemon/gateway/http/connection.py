@@ -23,7 +23,6 @@ MAX_CONNECTIONS = 2_000
 MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
 _FRESH_S = 2.0  # for a new connection's first request to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
-_MAX_FILES = 65_536  # open files of the process
 _OTHER_FILES = 128  # open files that are not connections
 _READ_AT_ONCE = 64 * 1024  # bytes per connection and event loop iteration
 _MAX_HEAD = 16 * 1024  # bytes
@@ -221,11 +220,3 @@ def max_connections() -> int:
     """Return the maximum number of open connections."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if files < 0 else min(MAX_CONNECTIONS, files - _OTHER_FILES)
-
-
-def raise_open_files_limit() -> None:
-    """Raise the soft limit of open files, often 1,024, to the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

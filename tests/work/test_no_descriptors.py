@@ -1,0 +1,161 @@
+"""Processes without a free file descriptor fail no job: they wait, and say for what.
+
+The limits are real ones (RLIMIT_NOFILE), set for running processes of a daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from daemons import Daemon
+from disturbing import STEPS, MakeDaemon, hold, let_go, steps, weights
+from shell import warmd
+from waiting import holds_for, wait_until
+
+from warmd.jobs.errors import Unavailable
+
+WHAT = "a free file descriptor (limit of open files)"
+
+
+class Limited:
+    """A process of a daemon whose number of open files can be limited."""
+
+    def __init__(self, daemon: Daemon, name: str) -> None:
+        self.process = psutil.Process(daemon.pid(name))
+
+    def set(self, *, more: int | None) -> None:
+        """Allow this many more open files than it has; None: as many as it may have."""
+        _, most = self.process.rlimit(psutil.RLIMIT_NOFILE)
+        used = {int(one.name) for one in Path(f"/proc/{self.process.pid}/fd").iterdir()}
+        free = [number for number in range(len(used) + 20) if number not in used]
+        now = most if more is None else free[more]  # descriptors are below the limit
+        self.process.rlimit(psutil.RLIMIT_NOFILE, (now, most))
+
+
+def waits_for(daemon: Daemon, job_id: str) -> Any:
+    return daemon.client.job(job_id)["waits_for"]
+
+
+def check_ended(daemon: Daemon, job_id: str) -> None:
+    ended = daemon.wait(job_id)
+    assert (ended["status"], ended["waits_for"]) == ("finished", None)
+    assert (ended["retries_left"], ended["execution"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("worker", 1), ("zygote", 0), pytest.param("zygote", 1, marks=pytest.mark.slow)],
+)
+def test_jobs_wait_for_descriptors_and_no_retry_is_used(sturdy: Daemon, name: str, more: int):
+    limited = Limited(sturdy, name)
+    limited.set(more=more)
+    jobs = [sturdy.submit(retries=1) for _ in range(2)]
+    assert wait_until(lambda: waits_for(sturdy, jobs[0])) == WHAT
+    holds_for(1.0, lambda: sturdy.client.job(jobs[0])["status"] == "started")
+    assert WHAT in warmd("queue", home=sturdy.home.path).out
+    limited.set(more=None)
+    for job_id in jobs:
+        check_ended(sturdy, job_id)
+
+
+@pytest.mark.slow
+def test_the_first_job_of_a_worker_that_can_open_nothing_stays_queued(daemon: Daemon):
+    limited = Limited(daemon, "worker")
+    limited.set(more=0)
+    job_id = daemon.submit(retries=1)
+    wait_until(lambda: f"lacks {WHAT}" in daemon.home.log.read_text())
+    holds_for(2.0, lambda: daemon.client.job(job_id)["status"] == "queued")
+    limited.set(more=None)
+    check_ended(daemon, job_id)
+
+
+@pytest.mark.slow
+def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(sturdy: Daemon):
+    undisturbed = sturdy.submit(save_every=1)
+    assert sturdy.wait(undisturbed)["status"] == "finished"
+    job_id = hold(sturdy, retries=1)
+    horse = Limited(sturdy, "horse")
+    horse.set(more=0)
+    let_go(sturdy)
+    check_ended(sturdy, job_id)
+    assert steps(sturdy, job_id) == STEPS
+    pids = [event["pid"] for event in sturdy.events(job_id, "started")]
+    assert [pid == horse.process.pid for pid in pids] == [True, False]
+    assert weights(sturdy, job_id) == weights(sturdy, undisturbed)
+    assert "Too many open files" in sturdy.client.rundir(job_id).log.read_text()
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon):
+    limited = Limited(sturdy, "zygote")
+    limited.set(more=0)
+    job_id = sturdy.submit()
+    wait_until(lambda: waits_for(sturdy, job_id))
+    sturdy.client.cancel(job_id)
+    assert sturdy.wait(job_id)["status"] == "stopped"
+    limited.set(more=None)
+
+
+@pytest.mark.slow
+def test_a_supervisor_without_descriptors_answers_and_starts_processes_later(sturdy: Daemon):
+    limited, worker = Limited(sturdy, "supervisor"), Limited(sturdy, "worker")
+    limited.set(more=0)
+    worker.process.kill()
+    wait_until(lambda: "start no process: Too many open files" in sturdy.home.log.read_text())
+    with pytest.raises(Unavailable, match="Too many open files"):
+        sturdy.status()
+    limited.set(more=None)
+    job_id = sturdy.submit()
+    assert sturdy.wait(job_id)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_supervisor_without_descriptors_can_be_stopped(sturdy: Daemon):
+    Limited(sturdy, "supervisor").set(more=0)
+    sturdy.stop()
+    assert not sturdy.home.is_locked()
+
+
+@pytest.mark.slow
+def test_a_daemon_uses_as_many_descriptors_as_it_may(make_daemon: MakeDaemon):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        daemon = make_daemon()
+        daemon.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for name in ("supervisor", "zygote", "worker"):
+        limits = psutil.Process(daemon.pid(name)).rlimit(psutil.RLIMIT_NOFILE)
+        assert limits == (min(hard, 65_536), hard)
+
+
+@pytest.mark.parametrize("command", [["queue"], ["submit", "grpo", "--model", "tiny"], ["status"]])
+@pytest.mark.parametrize("number", [7, 9])
+def test_a_command_without_descriptors_says_so_in_one_line(
+    sturdy: Daemon, command: list[str], number: int
+):
+    limited = (
+        "import resource, sys; from warmd.cli.main import main; "
+        "import warmd.cli.commands.jobs, warmd.cli.commands.submit, warmd.cli.commands.control; "
+        "import warmd.daemon.client.client, warmd.daemon.client.control; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({number}, {number})); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "--home", str(sturdy.home.path), *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    if done.returncode:
+        assert done.stderr.startswith("Error: ")
+        assert done.stderr.count("\n") == 1
+        assert "Too many open files" in done.stderr
