@@ -96,10 +96,12 @@ class Storm:
 
     def rage(self, seconds: float) -> None:
         """Submit and strike until the time is over, and all jobs are submitted."""
-        end = time.monotonic() + seconds
+        begin = time.monotonic()
+        end = begin + seconds
         while time.monotonic() < end or len(self.jobs) < self._wanted:
             self._copy_redis()
-            self._submit_some(end - time.monotonic())
+            passed = min((time.monotonic() - begin) / seconds, 1)
+            self._submit_until(min(1 + int(self._wanted * passed), self._wanted))
             time.sleep(self._random.uniform(*PAUSE_S))
             self._end_due(time.monotonic())
             if self._start_if_gone() and time.monotonic() < end:
@@ -123,15 +125,13 @@ class Storm:
             return self.daemon.client.job(job_id)["status"] in ("finished", "failed", "stopped")
         return False
 
-    def _submit_some(self, seconds_left: float) -> None:
-        """As many jobs as the remaining time allows, of three kinds alternately."""
-        while len(self.jobs) < self._wanted and self._random.random() < 0.7:
+    def _submit_until(self, due: int) -> None:
+        """Submit until there are so many jobs, of three kinds alternately."""
+        while len(self.jobs) < due:
             try:
                 self.jobs.append(self._submit(len(self.jobs)))
             except WarmdError as error:  # the daemon is restarting
                 log.info("submit: %s", error)
-                return
-            if seconds_left > 0 and self._random.random() < 0.5:
                 return
 
     def _submit(self, number: int) -> str:
