@@ -48,4 +48,4 @@ def test_kills_full_disks_power_failures_and_earlier_redis_lose_nothing(tmp_path
     (tmp_path / "probe").mkdir()
     with disk_without_power(tmp_path / "probe", tmp_path / "image", megabytes=8):
         pass  # the storm mounts its own, in its namespace
-    storm("--seconds", "90", "--seed", str(seed), num_jobs=24)
+    storm("--seconds", "75", "--seed", str(seed), num_jobs=20)
