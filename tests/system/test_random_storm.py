@@ -39,12 +39,11 @@ def test_a_minute_of_random_kills_loses_nothing():
 
 @pytest.mark.nightly(
     part="storms",
-    catches="jobs lost or trained otherwise after a full disk, a power failure and a Redis of "
-    "earlier, together with kills",
+    catches="jobs lost or changed by kills, full disks, power failures and an older Redis together",
 )
 @pytest.mark.timeout(900)  # the script gives up by itself, when nothing ends for minutes
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_kills_full_disks_power_failures_and_earlier_redis_lose_nothing(tmp_path: Path, seed: int):
+def test_kills_full_disks_power_failures_and_an_older_redis_lose_nothing(tmp_path: Path, seed: int):
     (tmp_path / "probe").mkdir()
     with disk_without_power(tmp_path / "probe", tmp_path / "image", megabytes=8):
         pass  # the storm mounts its own, in its namespace
