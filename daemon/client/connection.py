@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast
 import redis
 
 from ...configs.config import DaemonConfig
-from ...jobs.errors import NotFound, Unavailable
+from ...jobs.errors import NotFound, SpecError, Unavailable
+from ...jobs.files.shortage import lacks_space
 from ..host.home import Home
 from ..queue import key_prefix, keys
 from ..queue.jobs import Job, JobStore
@@ -36,7 +37,8 @@ _REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
 def needs_redis(method: Method) -> Method:
     """Raise Unavailable, with advice, if Redis is unreachable or refuses what it is asked for.
 
-    Raises Conflict if this process would look for the jobs under other keys than the daemon.
+    Raises Conflict if this process would look for the jobs under other keys than the daemon, and
+    SpecError if the disk of the home is full.
     """
 
     @wraps(method)
@@ -51,6 +53,10 @@ def needs_redis(method: Method) -> Method:
         except redis.ResponseError as error:
             if isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS):
                 raise Unavailable(f"Redis takes no changes: {error}") from error
+            raise
+        except OSError as error:
+            if lacks_space(error):
+                raise SpecError("home", f"cannot be written: {error}") from error
             raise
 
     return cast(Method, wrapper)

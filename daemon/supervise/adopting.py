@@ -239,15 +239,16 @@ class Adopter:
             return
         status, number = job.get_status(refresh=False), store.num_executions(job.id)
         is_corrected = False
-        if status in WAITING:
-            if standing.ended is not None and rundir.read_result() is None:
-                ended_at = adoption.ended_at(rundir)
-                is_corrected = store.end_waiting(job, standing.ended, ended_at)
-            elif standing.paused_at is not None and store.pause_of(job) is None:
-                is_corrected = store.pause_waiting(job)
-        elif status in ENDED and standing.ended is None and standing.asked is not None:
+        if status in ENDED and standing.asked is not None:
             is_lost = standing.asked.state == asked.RESUMED and standing.asked.executions >= number
             is_corrected = is_lost and store.enqueue_again(job, front=standing.asked.front)
+        if status in WAITING or is_corrected:
+            # A worker takes a result from the run directory.
+            if standing.ended is not None and rundir.read_result() is None:
+                ended_at = adoption.ended_at(rundir)
+                is_corrected |= store.end_waiting(job, standing.ended, ended_at)
+            elif standing.paused_at is not None and store.pause_of(job) is None:
+                is_corrected |= store.pause_waiting(job)
         if number < standing.executions and (status in WAITING or is_corrected):
             store.note_executions(job, standing.executions)
         if is_corrected:

@@ -18,12 +18,14 @@ import small_disks
 from desks import Desk
 from needs import needs
 from shell import Done
-from small_disks import small_disk
+from small_disks import FILLER, fill_inodes, small_disk
 
 from warmd.configs.config import load
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
-from warmd.jobs.errors import Unavailable
+from warmd.daemon.runs.rundir import job_ids
+from warmd.jobs import spec_class
+from warmd.jobs.errors import SpecError, Unavailable
 
 FILESYSTEMS = {"space": "size=6m", "inodes": "size=60m,nr_inodes=120", "read-only": "size=60m"}
 
@@ -110,6 +112,26 @@ def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks
     if lacks == "space":
         assert is_one_line(found["dead"])
         assert "is full, and Redis has ended: free some space" in found["dead"][2]
+
+
+def test_a_submission_is_refused_by_the_home_whichever_file_finds_no_room(desk: Desk):
+    spec = spec_class("grpo").parse({"model": str(desk.model), "samples": 4})
+    runs, refused = desk.home.runs, list[SpecError]()
+    with small_disk(runs, "1m", inodes=60):
+        fill_inodes(runs)
+        for file in (runs / FILLER).iterdir():
+            file.unlink()
+            try:
+                job_id = desk.client.submit(spec)
+            except SpecError as error:
+                refused.append(error)
+                assert not job_ids(runs)
+            else:
+                assert job_ids(runs) == [job_id]
+                break
+    assert {error.field for error in refused} == {"home"}
+    assert all("No space left on device" in str(error) for error in refused)
+    assert len(refused) > 2  # at least the folder, spec.json, and the source
 
 
 def test_a_full_disk_of_the_runs_alone_is_not_the_cause_that_redis_is_missing(tmp_path: Path):

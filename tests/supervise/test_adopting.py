@@ -250,6 +250,26 @@ def test_a_resume_that_redis_has_lost_is_made_again(desk: Desk):
     assert states(desk) == {job_id: ("queued", False)}
 
 
+@pytest.mark.parametrize("end", ["finished", "stopped"])
+def test_a_resume_whose_end_redis_has_lost_too_is_recorded_as_ended(desk: Desk, end: str):
+    job_id = desk.submit()
+    desk.begin().fail("no reason")
+    with losing_what_follows(desk):
+        desk.warmd("resume", job_id)
+        run = desk.begin(execution=2)
+        if end == "finished":
+            desk.client.rundir(job_id).write_result({"steps": 4}, revision=1)
+            run.finish({"steps": 4})
+        else:
+            run.stop()
+    assert states(desk) == {job_id: ("failed", False)}
+    assert adopt(desk).corrected == [job_id]
+    # A worker takes the result from the run directory.
+    assert states(desk) == {job_id: ("queued" if end == "finished" else end, False)}
+    assert desk.client.store.num_executions(job_id) == 2
+    assert not adopt(desk).describe()
+
+
 def test_an_unpause_that_redis_has_lost_leaves_the_job_paused(desk: Desk):
     job_id = desk.submit()
     desk.warmd("pause", job_id)

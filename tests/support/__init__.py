@@ -9,8 +9,8 @@ Commands: `shell` (in the process of the test), `terminal` (on a pseudo-terminal
 Other users of the machine: `other_users`
 Several machines: `clusters` and `gangs` (nodes on loopback), `machines` and `cables` (network
     namespaces and their links), `hanging_proxy`, `slurm`
-Processes killed, or links cut, at random: `random_storm`, `network_storm`; at each file-system
-    call: `killed`
+Faults at random: `random_storm` (of processes, disk, power, Redis), `network_storm` (of links and
+    machines); processes killed at each file-system call: `killed`
 Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub);
     `process_limits` (no more threads), `power` (a disk that loses what was not flushed)
 A browser: `browser`, `dashboard`
@@ -33,6 +33,6 @@ sturdy: the fixture of tests that kill or stop the daemon; one daemon for all of
 battered: the fixture of tests that send garbage; afterwards the daemon is healthy, and none of its
     processes was replaced
 drill: a job kind whose options determine what it does (wait, fail, die), without training
-storm: processes are killed, or links are cut, at random while jobs run; nothing may be lost
+storm: faults at random (processes killed, disks full, links cut) under jobs; nothing may be lost
 cable: the link between a machine (a network namespace) and the hub; its states are in `cables`
 """

@@ -72,16 +72,16 @@ class Desk:
         objects: list[dict[str, Any]] = done.objects
         return objects
 
-    def begin(self) -> Run:
-        """Take the next job and begin its execution."""
+    def begin(self, *, execution: int = 1) -> Run:
+        """Take the next job and begin its execution, with this number in its events."""
         popped: Any = self.client.connection.blpop("rq:queue:train", 5)
-        return Run(self, popped[1])
+        return Run(self, popped[1], execution)
 
 
 class Run:
     """One execution of a job, step by step."""
 
-    def __init__(self, desk: Desk, popped: bytes) -> None:
+    def __init__(self, desk: Desk, popped: bytes, execution: int) -> None:
         self.id = job_id = popped.decode()
         self.store = desk.client.store
         taken = self.store.begin(popped, "train", "w")
@@ -96,7 +96,7 @@ class Run:
             publisher.publish(event)
             writer.flush()
 
-        log = EventLog(path, execution=1, publish=publish)
+        log = EventLog(path, execution=execution, publish=publish)
         self.log = desk.logs.enter_context(log)
         self.log.emit("started")
         self.log.emit("begin", steps_total=4)

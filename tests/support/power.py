@@ -28,18 +28,19 @@ class Disk:
     def __init__(self, image: Path, folder: Path) -> None:
         self.folder = folder
         self._image = image
-        self._device = ""
 
     def mount(self) -> bool:
         """Mount it; False if that is not possible here."""
         found = _run("losetup", "--find", "--show", str(self._image))
-        self._device = found.stdout.strip()
-        return not found.returncode and not _run("mount", self._device, str(self.folder)).returncode
+        device = found.stdout.strip()
+        mounts = not found.returncode and not _run("mount", device, str(self.folder)).returncode
+        # The kernel detaches it when it is unmounted, also by the end of a killed test's namespace.
+        _run("losetup", "--detach", device)
+        return mounts
 
     def unmount(self, *options: str) -> None:
         # A killed process is a zombie before the last of its threads has closed its files.
         wait_until(lambda: not _run("umount", *options, str(self.folder)).returncode)
-        subprocess.run(["losetup", "--detach", self._device], check=True)
 
     def lose_power(self) -> None:
         """Drop what is not on the disk; from now on every access is an I/O error (EIO)."""
@@ -69,7 +70,8 @@ def disk_without_power(folder: Path, image: Path, *, megabytes: int = 200) -> It
     needs(all(map(shutil.which, ("mkfs.ext4", "mount", "losetup"))), "mkfs.ext4 and losetup")
     with image.open("wb") as file:
         file.truncate(megabytes << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+    # Without a reserve for root, which could otherwise write to the full disk.
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
     disk = Disk(image, folder)
     needs(disk.mount(), "the right to mount a file system in a file")
     folder.chmod(0o700)

@@ -1,12 +1,14 @@
-"""Kill a daemon's processes at random while it works, then check that nothing was lost.
+"""Hit a daemon at random while it works, then check that nothing was lost.
 
-    unshare --pid --fork --mount-proc \\
+    unshare --pid --fork --kill-child --mount-proc \\
         python tests/support/random_storm.py --seconds 600 --jobs 100 --seed 1
 
 Every process of the daemon is a victim: guardian, supervisor, Redis, zygote, workers, horses and
-the gateway, by signals that end it, and by SIGSTOP with SIGCONT or SIGKILL some seconds later. Jobs
-are submitted meanwhile. Afterwards every job has to finish, with each step and each answer once. It
-is the first process of a PID namespace, so it cannot hit a process that is not its own.
+the gateway, by signals that end it, and by SIGSTOP with SIGCONT or SIGKILL some seconds later. With
+the right to mount, its disk is also filled for some seconds or loses its power, and Redis is set
+back to a copy of some seconds before. Jobs are submitted meanwhile. Afterwards every job has to
+finish, with each step and each answer once, and a training with the weights of an undisturbed one.
+It is the first process of a PID namespace, so it cannot hit a process that is not its own.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import contextlib
 import logging
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,10 @@ import orjson
 import psutil
 import tiny
 from daemons import Daemon, gone
+from disturbing import weights
+from power import Disk, disk_without_power
+from small_disks import fill, make_room
+from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
 from warmd.daemon.runs import events
@@ -39,10 +48,14 @@ from warmd.jobs.errors import WarmdError
 
 log = logging.getLogger("storm")
 
-STEPS, ROWS = 12, 40
+STEPS, ROWS = 30, 40
+VARIANTS = 6  # seeds of the trainings are the even ones below
 CALM_S = 120.0  # for the next one of what is left to finish
 PAUSE_S = (0.5, 3.0)  # between two blows
 STOPPED_S = (1.0, 12.0)
+FULL_S = (1.0, 5.0)
+DISK_MB = 64
+COPIES = 5  # of Redis' data, seconds apart
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGSEGV)
 WORKERS = (
     WorkerConfig(name="train-0", queue="train", threads=1),
@@ -53,32 +66,47 @@ WORKERS = (
 class Storm:
     """One daemon, its jobs, and what hits it."""
 
-    def __init__(self, folder: Path, *, seed: int, jobs: int) -> None:
+    def __init__(self, folder: Path, *, seed: int, jobs: int, disk: Disk | None) -> None:
+        """`disk`: mounted on `folder/disk`; None: only signals hit the daemon."""
         model = folder / "tiny"
         tiny.model().save_pretrained(model)
         tiny.tokenizer().save_pretrained(model)
-        self.daemon = Daemon(folder / "d" / "home", model, workers=WORKERS, http_port=0)
+        self.daemon = Daemon(folder / "disk" / "home", model, workers=WORKERS, http_port=0)
+        self.daemon.folder = folder  # the user's files are elsewhere
         self.jobs: list[str] = []
-        self.signals = 0  # sent so far
+        self.blows: Counter[str] = Counter()
         self._folder = folder
         self._random = random.Random(seed)
         self._wanted = jobs
-        self._stopped: list[tuple[float, psutil.Process, signal.Signals]] = []
-        self._rows = folder / "rows.jsonl"
+        self._disk = disk
+        self._undisturbed: dict[int, bytes] = {}  # weights, by the seed of the training
+        self._copies: deque[Path] = deque()  # of Redis' data, the latest last
+        self._due: list[tuple[float, Callable[[], None]]] = []  # the ends of what lasts
+        self._rows = folder / "questions.jsonl"
         rows = [{"prompt": f"{n} and {n}"} for n in range(ROWS)]
         self._rows.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
+    def prepare(self) -> None:
+        """Start the daemon, and train what the others are compared with."""
+        self.daemon.start()
+        twins = {seed: self._train(seed) for seed in range(0, VARIANTS, 2)}
+        for seed, job_id in twins.items():
+            self.daemon.wait(job_id, "finished")
+            self._undisturbed[seed] = weights(self.daemon, job_id)
+
     def rage(self, seconds: float) -> None:
         """Submit and strike until the time is over, and all jobs are submitted."""
-        self.daemon.start()
-        end = time.monotonic() + seconds
+        begin = time.monotonic()
+        end = begin + seconds
         while time.monotonic() < end or len(self.jobs) < self._wanted:
-            self._submit_some(end - time.monotonic())
+            self._copy_redis()
+            passed = min((time.monotonic() - begin) / seconds, 1)
+            self._submit_until(min(1 + int(self._wanted * passed), self._wanted))
             time.sleep(self._random.uniform(*PAUSE_S))
-            self._let_go(time.monotonic())
-            if time.monotonic() < end:
+            self._end_due(time.monotonic())
+            if self._start_if_gone() and time.monotonic() < end:
                 self._strike()
-        self._let_go(float("inf"))
+        self._end_due(float("inf"))
 
     def calm(self) -> None:
         """Wait until every job has ended, however many are left."""
@@ -97,59 +125,136 @@ class Storm:
             return self.daemon.client.job(job_id)["status"] in ("finished", "failed", "stopped")
         return False
 
-    def _submit_some(self, seconds_left: float) -> None:
-        """As many jobs as the remaining time allows, of three kinds alternately."""
-        while len(self.jobs) < self._wanted and self._random.random() < 0.7:
+    def _submit_until(self, due: int) -> None:
+        """Submit until there are so many jobs, of three kinds alternately."""
+        while len(self.jobs) < due:
             try:
                 self.jobs.append(self._submit(len(self.jobs)))
             except WarmdError as error:  # the daemon is restarting
                 log.info("submit: %s", error)
                 return
-            if seconds_left > 0 and self._random.random() < 0.5:
-                return
 
     def _submit(self, number: int) -> str:
         if number % 2 == 0:
-            every = 1 + number % 6
-            return self.daemon.submit(samples=STEPS, save_every=every, retries=9, seed=number)
+            return self._train(number % VARIANTS)
         values = {"model": "tiny", "max_tokens": 12, "seed": number}
         if number % 4 == 1:
-            output = self._folder / f"out-{number}.jsonl"
-            values |= {"input": str(self._rows), "output": str(output)}
+            values |= {"input": str(self._rows), "output": str(self._output(number))}
         else:
             values |= {"prompt": "1 and 2", "n": 4}
         return self.daemon.client.submit(spec_class("infer").parse(values), retries=9)
 
+    def _train(self, seed: int) -> str:
+        return self.daemon.submit(
+            "behaviours:paced", samples=STEPS, save_every=1 + seed, retries=9, seed=seed
+        )
+
+    def _output(self, number: int) -> Path:
+        return self.daemon.home.path.parent / f"out-{number}.jsonl"
+
     # --- blows --------------------------------------------------------------------------------
 
     def _strike(self) -> None:
-        if not self._start_if_gone():
-            return
+        blows: dict[Callable[[], None], int] = {self._send_signal: 1}
+        if self._disk is not None:
+            blows = {
+                self._send_signal: 8,
+                partial(self._fill, self._disk): 3,
+                partial(self._cut_power, self._disk): 3,
+                self._set_redis_back: 3,
+            }
+        (blow,) = self._random.choices([*blows], [*blows.values()])
+        blow()
+
+    def _send_signal(self) -> None:
         victims = list(processes())
-        weights = [*map(weight, victims)]
-        if not any(weights):  # the last ones are just ending
+        shares = [*map(weight, victims)]
+        if not any(shares):  # the last ones are just ending
             return
-        (victim,) = self._random.choices(victims, weights)
+        (victim,) = self._random.choices(victims, shares)
         how = self._random.random()
         with contextlib.suppress(psutil.NoSuchProcess):
             if how < 0.15:
-                until = time.monotonic() + self._random.uniform(*STOPPED_S)
                 then = self._random.choice((signal.SIGCONT, signal.SIGCONT, signal.SIGKILL))
-                self._stopped.append((until, victim, then))
                 self._send(victim, signal.SIGSTOP)
+                self._do_after(STOPPED_S, partial(self._send, victim, then))
             else:
                 self._send(victim, signal.SIGKILL if how < 0.7 else self._random.choice(ENDING))
 
     def _send(self, victim: psutil.Process, blow: signal.Signals) -> None:
         log.info("%s %d %s", blow.name, victim.pid, " ".join(command_line(victim)[1:4]))
         victim.send_signal(blow)
-        self.signals += 1
+        self.blows[blow.name] += 1
 
-    def _let_go(self, now: float) -> None:
-        for item in [item for item in self._stopped if item[0] <= now]:
-            self._stopped.remove(item)
+    def _fill(self, disk: Disk) -> None:
+        """Leave no space on the disk for some seconds."""
+        log.info("disk full")
+        self.blows["disk full"] += 1
+        with contextlib.suppress(OSError):  # others write meanwhile
+            fill(disk.folder)
+        self._do_after(FULL_S, partial(self._make_room, disk))
+
+    def _make_room(self, disk: Disk) -> None:
+        log.info("disk has space")
+        with contextlib.suppress(FileNotFoundError):  # lost with the power
+            make_room(disk.folder)
+
+    def _cut_power(self, disk: Disk) -> None:
+        """Lose what was not flushed, and all processes."""
+        log.info("power lost")
+        self.blows["power lost"] += 1
+        disk.lose_power()
+        self._kill_all()
+        disk.come_back()
+
+    def _set_redis_back(self) -> None:
+        """Stop the daemon, or kill it, and restore an earlier copy of Redis' data."""
+        copy = self._random.choice(self._copies)
+        log.info("Redis back to its data of %s", copy.name)
+        self.blows["Redis back"] += 1
+        self._end_due(float("inf"))
+        if self._random.random() < 0.5:
+            with contextlib.suppress(WarmdError):
+                self.daemon.stop()
+        self._kill_all()
+        folder = self.daemon.home.redis_folder
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder)
+        subprocess.run(["sync", "--file-system", str(folder)], check=True)
+        self._copies = deque([copy])  # the later ones are of a past that Redis no longer has
+
+    def _copy_redis(self) -> None:
+        copy = self._folder / "copies" / f"{time.time():.3f}"
+        try:
+            shutil.copytree(self.daemon.home.redis_folder, copy)
+        except shutil.Error:  # a start replaces files just now
+            shutil.rmtree(copy)
+            return
+        self._copies.append(copy)
+        if len(self._copies) > COPIES:
+            shutil.rmtree(self._copies.popleft())
+
+    def _kill_all(self) -> None:
+        self.daemon.client.close()
+        wait_until(self._are_killed)
+
+    def _are_killed(self) -> bool:
+        """Kill all processes, also those that were forked meanwhile."""
+        left = list(processes())
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._send(item[1], item[2])
+                process.kill()
+        return not left
+
+    def _do_after(self, seconds: tuple[float, float], action: Callable[[], None]) -> None:
+        self._due.append((time.monotonic() + self._random.uniform(*seconds), action))
+
+    def _end_due(self, now: float) -> None:
+        """End what lasts, if its time has come."""
+        for item in [item for item in self._due if item[0] <= now]:
+            self._due.remove(item)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                item[1]()
 
     def _start_if_gone(self) -> bool:
         """Start the daemon where guardian and supervisor were both hit; whether it runs."""
@@ -188,8 +293,13 @@ class Storm:
         steps = [e["step"] for e in logged if e["type"] == "step"]
         if number % 2 == 0 and steps != list(range(1, STEPS + 1)):
             yield f"steps: {steps}"
+        if number % 2 == 0 and weights(self.daemon, job_id) != self._undisturbed[number % VARIANTS]:
+            yield "its weights differ from those of an undisturbed training"
+        streamed = self.daemon.streamed(job_id)
+        if streamed and streamed != logged[-len(streamed) :]:
+            yield "its stream differs from its file"
         if number % 4 == 1:
-            lines = (self._folder / f"out-{number}.jsonl").read_bytes().splitlines()
+            lines = self._output(number).read_bytes().splitlines()
             rows = [orjson.loads(line)["row"] for line in lines]
             if rows != list(range(1, ROWS + 1)):
                 yield f"rows of its output: {rows}"
@@ -233,6 +343,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--home", type=Path, help="where a copy of the home is left")
+    parser.add_argument("--signals-only", action="store_true", help="needs no right to mount")
     arguments: Any = parser.parse_args()
     if os.getpid() != 1:
         sys.exit("random_storm: must be the first process of a PID namespace: see --help")
@@ -240,12 +352,24 @@ def main() -> None:
     if child != 0:
         os._exit(reap_for(child) & 0xFF)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        storm = Storm(Path(folder), seed=arguments.seed, jobs=arguments.jobs)
-        storm.rage(arguments.seconds)
-        log.info("calm after %d signals", storm.signals)
-        storm.calm()
-        problems = list(storm.check())
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmd-")))
+        disk = None
+        (folder / "disk").mkdir(mode=0o700)
+        if not arguments.signals_only:
+            made = disk_without_power(folder / "disk", folder / "image", megabytes=DISK_MB)
+            disk = stack.enter_context(made)
+        storm = Storm(folder, seed=arguments.seed, jobs=arguments.jobs, disk=disk)
+        try:
+            storm.prepare()
+            storm.rage(arguments.seconds)
+            log.info("calm after %s", dict(storm.blows))
+            storm.calm()
+            problems = list(storm.check())
+        finally:
+            if arguments.home is not None:
+                no_sockets = shutil.ignore_patterns("sockets")
+                shutil.copytree(storm.daemon.home.path, arguments.home, ignore=no_sockets)
     sys.stdout.write("\n".join(problems) or f"nothing lost: {len(storm.jobs)} jobs")
     sys.stdout.flush()
     os._exit(bool(problems))

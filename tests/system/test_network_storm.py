@@ -10,7 +10,7 @@ import pytest
 from machines import check_tools
 
 SCRIPT = Path(__file__).parents[1] / "support" / "network_storm.py"
-NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
+NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @pytest.mark.nightly(
