@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import orjson
-
 from ..data import texts
 from ..data.options import Content, RecordsSpec
 from ..data.reader import Reading
@@ -17,6 +15,7 @@ from ..data.sources import located
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.architectures import check_fills_masks
+from ..models.folder_files import read_json
 from ..models.model_types import check_type
 from ..spec import HttpMethod, option, override, path_of
 from ..training.options import (
@@ -374,10 +373,10 @@ def read_architecture(path: str) -> dict[str, Any]:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     try:
-        config = orjson.loads(file.read_bytes())
+        config = read_json(file)
     except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict) or "model_type" not in config:
+        config = {}
+    if "model_type" not in config:
         raise SpecError(
             "architecture", f"must be {CODE_GRAPH}, a model folder or a config.json, got {path!r}"
         )
