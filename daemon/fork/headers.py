@@ -11,7 +11,10 @@ from ...jobs.models.weight_headers import tensors
 
 # Sizes in a config.json that some tensor of the model has as an extent, by the names that
 # transformers uses for most of its architectures.
-_EXTENTS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd", "ffn_dim")
+_EXTENTS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd", "ffn_dim"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "n_head"),
+)
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
 
 

@@ -91,9 +91,9 @@ def _is_rope(value: Any) -> bool:
     )
 
 
-_COUNT = _Takes("a number above 0", lambda value: _is_int(value) and value > 0)
+_COUNT = _Takes("an integer above 0", lambda value: _is_int(value) and value > 0)
 _COUNTS = _Takes(
-    "a number above 0, or a list of them",
+    "an integer above 0, or a list of them",
     lambda value: value != [] and _either(_COUNT.fits, _is_list(_COUNT.fits))(value),
 )
 _NUMBERS = _Takes("a number, or numbers", _holds_numbers)
@@ -135,6 +135,7 @@ _GENERATION: Mapping[str, _Takes] = {
     **dict.fromkeys(("renormalize_logits", "token_healing"), _FLAG),
     "bad_words_ids": _Takes("a list of lists of numbers", _is_list(_is_list(_is_int))),
     "stop_strings": _TEXT_OR_TEXTS,
+    "watermarking_config": _OBJECT,
 }
 _TOKENIZER_CONFIG: Mapping[str, _Takes] = {
     "tokenizer_class": _TEXT,
@@ -269,7 +270,7 @@ def _check_settings(
         takes = fields.get(name)
         if takes is None and _IS_TOKEN.search(name) and fields is _TOKENIZER_CONFIG:
             takes = _TOKEN
-        if takes is None and fields is _CONFIG and _IS_NUMBER.search(name):
+        if takes is None and fields in (_CONFIG, _GENERATION) and _IS_NUMBER.search(name):
             takes = _NUMBERS
         if takes is not None and value is not None and not takes.fits(value):
             raise BadFile(file, f"{prefix}{name}", takes.words, shown(value))

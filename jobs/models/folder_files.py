@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ MOST_SETTINGS = 32 << 20  # bytes of a JSON file with settings
 MOST_JSON = (
     1 << 30
 )  # bytes of a JSON file with a vocabulary or an index; the largest known has 35 MB
+_UNSAFE = re.compile("trust_remote_code|weights_only")  # options that libraries advise to set
 _MOST_REASON = 300  # characters
 _SHOWN = 60  # characters of a value
 _LFS = b"version https://git-lfs"
@@ -89,6 +91,8 @@ def naming(takes: str) -> Iterator[None]:
         yield
     except Exception as error:  # libraries raise any type for damaged files
         reason = " ".join(str(error).split())
+        if _UNSAFE.search(reason):
+            raise ValueError(f"{takes}, got one with code of its own, which is not run") from error
         if not isinstance(error, OSError | ValueError):
             reason = f"{type(error).__name__}: {reason}"
         raise ValueError(f"{takes}, got one that it refuses: {reason[:_MOST_REASON]}") from error

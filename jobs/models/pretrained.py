@@ -26,7 +26,7 @@ CLASSES = {
     "embedding": "AutoModel",
 }
 _REFETCH = "config.json must describe the model of the files, and the files must be complete"
-_BUILT = "config.json: must be settings by which transformers builds a model"
+_BUILT = "its config.json must describe a model that transformers builds"
 # Parts that pretraining adds and that no kind of job reads: the pooled output for classification,
 # and the heads for the order of sentences.
 _UNUSED = re.compile(r"(^|\.)pooler\.|^cls\.seq_relationship\.|^sop_classifier\.")

@@ -213,7 +213,7 @@ class Code:
 def test_state_is_compared_without_running_code_in_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [tmp_path / name for name in ("one", "other")]
-    for number, folder in enumerate(folders):
+    for folder in folders:
         folder.mkdir()
         torch.save({"numpy": np.random.get_state()}, folder / "rng_state.pth")
         np.random.random()

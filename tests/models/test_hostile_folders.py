@@ -142,7 +142,7 @@ def test_a_link_to_a_regular_file_is_loaded_as_the_cache_of_a_hub_consists_of_th
 SETTINGS: dict[str, tuple[Change, str]] = {
     "positions": (
         changed("config.json", max_position_embeddings="4096"),
-        "config.json: max_position_embeddings must be a number above 0, got '4096'",
+        "config.json: max_position_embeddings must be an integer above 0, got '4096'",
     ),
     "end tokens": (
         changed("config.json", eos_token_id=[1, "2"]),
@@ -150,7 +150,7 @@ SETTINGS: dict[str, tuple[Change, str]] = {
     ),
     "part": (
         changed("config.json", text_config={"hidden_size": "x"}),
-        "config.json: text_config.hidden_size must be a number above 0, or a list of them, got 'x'",
+        "config.json: text_config.hidden_size must be an integer above 0, or a list of them",
     ),
     "any number": (
         changed("config.json", rms_norm_eps="1"),
@@ -173,6 +173,10 @@ SETTINGS: dict[str, tuple[Change, str]] = {
     "generation": (
         changed("generation_config.json", temperature="hot"),
         "generation_config.json: temperature must be a number, got 'hot'",
+    ),
+    "beams": (
+        changed("generation_config.json", num_beams="x"),
+        "generation_config.json: num_beams must be a number, or numbers, got 'x'",
     ),
     "end tokens of generation": (
         changed("generation_config.json", eos_token_id={"a": 1}),
