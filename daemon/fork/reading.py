@@ -18,6 +18,7 @@ from ...jobs.models.pretrained import load
 from ...jobs.models.pretrained_tokenizer import appended_end, read_tokenizer
 from ...jobs.models.vocabulary import Vocabulary
 from ...jobs.models.weight_headers import tensors
+from ...jobs.user_code import limited_processes
 from .adapters import NotServedUnmerged
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
@@ -74,6 +75,8 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
     model = loaded.model if base == folder else merged(loaded.model, folder)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     tokenizer = read_tokenizer(folder if has_tokenizer else base)
+    end = appended_end(tokenizer) if task in _GENERATING else None
+    limited_processes.end_idle()  # one that tried the tokenizer's rules: this process forks
     return WarmModel(
         name=config.name,
         path=folder,
@@ -84,7 +87,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
         new_head=loaded.new_head,
         left_out=loaded.left_out,
         unembedded=tuple(Vocabulary.of(config.name, model, tokenizer).beyond(tokenizer)),
-        appended_end=appended_end(tokenizer) if task in _GENERATING else None,
+        appended_end=end,
         unapplied=unapplied(model.generation_config) if task in _GENERATING else {},
     )
 

@@ -111,8 +111,3 @@ def shown_prompt(prompt: str | Chat, template: ChatTemplate | None = None) -> st
     if len(text) <= _MOST_SHOWN:
         return text
     return f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"
-
-
-def end_processes() -> None:
-    """End the idle renderers."""
-    _processes.end()

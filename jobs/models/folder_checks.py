@@ -225,6 +225,13 @@ def check_folder(folder: Path) -> None:
         weight_headers.check_headers(folder)
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a model's config.json. Raises BadFile with the field, and OSError."""
+    config = read_json(path)
+    _check_settings(path.name, "", config, _CONFIG)
+    return config
+
+
 def check_tokenizer(folder: Path) -> None:
     """Raise ValueError with file and field for a wrong file of a tokenizer."""
     for path in _read_files(folder):

@@ -57,8 +57,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file, or a link that ends at one. Raises BadFile, and OSError."""
     # O_NONBLOCK: opening a pipe without a writer returns at once.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with open(descriptor, "rb") as file:
+    try:
         _check_mode(path.name, os.fstat(descriptor).st_mode)
+    except BadFile:
+        os.close(descriptor)
+        raise
+    with open(descriptor, "rb") as file:
         yield file
 
 

@@ -119,8 +119,3 @@ def _texts(given: Any) -> Iterator[str]:
     elif isinstance(given, list | tuple):
         for one in given:
             yield from _texts(one)
-
-
-def end_processes() -> None:
-    """End the idle processes."""
-    _processes.end()

@@ -32,7 +32,7 @@ class LimitedProcesses:
         self._module = module
         self._shows_errors = shows_errors
         self._reset()
-        atexit.register(self.end)
+        _every.append(self)
         os.register_at_fork(after_in_child=self._reset)  # the pipes are the parent's
 
     def _reset(self) -> None:
@@ -80,11 +80,23 @@ class LimitedProcesses:
         process.wait_until_ready()
         return process
 
-    def end(self) -> None:
+    def end_idle(self) -> None:
         """End the idle processes."""
         with self._lock:
             while self._waiting:
                 self._waiting.pop().end()
+
+
+_every: list[LimitedProcesses] = []
+
+
+def end_idle() -> None:
+    """End the idle processes of all modules."""
+    for processes in _every:
+        processes.end_idle()
+
+
+atexit.register(end_idle)
 
 
 class _Process:

@@ -24,8 +24,10 @@ from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon.client.client import Client
 from warmd.daemon.fork.models import WarmModels
 from warmd.jobs import spec_class
-from warmd.jobs.errors import JobFailed, WarmdError
+from warmd.jobs.errors import JobFailed, SpecError, WarmdError
+from warmd.jobs.mlm.options import read_architecture
 from warmd.jobs.models.folder_checks import check_folder
+from warmd.jobs.models.folder_files import BadFile, read_json
 from warmd.jobs.models.weight_headers import header
 
 Change = Callable[[Path], Any]
@@ -354,3 +356,21 @@ def test_a_header_as_the_library_writes_it_is_taken(folder):
     found = header(folder / "model.safetensors")
     assert all(entry["dtype"] == "F32" for entry in found.values())
     check_folder(folder)
+
+
+def test_the_settings_of_a_new_model_are_checked_too(folder):
+    changed("config.json", hidden_size="64")(folder)
+    for path in (folder, folder / "config.json"):
+        with pytest.raises(SpecError, match=r"architecture: .*config\.json: hidden_size must be"):
+            read_architecture(str(path))
+    made("config.json", os.mkfifo)(folder)
+    with pytest.raises(SpecError, match=r"config\.json: must be a regular file, got a named pipe"):
+        read_architecture(str(folder / "config.json"))
+
+
+def test_a_file_that_is_refused_is_closed(folder):
+    before = len(os.listdir("/proc/self/fd"))
+    for place in (folder, Path("/dev/zero")):
+        with pytest.raises(BadFile, match="must be a regular file"):
+            read_json(place)
+    assert len(os.listdir("/proc/self/fd")) == before
