@@ -113,7 +113,7 @@ _CONFIG: Mapping[str, _Takes] = {
     **dict.fromkeys(("max_position_embeddings", "vocab_size", "n_positions", "n_ctx"), _COUNT),
     **dict.fromkeys(("hidden_size", "num_hidden_layers", "n_embd", "n_layer", "n_head"), _COUNTS),
     **dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads"), _COUNTS),
-    **dict.fromkeys(("model_type", "hidden_act", "_name_or_path", "torch_dtype", "dtype"), _TEXT),
+    **dict.fromkeys(("hidden_act", "_name_or_path", "torch_dtype", "dtype"), _TEXT),
     **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types"), _TEXTS),
     **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), _ID),
     **dict.fromkeys(("tie_word_embeddings", "is_encoder_decoder", "use_cache"), _FLAG),
