@@ -351,16 +351,16 @@ def check_runs(config: DaemonConfig) -> Check:
 
 
 def check_models(config: DaemonConfig) -> Check:
-    """Whether the configured local models have folders, and weights with valid tensor names."""
+    """Whether the configured local models have folders, and weights with sound files."""
     from ...daemon.host.fetch import hub_id, local_folder
     from ...jobs.models.adapters import model_folder
-    from ...jobs.models.weight_headers import check_headers
+    from ...jobs.models.folder_checks import check_folder
 
     problems = []
     for model in config.models:
         try:
             if hub_id(model) is None:  # or it may not be on this disk yet
-                check_headers(model_folder(local_folder(model)))
+                check_folder(model_folder(local_folder(model)))
         except NotFound as error:
             problems.append(str(error))
         except ValueError as error:

@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.context import RULES
 from ...jobs.data.options import RecordsSpec
 from ...jobs.errors import SpecError
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.models.chat_templates import shown_prompt
+from ...jobs.models.folder_checks import check_folder
+from ...jobs.models.folder_files import read_json
 from ...jobs.models.model_types import check_type
 from ...jobs.models.tokenizer_folder import TokenizerFolder
-from ...jobs.models.weight_headers import check_headers
 from ...jobs.spec import Spec, path_of
 from ..host import fetch
 from ..host.home import Home
@@ -146,22 +145,13 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
     folder = fetch.local_folder(model)
     if is_adapter(folder):
         _check_adapter(folder)
-    path = model_folder(folder) / "config.json"
+    path = model_folder(folder)
     try:
-        settings = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise SpecError(
-            "model", f"must be a model folder, got {path} that is not JSON: {error}"
-        ) from error
-    if not isinstance(settings, dict):
-        raise SpecError("model", f"must be a model folder, got {path} that is not a JSON object")
-    check_type("model", settings)
-    try:
-        check_headers(path.parent)
-    except ValueError as error:
-        raise SpecError(
-            "model", f"must be a model with its weights, got {path.parent}: {error}"
-        ) from error
+        settings = read_json(path / "config.json")
+        check_type("model", settings)
+        check_folder(path)
+    except (OSError, ValueError) as error:
+        raise SpecError("model", f"must be a sound model, got {path}: {error}") from error
     if model.task != "auto":  # loaded by its task, not by the class that it names
         settings.pop("architectures", None)
     return settings | {"has_chat_template": _has_chat_template(folder)}
@@ -185,6 +175,6 @@ def _has_chat_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in _TEMPLATES):
         return True
     try:
-        return bool(orjson.loads(config.read_bytes()).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
+        return bool(read_json(config).get("chat_template"))
+    except (OSError, ValueError):
         return False  # no template; a missing tokenizer is reported when the model is loaded

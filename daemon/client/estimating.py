@@ -25,6 +25,7 @@ from ...jobs.errors import Conflict, SpecError
 from ...jobs.files.atomic import write_atomic
 from ...jobs.mlm.options import MlmSpec
 from ...jobs.models.adapters import model_folder
+from ...jobs.models.folder_checks import read_config
 from ...jobs.models.tokenizer_folder import TokenizerFolder
 from ...jobs.models.weight_headers import count_parameters
 from ...jobs.spec import Spec
@@ -243,10 +244,10 @@ def size_of(spec: TrainingSpec, document: Mapping[str, Any]) -> ModelSize | None
     weights = model_folder(folder)
     parameters = count_parameters(weights)
     try:
-        config = orjson.loads((weights / "config.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        config = read_config(weights / "config.json")
+    except (OSError, ValueError):
         return None
-    if parameters is None or not isinstance(config, dict):
+    if parameters is None:
         return None
     return ModelSize.of(config, parameters, lora=spec.lora)
 

@@ -30,7 +30,7 @@ from ...jobs.files.shortage import (
     no_process,
     shortage,
 )
-from ...jobs.models import chat_templates
+from ...jobs.user_code import limited_processes
 from ..host.channel import Channel
 from ..host.descendants import adopt_orphans, end_descendants
 from ..host.messages import (
@@ -293,7 +293,7 @@ def _end_processes() -> None:
     Otherwise one of them could write to the run directory after the job is resumed.
     """
     gc.collect()  # ends unreferenced multiprocessing pools, which restart killed workers
-    chat_templates.end_processes()
+    limited_processes.end_idle()
     ended = end_descendants()
     if ended:
         log.warning("killed %d processes that the job had left running", ended)

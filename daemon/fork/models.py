@@ -178,9 +178,9 @@ class WarmModels:
     ) -> Loaded:
         with blaming(config, folder):
             files = model_files.fingerprint(folder)
+            check_loadable(model_folder(folder))
             weights = model_files.digest(folder, self._digests)
             of_weights = model_files.weights_digest(folder, self._digests)
-            check_loadable(model_folder(folder))
             needed = stored_bytes(model_folder(folder), config.dtype)
         self._make_room(config, needed, in_use)
         with blaming(config, folder):

@@ -11,10 +11,8 @@ import xxhash
 
 from ...jobs.files.atomic import make_folder, write_atomic
 from ...jobs.models.adapters import model_folder
+from ...jobs.models.folder_files import NOT_READ, SUFFIXES
 
-_SUFFIXES = {".bin", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
-# Files of a training in the same folder, which are not read with a model.
-_NOT_READ = {"optimizer.bin", "scheduler.bin", "trainer_state.json", "training_args.bin"}
 _BLOCK_BYTES = 2**22
 
 
@@ -99,6 +97,6 @@ def _files(folder: Path) -> Iterator[Path]:
     base = model_folder(folder)
     for place in (folder,) if base == folder else (folder, base):
         with os.scandir(place) as entries:
-            names = sorted(e.name for e in entries if os.path.splitext(e.name)[1] in _SUFFIXES)
-        names = [name for name in names if name not in _NOT_READ]
+            names = sorted(e.name for e in entries if os.path.splitext(e.name)[1] in SUFFIXES)
+        names = [name for name in names if name not in NOT_READ]
         yield from (place / name for name in names if (place / name).is_file())

@@ -13,6 +13,8 @@ from ..context import WarmModel
 from ..errors import JobFailed
 from .json_schemas import FIELD, grammar_of, unsupported
 
+_MOST_STATES = 50_000  # of a lexer, of 1 to 2 kB each
+
 
 class Grammar:
     """The parser state of one completion. `fork` returns an independent copy."""
@@ -58,13 +60,14 @@ class Grammars:
 
         The first call takes seconds for a large vocabulary, which llguidance has to read.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         grammar = grammar_of(schema)
         with self._making:
             if self._tokenizer is None:
                 self._tokenizer = self._read_tokenizer()
-        return Grammar(LLMatcher(self._tokenizer, grammar))
+        limits = LLParserLimits(max_lexer_states=_MOST_STATES)
+        return Grammar(LLMatcher(self._tokenizer, grammar, limits=limits))
 
     def _read_tokenizer(self) -> Any:
         from llguidance.hf import from_tokenizer

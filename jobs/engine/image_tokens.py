@@ -10,6 +10,7 @@ from typing import Any
 from ..context import WarmModel
 from ..errors import JobFailed
 from ..models.adapters import model_folder
+from ..models.folder_files import naming
 from .image_encoding import VisionEncoder
 from .images import MODEL_TYPES, Budget, read
 from .request import Image
@@ -73,9 +74,10 @@ def _processor(folder: Path) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(
-            folder, backend="pil", trust_remote_code=False
-        )  # torchvision is not needed
-    except (OSError, ValueError) as error:
+        with naming("preprocessor_config.json: must be settings that transformers takes"):
+            return AutoImageProcessor.from_pretrained(
+                folder, backend="pil", trust_remote_code=False
+            )  # torchvision is not needed
+    except ValueError as error:
         reason = str(error).strip().partition("\n")[0]
         raise JobFailed(f"messages: the model has no image processor: {reason}") from error

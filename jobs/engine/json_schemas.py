@@ -10,8 +10,13 @@ from typing import Any, TypeGuard
 
 from ..errors import SpecError
 from ..spec import path_of
+from ..user_code.limited_processes import LimitedProcesses
 
 FIELD = "json_schema"
+LIMIT_S = 0.8  # processor time of a schema, which takes milliseconds
+_WAIT_S = 20.0  # for that, on a busy machine
+
+_processes = LimitedProcesses(f"{__package__}.schema_compiler", shows_errors=False)
 
 # What a format means, where llguidance accepts more than RFC 3339: the year 0000, February 29 of
 # any year, a second 60 at any time.
@@ -22,14 +27,12 @@ _PATTERNS = {"date": (_DATE,), "date-time": (_DATE, "^.{17}[0-5]"), "time": ("^.
 # Keywords whose values are names with schemas, and those whose values are no schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _PLAIN = ("enum", "const", "default", "examples")
-# The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
-# compares keys as they are spelled, so that "\u0061" would be another key than "a".
-_ESCAPES = 'nrbtf\\"'
 _UNSPELLED = {chr(code) for code in range(32)} - set("\n\r\b\t\f")
 _EXACT = 2**53  # llguidance reads bounds, and writes integers, as float64
 _LEAST = -(2**63 - 2**10)  # the float64 after -2^63, at which llguidance overflows the stack
 _TOO_LARGE = "must have numbers that float64 can hold, got a larger one"
 _MOST_LEVELS = 100
+_MOST_REASON = 300  # characters: llguidance shows whole expressions
 _TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
 
@@ -52,26 +55,29 @@ def is_schema(given: str) -> bool:
 
 
 def grammar_of(schema: str) -> str:
-    """Return the llguidance grammar of a schema. Raises SpecError for an unsupported one."""
-    from llguidance import LLMatcher, LLTokenizer
+    """Return the llguidance grammar of a schema.
 
-    schema = _narrowed(schema)
+    Raises SpecError for an unsupported one, and for one that takes longer than LIMIT_S or more
+    memory than any usual schema.
+    """
+    narrowed = _narrowed(schema)
     try:
-        # Compact: where whitespace is allowed, a model may generate it without end.
-        grammar = LLMatcher.grammar_from_json_schema(
-            schema, overrides={"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
-        )
-    except ValueError as error:
-        raise SpecError(FIELD, f"must be JSON, got {schema[:80]!r}: {error}") from error
-    is_wrong, problems = LLMatcher.validate_grammar_with_warnings(grammar)
-    if is_wrong:
-        raise SpecError(FIELD, unsupported(problems[0]))
-    # A valid grammar may still accept no text.
-    matcher = LLMatcher(LLTokenizer("byte"), grammar)
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        raise SpecError(FIELD, unsupported(matcher.get_error()))
+        answer = _processes.answer({"schema": narrowed}, _WAIT_S, processor_s=LIMIT_S)
+    except TimeoutError as error:
+        raise _too_complex(schema, f"takes more than {LIMIT_S:g} s of a processor") from error
+    except EOFError as error:  # llguidance ends the process where it gets no memory
+        raise _too_complex(schema, "needs more than 144 MiB") from error
+    if "not_json" in answer:
+        raise SpecError(FIELD, f"must be JSON, got {schema[:80]!r}: {answer['not_json']}")
+    if "unsupported" in answer:
+        raise SpecError(FIELD, unsupported(answer["unsupported"]))
+    grammar: str = answer["grammar"]
     return grammar
+
+
+def _too_complex(schema: str, problem: str) -> SpecError:
+    shown = schema if len(schema) <= 80 else f"{schema[:80]}…"
+    return SpecError(FIELD, f"must be a schema that compiles in time, got {shown!r}: it {problem}")
 
 
 def _narrowed(schema: str) -> str:
@@ -212,7 +218,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def unsupported(error: str) -> str:
     """Return the message for an error of llguidance."""
-    reason = error.strip().partition("\n")[0]
+    reason = error.strip().partition("\n")[0][:_MOST_REASON]
     if reason == "NoExtensionBias":
         reason = "no text satisfies it; does it refer to itself without end?"
     return f"unsupported schema: {reason}"

@@ -396,7 +396,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
             self.reward_functions(training)
         config = model_config or {}
-        limit = config.get("text_config", config).get("max_position_embeddings")
+        limit = (config.get("text_config") or config).get("max_position_embeddings")
         if limit is not None:
             self._check_positions(limit)
 

@@ -229,7 +229,7 @@ class InferSpec(SamplingSpec):
             self._check_images(config)
         if not config.get("has_chat_template", True):
             self._check_plain()
-        limit = config.get("text_config", config).get("max_position_embeddings")
+        limit = (config.get("text_config") or config).get("max_position_embeddings")
         if limit is not None and (1 if self.max_tokens is None else self.max_tokens) >= limit:
             raise SpecError(
                 "max_tokens",

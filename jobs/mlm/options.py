@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import orjson
-
 from ..data import texts
 from ..data.options import Content, RecordsSpec
 from ..data.reader import Reading
@@ -17,6 +15,8 @@ from ..data.sources import located
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.architectures import check_fills_masks
+from ..models.folder_checks import read_config
+from ..models.folder_files import BadFile
 from ..models.model_types import check_type
 from ..spec import HttpMethod, option, override, path_of
 from ..training.options import (
@@ -365,7 +365,8 @@ class MlmSpec(RecordsSpec, TrainingSpec):
                 f"must be at most {limit} (the positions of the model), got {self.seq_len}",
             )
         hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-        if hidden and heads and hidden % heads:
+        are_one = isinstance(hidden, int) and isinstance(heads, int)  # not one for each layer
+        if are_one and heads and hidden % heads:
             raise SpecError("heads", f"must divide the hidden size of {hidden}, got {heads}")
 
 
@@ -373,13 +374,14 @@ def read_architecture(path: str) -> dict[str, Any]:
     """Read a config.json, given itself or by its folder. Raises SpecError."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
+    takes = f"must be {CODE_GRAPH}, a model folder or a config.json, got {path!r}"
     try:
-        config = orjson.loads(file.read_bytes())
-    except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise SpecError(
-            "architecture", f"must be {CODE_GRAPH}, a model folder or a config.json, got {path!r}"
-        )
+        config = read_config(file)
+    except BadFile as error:
+        raise SpecError("architecture", f"{takes}: {error}") from error
+    except OSError as error:
+        raise SpecError("architecture", takes) from error
+    if "model_type" not in config:
+        raise SpecError("architecture", takes)
     check_type("architecture", config)
     return config

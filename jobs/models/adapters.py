@@ -13,10 +13,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ...configs.entries import HUB_ID
-from .weight_headers import listed
+from .folder_checks import check_folder
+from .folder_files import read_json
+from .weight_headers import header, listed
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -114,6 +114,7 @@ def model_folder(folder: Path) -> Path:
 
 def check_files(folder: Path) -> None:
     """Raise ValueError for an adapter that cannot be served, by its settings and file headers."""
+    check_folder(folder)
     settings = _settings(folder)
     _check(settings)
     if not (folder / WEIGHTS).is_file():
@@ -230,10 +231,7 @@ def _metadata(folder: Path) -> dict[str, str]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    settings = orjson.loads((folder / CONFIG).read_bytes())
-    if not isinstance(settings, dict):
-        raise ValueError(f"{CONFIG} is not a JSON object")
-    return settings
+    return read_json(folder / CONFIG)
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -256,13 +254,8 @@ def _check(settings: dict[str, Any]) -> None:
 
 def _check_ranks(settings: dict[str, Any], folder: Path) -> None:
     """Raise ValueError for ranks far beyond the tensors: PEFT would allocate their memory."""
-    from safetensors import safe_open
-
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        largest = max(
-            (extent for name in file.keys() for extent in file.get_slice(name).get_shape()),  # noqa: SIM118
-            default=0,
-        )
+    tensors = header(folder / WEIGHTS).values()
+    largest = max((extent for tensor in tensors for extent in tensor["shape"]), default=0)
     pattern = settings.get("rank_pattern") or {}
     for rank in (settings.get("r"), settings.get("init_r"), *pattern.values()):
         if isinstance(rank, int) and rank > largest:

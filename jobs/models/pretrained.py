@@ -15,6 +15,8 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from .folder_files import naming
+from .pickled_weights import check_tensors
 from .weight_headers import IS_DERIVED, listed, unwrapping
 
 CLASSES = {
@@ -24,6 +26,7 @@ CLASSES = {
     "embedding": "AutoModel",
 }
 _REFETCH = "config.json must describe the model of the files, and the files must be complete"
+_BUILT = "its config.json must describe a model that transformers builds"
 # Parts that pretraining adds and that no kind of job reads: the pooled output for classification,
 # and the heads for the order of sentences.
 _UNUSED = re.compile(r"(^|\.)pooler\.|^cls\.seq_relationship\.|^sop_classifier\.")
@@ -48,8 +51,10 @@ def load(task: str, folder: Path, *, config: Any, dtype: Any) -> Pretrained:
     import transformers
 
     auto = getattr(transformers, CLASSES[task])
+    if not any(folder.glob("*.safetensors")):
+        check_tensors(folder)
     # The seed is that of a new head: the same folder is the same model.
-    with _fixed_seed(), _naming_unconverted():
+    with naming(_BUILT), _fixed_seed(), _naming_unconverted():
         model, found = auto.from_pretrained(
             folder,
             config=config,

@@ -5,14 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .folder_checks import check_tokenizer
+from .folder_files import naming
+from .guarded_tokenizers import guarded
+
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer in a folder. Raises what transformers raises for damaged files."""
+    """Return the tokenizer in a folder.
+
+    Raises ValueError with file and field, and what transformers raises for other damage.
+    """
     import transformers
 
-    found: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    check_tokenizer(folder)
+    with naming("its tokenizer must be one that transformers loads"):
+        found: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     without_dropout(getattr(found, "backend_tokenizer", None))
-    return found
+    return guarded(found)
 
 
 def without_dropout(core: Any) -> None:

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: requests on stdin, texts on stdout, as JSON lines.
+"""The process that renders chat templates (user_code/limited_processes.py).
 
 A template is a program from a model's author. Its memory and time are limited here, and a failure
 affects no other process. Imports neither torch nor transformers, whose rules it follows
@@ -8,12 +8,8 @@ affects no other process. Imports neither torch nor transformers, whose rules it
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import sys
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -24,9 +20,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from ..user_code.limited_server import serve
+
 MEMORY_BYTES = 256 << 20  # of the process; a template takes a few times its text
 MOST_CHARACTERS = 32_000_000  # of a text: more than any request may have
-_GROWN_BYTES = MEMORY_BYTES // 2  # a process that used more is replaced
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same part of a message
 
@@ -133,42 +130,5 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
     return {"text": text}
 
 
-def _peak_bytes() -> int:
-    """The most resident memory of this process; 0 outside Linux.
-
-    That of getrusage includes what the parent had.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
-
-
-def _reply(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _serve() -> None:
-    """Answer requests until stdin ends, or until this process has grown."""
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the requesting process
-    _reply("{}")
-    for line in sys.stdin:
-        request = json.loads(line)
-        # Ends this process if its parent is gone, even within one operation.
-        signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
-        answer: dict[str, Any] = {**_answer(request)}
-        # Memory that it retains may leave too little for the next chat.
-        grown = _peak_bytes() > _GROWN_BYTES
-        text = json.dumps(answer | {"is_last": grown})
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _reply(text)
-        if grown:
-            return
-
-
 if __name__ == "__main__":
-    _serve()
+    serve(_answer, MEMORY_BYTES)

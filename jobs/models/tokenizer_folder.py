@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from ..errors import JobFailed, SpecError
 from .chat_templates import ChatTemplate
+from .folder_checks import check_tokenizer
+from .folder_files import MOST_SETTINGS, read_bytes, read_json
+from .guarded_tokenizers import rules_of, try_rules
 from .pretrained_tokenizer import without_dropout
 from .vocabulary import Vocabulary
 
@@ -46,10 +48,16 @@ class TokenizerFolder:
 
     def encoder(self) -> Callable[[str], list[int]] | None:
         """Return a function that returns a text's non-special tokens; None: no tokenizer.json."""
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            return None
-        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return None if self._tokenizer is None else self._encode
+
+    def _encode(self, text: str) -> list[int]:
+        """Raises SpecError for a tokenizer whose rules take too long."""
+        if self._rules is not None:
+            try:
+                try_rules(self._rules, text, str(self._folder))
+            except JobFailed as error:
+                raise SpecError("model", f"must have a usable tokenizer: {error}") from error
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def vocabulary(self, name: str) -> Vocabulary | None:
         """Return the tokens that the model has embeddings for; None: its files do not say.
@@ -79,12 +87,12 @@ class TokenizerFolder:
         """
         for row, text in texts:
             # A text has at most as many tokens as bytes, so few texts must be tokenized.
-            readable = text.encode(errors="replace")  # a template may write lone surrogates
+            readable = text.encode(errors="replace")  # it may have lone surrogates
             if len(readable) > room:
-                if (tokenizer := self._tokenizer) is None:
+                if self._tokenizer is None:
                     return None
                 begin = readable.decode()[:_MOST_CHARACTERS]
-                num_tokens = len(tokenizer.encode(begin, add_special_tokens=False).ids)
+                num_tokens = len(self._encode(begin))
                 is_whole = len(begin) == len(text)
                 surely = num_tokens if is_whole else num_tokens - 1  # the cut may have split one
                 if surely > room:
@@ -101,6 +109,7 @@ class TokenizerFolder:
         from tokenizers import Tokenizer
 
         try:
+            check_tokenizer(self._folder)
             tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception:  # the library raises any type; the job will report it
             return None
@@ -115,6 +124,10 @@ class TokenizerFolder:
         tokenizer.add_special_tokens(sorted(known))
         return tokenizer
 
+    @cached_property
+    def _rules(self) -> str | None:
+        return rules_of(self._tokenizer)
+
     def _special_tokens(self) -> dict[str, str]:
         """The special tokens by their names, such as eos_token."""
         config = self._read("special_tokens_map.json") | self._read("tokenizer_config.json")
@@ -124,8 +137,8 @@ class TokenizerFolder:
     def _template_source(self) -> str | None:
         """The template that transformers uses for a chat without tools."""
         try:
-            return (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+            return read_bytes(self._folder / "chat_template.jinja", MOST_SETTINGS).decode()
+        except (OSError, ValueError):
             pass
         found = self._read("tokenizer_config.json").get("chat_template")
         if isinstance(found, list):  # several, each with its name
@@ -135,15 +148,14 @@ class TokenizerFolder:
 
     def _setting(self, name: str) -> int | None:
         config = self._read("config.json")
-        value = config.get("text_config", config).get(name)
+        value = (config.get("text_config") or config).get(name)
         return value if isinstance(value, int) else None
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            found = orjson.loads((self._folder / name).read_bytes())
-        except (OSError, orjson.JSONDecodeError):
+            return read_json(self._folder / name)
+        except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
 
 def _token(value: Any) -> str | None:

@@ -6,13 +6,23 @@ Imports no torch; the weights themselves are not read.
 from __future__ import annotations
 
 import math
+import os
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from .folder_files import (
+    MOST_JSON,
+    BadFile,
+    check_not_pointer,
+    check_regular,
+    opened,
+    read_json,
+    shown,
+)
 
 WHOLE = "model.safetensors"  # preferred to the shards of an index
 INDEX = "model.safetensors.index.json"
@@ -30,11 +40,19 @@ _IS_WEIGHT = re.compile(r"(^|\.)weight$|(^|\.)bias$")
 # Masks and frequencies that old versions of transformers saved, and that follow from the config.
 IS_DERIVED = re.compile(r"\.(masked_bias|causal_mask|inv_freq)$|\.(attn|attention)\.bias$")
 
-# Exceptions for damaged files and files of another format.
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError),
-    *(struct.error, MemoryError, OverflowError),
-)
+# Bits of a value, by the type's name in the format (https://huggingface.co/docs/safetensors).
+_BITS = {
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+    **dict.fromkeys(("BOOL", "U8", "I8"), 8),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+_LENGTH_BYTES = 8  # of the length of the header, in front of it
+_MOST_HEADER = 100_000_000  # bytes; the library reads no larger one
+
+_UNREADABLE = (OSError, ValueError)  # there is none, or it is damaged
 
 
 def listed(names: Iterable[str]) -> str:
@@ -56,19 +74,13 @@ def unwrapping(names: Iterable[str]) -> str | None:
 def check_headers(folder: Path) -> None:
     """Raise ValueError if weights cannot fit any model, by the names and types in their headers.
 
-    These are weights that were saved in a wrapper, an index that names tensors which its files
-    lack, and weights that are integers. Headers that cannot be read are left to the loading of the
-    model.
+    These are damaged headers and indexes, weights that were saved in a wrapper, an index that names
+    tensors which its files lack, and weights that are integers.
     """
-    try:
-        types = {name: entry["dtype"] for name, entry in tensors(folder)}
-        held = set(types)
-        index = folder / INDEX
-        is_read = index.is_file() and not (folder / WHOLE).is_file()
-        wanted = orjson.loads(index.read_bytes())["weight_map"] if is_read else {}
-        absent = sorted(set(wanted) - held)
-    except _UNREADABLE:
-        return
+    wanted = {} if (folder / WHOLE).is_file() else weight_map(folder)
+    types = {name: entry["dtype"] for name, entry in tensors(folder)}
+    held = set(types)
+    absent = sorted(set(wanted) - held)
     if absent:
         raise ValueError(
             f"{INDEX} names {len(absent)} of {len(wanted)} tensors that no file has: "
@@ -99,20 +111,102 @@ def _files(folder: Path) -> list[Path]:
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
     found = sorted(folder.glob("*.safetensors"))
-    try:
-        named = set(orjson.loads((folder / INDEX).read_bytes())["weight_map"].values())
-    except _UNREADABLE:  # there is none, or loading the model reports the reason
-        return found
-    return [path for path in found if path.name in named]
+    named = set(weight_map(folder).values())
+    return [path for path in found if path.name in named] if named else found
+
+
+def weight_map(folder: Path, index: str = INDEX) -> dict[str, str]:
+    """Return the file of each tensor by the index; empty without one. Raises BadFile, OSError."""
+    if not os.path.lexists(folder / index):
+        return {}
+    found = read_json(folder / index, MOST_JSON).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise BadFile(index, "weight_map", "an object with the file of each tensor", shown(found))
+    for name, file in found.items():
+        if not isinstance(file, str) or not file or Path(file).name != file:
+            raise BadFile(index, f"weight_map.{name}", "the name of a file", shown(file))
+    return found
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the header's entry of every tensor in a model's safetensors files."""
+    """Yield the name and the header's entry of every tensor in a model's safetensors files.
+
+    Raises BadFile for a damaged one, and OSError.
+    """
     for path in _files(folder):
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = orjson.loads(file.read(length))
-        yield from ((name, entry) for name, entry in header.items() if name != "__metadata__")
+        yield from header(path).items()
+
+
+def header(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the checked header of a safetensors file: dtype, shape and data_offsets by tensor.
+
+    Raises BadFile naming the field for a file that the library would not load, and OSError.
+    """
+    name = path.name
+    check_regular(path)
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = file.read(_LENGTH_BYTES)
+        check_not_pointer(name, begin)
+        length = int.from_bytes(begin, "little")
+        most = min(_MOST_HEADER, size - _LENGTH_BYTES)
+        if len(begin) < _LENGTH_BYTES:
+            raise BadFile(name, "", "a safetensors file", f"one of {size} bytes")
+        if length > most:
+            takes = f"at most {most:,}, by the size of the file"
+            raise BadFile(name, "the length of the header", takes, f"{length:,}")
+        content = file.read(length)
+    try:
+        found = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise BadFile(name, "the header", "JSON", f"text that is not: {error}") from error
+    if not isinstance(found, dict):
+        raise BadFile(name, "the header", "an object", shown(found))
+    metadata = found.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
+    ):
+        raise BadFile(name, "__metadata__", "an object with texts", shown(metadata))
+    _check_entries(name, found, size - _LENGTH_BYTES - length)
+    return found
+
+
+def _check_entries(file: str, entries: dict[str, Any], num_bytes: int) -> None:
+    """Check the entries of a header, whose tensors must fill `num_bytes` without gaps."""
+    places = []
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            raise BadFile(file, name, "an object", shown(entry))
+        dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+        if not isinstance(dtype, str) or dtype not in _BITS:
+            raise BadFile(file, f"{name}.dtype", f"one of {', '.join(_BITS)}", shown(dtype))
+        if not isinstance(shape, list) or not all(map(_is_size, shape)):
+            raise BadFile(file, f"{name}.shape", "a list of numbers from 0", _values(shape))
+        if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+            raise BadFile(file, f"{name}.data_offsets", "two numbers from 0", _values(offsets))
+        begin, end = offsets
+        num_bits = math.prod(shape) * _BITS[dtype]
+        if (end - begin) * 8 != num_bits:
+            takes = f"{num_bits // 8} bytes apart, for {_values(shape)} of {dtype}"
+            raise BadFile(file, f"{name}.data_offsets", takes, _values(offsets))
+        places.append((begin, end, name))
+    last = 0
+    for begin, end, name in sorted(places):
+        if begin != last:
+            takes = f"from {last}, where the tensor before ends"
+            raise BadFile(file, f"{name}.data_offsets", takes, f"[{begin}, {end}]")
+        last = end
+    if last != num_bytes:
+        takes = f"a file with {last:,} bytes of tensors, by its header"
+        raise BadFile(file, "", takes, f"{num_bytes:,}: copy or save it again")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _values(values: Any) -> str:
+    return shown(str(values)).strip("'") if isinstance(values, list) else shown(values)
 
 
 def count_parameters(folder: Path) -> int | None:

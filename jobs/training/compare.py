@@ -6,6 +6,7 @@ imports torch only for files whose bytes differ (equal values may be pickled in 
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 
 from ..context import MANIFEST
+from ..errors import CheckpointDamaged
 
 _MISSING = object()  # None is a value
 
@@ -91,10 +93,17 @@ def _read_tensors(path: Path) -> Any:
 
 
 def _read_state(path: Path) -> Any:
+    import numpy as np
     import torch
 
-    # The state of numpy's generator is not a plain value; warmd wrote this file, so it is trusted.
-    return torch.load(path, map_location="cpu", weights_only=False)
+    # The state of numpy's generator, an array, is not a plain value.
+    array = np.zeros(1, np.uint32)
+    known: list[Any] = [array.__reduce__()[0], np.ndarray, np.dtype, type(array.dtype)]
+    try:
+        with torch.serialization.safe_globals(known):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointDamaged(f"{path}: holds more than values, and is not read") from error
 
 
 _READERS: dict[str, Callable[[Path], Any]] = {

@@ -177,7 +177,7 @@ def test_prompts_that_are_left_to_the_job_are_counted_in_a_note(tiny_model, tmp_
 
 
 def huge_model(folder: Path, parameters: int) -> Path:
-    """A model folder whose weights have a header only."""
+    """A model folder whose weights are a hole in their file."""
     folder.mkdir()
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8}
     config |= {"num_hidden_layers": 2, "intermediate_size": 8, "vocab_size": 100}
@@ -185,7 +185,9 @@ def huge_model(folder: Path, parameters: int) -> Path:
     header = orjson.dumps(
         {"w": {"dtype": "F32", "shape": [parameters], "data_offsets": [0, 4 * parameters]}}
     )
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(file.tell() + 4 * parameters)
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from shell import warmd
 
 from warmd.daemon.client import verify_resume
 from warmd.daemon.queue.nodes import READY, NodeRecord, NodeRegistry
-from warmd.jobs.errors import Unavailable
+from warmd.jobs.errors import CheckpointDamaged, Unavailable
 from warmd.jobs.training.compare import compare_checkpoints, compare_events
 
 COMPARED = [
@@ -199,6 +200,30 @@ def test_the_smallest_difference_in_a_state_is_found(
     change(state)
     torch.save(state, folders[1] / "optimizer.pt")
     assert compare_checkpoints(*folders) == {"optimizer.pt": found}
+
+
+class Code:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (f"run-{self.number}",)
+
+
+def test_state_is_compared_without_running_code_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+        torch.save({"numpy": np.random.get_state()}, folder / "rng_state.pth")
+        np.random.random()
+    found = compare_checkpoints(*folders)
+    assert found["rng_state.pth"] is not None
+    for number, folder in enumerate(folders):
+        torch.save({"numpy": Code(number)}, folder / "rng_state.pth")
+    with pytest.raises(CheckpointDamaged, match=r"rng_state\.pth: holds more than values"):
+        compare_checkpoints(*folders)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
 
 
 def test_files_of_every_kind_are_compared(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.json_schemas import grammar_of
+from warmd.jobs.engine.json_schemas import LIMIT_S, grammar_of
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
@@ -391,3 +393,43 @@ def test_an_unsupported_response_format_is_refused_by_its_name(served):
     with pytest.raises(openai.BadRequestError, match="objekt") as caught:
         chat(served, wanted)
     assert caught.value.param == "response_format"
+
+
+EXPLOSIVE = {
+    "alternatives": {
+        "allOf": [
+            {"anyOf": [{"type": "string", "pattern": f".{{{i}}}"}, {"type": "integer"}]}
+            for i in range(1, 40)
+        ]
+    },
+    "a large divisor": {"type": "integer", "multipleOf": 99999989},
+    "intersections": {
+        "allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghijklmnopqrst"]
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXPLOSIVE)
+def test_a_schema_that_explodes_is_refused_by_name_and_the_next_one_is_compiled(name):
+    grammar_of("{}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with pytest.raises(SpecError, match="json_schema: must be a schema that compiles in time"):
+        grammar_of(json.dumps(EXPLOSIVE[name]))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time, as other tests may run at the same time, with the start of the process.
+    assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < LIMIT_S + 3
+    assert grammar_of('{"type": "integer"}')
+
+
+def test_schemas_are_compiled_while_others_explode():
+    grammar_of("{}")
+    with ThreadPoolExecutor(2) as pool:
+        exploding = [
+            pool.submit(grammar_of, json.dumps(EXPLOSIVE["a large divisor"])) for _ in range(2)
+        ]
+        compiled = 0
+        while not all(one.done() for one in exploding):
+            assert grammar_of('{"type": "integer"}')
+            compiled += 1
+        assert all(isinstance(one.exception(), SpecError) for one in exploding)
+    assert compiled > 2

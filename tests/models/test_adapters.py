@@ -205,7 +205,7 @@ def test_a_damaged_adapter_is_refused_with_the_reason(tiny_model, tmp_path):
     with pytest.raises(JobFailed, match="cannot be loaded"):
         load(folder)
     (folder / "adapter_config.json").write_text("[]")
-    with pytest.raises(NotFound, match="not a JSON object"):
+    with pytest.raises(NotFound, match=r"adapter_config\.json: must be a JSON object, got a list"):
         load(folder)
 
 

@@ -17,9 +17,10 @@ import pytest
 from waiting import wait_until
 
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.models import chat_templates, template_renderer
+from warmd.jobs.models import template_renderer
 from warmd.jobs.models.chat_templates import ChatTemplate, TooLarge, TooSlow, render
 from warmd.jobs.models.template_renderer import MEMORY_BYTES
+from warmd.jobs.user_code import limited_processes
 
 CHAT = [{"role": "user", "content": "abc"}]
 PLAIN = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{{ eos }}", {"eos": "."})
@@ -38,9 +39,9 @@ def renderers() -> list[psutil.Process]:
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
-    chat_templates.end_processes()  # those of other tests
+    limited_processes.end_idle()  # those of other tests
     yield
-    chat_templates.end_processes()
+    limited_processes.end_idle()
     assert renderers() == []
 
 

@@ -134,8 +134,8 @@ ALLOWED = {
     "jobs.data": (*CONTRACT, "jobs.files"),
     "jobs.graders": (*CONTRACT, "jobs.user_code"),
     "jobs.compute": (*CONTRACT, "configs", "jobs.files"),
-    "jobs.engine": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models"),
-    "jobs.models": (*CONTRACT, "configs"),
+    "jobs.engine": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models", "jobs.user_code"),
+    "jobs.models": (*CONTRACT, "configs", "jobs.user_code"),
     "jobs.training": (
         *CONTRACT,
         "configs",

@@ -1,0 +1,41 @@
+"""The process that compiles JSON Schemas (user_code/limited_processes.py).
+
+Some schemas of a few hundred bytes need hours or all memory. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from ..user_code.limited_server import serve
+
+MEMORY_BYTES = 144 << 20  # of data; the process has less than 200 MB with the code of its libraries
+
+# The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
+# compares keys as they are spelled, so that "\u0061" would be another key than "a".
+_ESCAPES = 'nrbtf\\"'
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the grammar, or the error: `not_json`, or of an `unsupported` schema."""
+    try:
+        # Compact: where whitespace is allowed, a model may generate it without end.
+        grammar = LLMatcher.grammar_from_json_schema(
+            request["schema"],
+            overrides={"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES},
+        )
+    except ValueError as error:
+        return {"not_json": str(error)}
+    is_wrong, problems = LLMatcher.validate_grammar_with_warnings(grammar)
+    if is_wrong:
+        return {"unsupported": problems[0]}
+    # A valid grammar may still accept no text.
+    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    matcher.compute_bitmask()
+    return {"unsupported": matcher.get_error()} if matcher.is_error() else {"grammar": grammar}
+
+
+if __name__ == "__main__":
+    serve(_answer, MEMORY_BYTES)

@@ -1,0 +1,33 @@
+"""The process that tries the rules of a tokenizer (user_code/limited_processes.py).
+
+Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..user_code.limited_server import serve
+
+MEMORY_BYTES = 144 << 20  # of data; the process has less than 200 MB with the code of its libraries
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(rules: str) -> Any:
+    return Tokenizer.from_str(rules)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the `error` of the rules for a text, or nothing."""
+    try:
+        _tokenizer(request["rules"]).encode(request["text"])
+    except BaseException as error:  # a Rust panic is no Exception
+        return {"error": f"{error}"}
+    return {}
+
+
+if __name__ == "__main__":
+    serve(_answer, MEMORY_BYTES)
