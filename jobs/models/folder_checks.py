@@ -202,7 +202,7 @@ _SETTINGS: Mapping[str, Mapping[str, _Takes]] = {
 }
 # Names of settings that are numbers in every architecture, where a text would be multiplied.
 _IS_NUMBER = re.compile(
-    r"^(num|n|max|min|top)_|_(size|sizes|dim|dims|groups|rank|ratio|eps|epsilon|theta|factor|window|pixels|dropout|prob|pdrop|range|multiplier|positions)$"
+    r"^(num|n|max|min|top)_|_(size|sizes|dim|dims|groups|rank|(?<!aspect_)ratio|eps|epsilon|theta|factor|window|pixels|dropout|prob|pdrop|range|multiplier|positions)$"
 )
 _IS_TOKEN = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask|image|video|audio)_token$")
 

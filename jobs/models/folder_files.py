@@ -6,11 +6,12 @@ torch.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -111,6 +112,15 @@ def read_bytes(path: Path, most: int) -> bytes:
     return content
 
 
+def _loosely_parsed(content: bytes) -> Any:
+    """Parse JSON with NaN or Infinity, as in settings of Mamba models; None if it is not that."""
+    if b"NaN" not in content and b"Infinity" not in content:
+        return None
+    with suppress(ValueError, RecursionError):
+        return json.loads(content)
+    return None
+
+
 def read_json(path: Path, most: int = MOST_SETTINGS) -> dict[str, Any]:
     """Return the JSON object in a file. Raises BadFile, OSError."""
     content = read_bytes(path, most)
@@ -118,7 +128,9 @@ def read_json(path: Path, most: int = MOST_SETTINGS) -> dict[str, Any]:
         found = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         check_not_pointer(path.name, content[: len(_LFS)])
-        raise BadFile(path.name, "", "JSON", f"text that is not: {error}") from error
+        found = _loosely_parsed(content)
+        if found is None:
+            raise BadFile(path.name, "", "JSON", f"text that is not: {error}") from error
     if not isinstance(found, dict):
         raise BadFile(path.name, "", "a JSON object", shown(found))
     return found

@@ -374,3 +374,13 @@ def test_a_file_that_is_refused_is_closed(folder):
         with pytest.raises(BadFile, match="must be a regular file"):
             read_json(place)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_infinity_is_taken_in_settings_as_published_models_have_it(folder):
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("{", '{"time_step_limit": [0.0, Infinity],', 1))
+    check_folder(folder)
+    load(folder)
+    path.write_text(path.read_text().replace("Infinity", "Infinity" + "[" * 100_000))
+    with pytest.raises(BadFile, match=r"config\.json: must be JSON"):
+        check_folder(folder)
