@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import tiny
+from daemons import Daemon
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from warmd.jobs import spec_class
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.models import guarded_tokenizers
 from warmd.jobs.models.pretrained_tokenizer import read_tokenizer
@@ -97,3 +99,20 @@ def test_other_rules_are_tried(expression):
 def test_a_tokenizer_without_expressions_is_not_changed(tmp_path):
     tiny.tokenizer().save_pretrained(tmp_path)
     assert guarded_tokenizers.rules_of(read_tokenizer(tmp_path).backend_tokenizer) is None
+
+
+def test_a_job_whose_prompt_explodes_fails_by_name_and_the_next_one_completes(
+    shared_daemon: Daemon, tmp_path
+):
+    folder = written(tmp_path / "model", EXPRESSION)
+    tiny.model().save_pretrained(folder)
+
+    def ended(prompt: str) -> dict[str, Any]:
+        values = {"prompt": prompt, "model": str(folder), "max_tokens": 2, "temperature": 0}
+        spec = spec_class("infer").parse(values)
+        return shared_daemon.wait(shared_daemon.client.submit(spec))
+
+    failed = ended(HARMFUL)
+    assert failed["status"] == "failed"
+    assert "tokenizer: the rules of" in failed["error"]
+    assert ended("a a")["status"] == "finished"
