@@ -9,6 +9,9 @@ import os
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,48 @@ class Limited:
     def __init__(self, daemon: Daemon, name: str) -> None:
         self.process = psutil.Process(daemon.pid(name))
 
-    def set(self, *, more: int | None) -> None:
-        """Allow this many more open files than it has; None: as many as it may have."""
+    def allow(self, *, more: int) -> None:
+        """Allow this many more open files than it has."""
         _, most = self.process.rlimit(psutil.RLIMIT_NOFILE)
-        used = {int(one.name) for one in Path(f"/proc/{self.process.pid}/fd").iterdir()}
+        used = self._used()
         free = [number for number in range(len(used) + 20) if number not in used]
-        now = most if more is None else free[more]  # descriptors are below the limit
+        now = free[more]  # descriptors are below the limit
         self.process.rlimit(psutil.RLIMIT_NOFILE, (now, most))
+
+    def lift(self) -> None:
+        _, most = self.process.rlimit(psutil.RLIMIT_NOFILE)
+        self.process.rlimit(psutil.RLIMIT_NOFILE, (most, most))
+
+    def _used(self) -> set[int]:
+        """Its descriptors, once it neither opens nor closes any."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        seen: list[set[int]] = []
+
+        def is_idle() -> bool:
+            seen.append({int(one.name) for one in folder.iterdir()})
+            time.sleep(0.05)
+            return len(seen) >= 10 and all(one == seen[-1] for one in seen[-10:])
+
+        wait_until(is_idle)
+        return seen[-1]
+
+
+Limit = Callable[[Daemon, str], Limited]
+
+
+@pytest.fixture
+def limit() -> Iterator[Limit]:
+    """Makes processes whose limit is lifted at the end, also of a test that fails."""
+    made: list[Limited] = []
+
+    def make(daemon: Daemon, name: str) -> Limited:
+        made.append(Limited(daemon, name))
+        return made[-1]
+
+    yield make
+    for one in made:
+        with suppress(psutil.Error):
+            one.lift()
 
 
 def waits_for(daemon: Daemon, job_id: str) -> Any:
@@ -51,38 +89,43 @@ def check_ended(daemon: Daemon, job_id: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("worker", 1), ("zygote", 0), pytest.param("zygote", 1, marks=pytest.mark.slow)],
+    [("worker", 0), ("zygote", 0), pytest.param("zygote", 1, marks=pytest.mark.slow)],
 )
-def test_jobs_wait_for_descriptors_and_no_retry_is_used(sturdy: Daemon, name: str, more: int):
-    limited = Limited(sturdy, name)
-    limited.set(more=more)
+def test_jobs_wait_for_descriptors_and_no_retry_is_used(
+    sturdy: Daemon, name: str, more: int, limit: Limit
+):
+    assert sturdy.wait(sturdy.submit())["status"] == "finished"  # its connections are open now
+    limited = limit(sturdy, name)
+    limited.allow(more=more)
     jobs = [sturdy.submit(retries=1) for _ in range(2)]
     assert wait_until(lambda: waits_for(sturdy, jobs[0])) == WHAT
     holds_for(1.0, lambda: sturdy.client.job(jobs[0])["status"] == "started")
     assert WHAT in warmd("queue", home=sturdy.home.path).out
-    limited.set(more=None)
+    limited.lift()
     for job_id in jobs:
         check_ended(sturdy, job_id)
 
 
 @pytest.mark.slow
-def test_the_first_job_of_a_worker_that_can_open_nothing_stays_queued(daemon: Daemon):
-    limited = Limited(daemon, "worker")
-    limited.set(more=0)
+def test_the_first_job_of_a_worker_that_can_open_nothing_stays_queued(daemon: Daemon, limit: Limit):
+    limited = limit(daemon, "worker")
+    limited.allow(more=0)
     job_id = daemon.submit(retries=1)
     wait_until(lambda: f"lacks {WHAT}" in daemon.home.log.read_text())
     holds_for(2.0, lambda: daemon.client.job(job_id)["status"] == "queued")
-    limited.set(more=None)
+    limited.lift()
     check_ended(daemon, job_id)
 
 
 @pytest.mark.slow
-def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(sturdy: Daemon):
+def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(
+    sturdy: Daemon, limit: Limit
+):
     undisturbed = sturdy.submit(save_every=1)
     assert sturdy.wait(undisturbed)["status"] == "finished"
     job_id = hold(sturdy, retries=1)
-    horse = Limited(sturdy, "horse")
-    horse.set(more=0)
+    horse = limit(sturdy, "horse")
+    horse.allow(more=0)
     let_go(sturdy)
     check_ended(sturdy, job_id)
     assert steps(sturdy, job_id) == STEPS
@@ -93,32 +136,34 @@ def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(sturdy:
 
 
 @pytest.mark.slow
-def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon):
-    limited = Limited(sturdy, "zygote")
-    limited.set(more=0)
+def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon, limit: Limit):
+    limited = limit(sturdy, "zygote")
+    limited.allow(more=0)
     job_id = sturdy.submit()
     wait_until(lambda: waits_for(sturdy, job_id))
     sturdy.client.cancel(job_id)
     assert sturdy.wait(job_id)["status"] == "stopped"
-    limited.set(more=None)
+    limited.lift()
 
 
 @pytest.mark.slow
-def test_a_supervisor_without_descriptors_answers_and_starts_processes_later(sturdy: Daemon):
-    limited, worker = Limited(sturdy, "supervisor"), Limited(sturdy, "worker")
-    limited.set(more=0)
+def test_a_supervisor_without_descriptors_answers_and_starts_processes_later(
+    sturdy: Daemon, limit: Limit
+):
+    limited, worker = limit(sturdy, "supervisor"), limit(sturdy, "worker")
+    limited.allow(more=0)
     worker.process.kill()
     wait_until(lambda: "start no process: Too many open files" in sturdy.home.log.read_text())
     with pytest.raises(Unavailable, match="Too many open files"):
         sturdy.status()
-    limited.set(more=None)
+    limited.lift()
     job_id = sturdy.submit()
     assert sturdy.wait(job_id)["status"] == "finished"
 
 
 @pytest.mark.slow
 def test_a_supervisor_without_descriptors_can_be_stopped(sturdy: Daemon):
-    Limited(sturdy, "supervisor").set(more=0)
+    Limited(sturdy, "supervisor").allow(more=0)
     sturdy.stop()
     assert not sturdy.home.is_locked()
 
