@@ -6,6 +6,7 @@ The run directories of a real daemon are on a real file system that is full.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -271,10 +272,23 @@ def test_a_process_that_dies_while_the_home_is_full_is_replaced(cramped: Daemon,
 
 
 @pytest.mark.slow
-def test_a_daemon_reloads_and_stops_on_a_full_home(cramped: Daemon):
+def test_a_reload_on_a_full_home_ends_when_there_is_space(cramped: Daemon):
     job_id = hold(cramped, samples=LONG)
     fill(cramped.home.path)
-    assert list(control.reload(cramped.config))[-1]["stage"] == "ready"
+    with ThreadPoolExecutor(1) as pool:
+        reloaded = pool.submit(lambda: list(control.reload(cramped.config))[-1]["stage"])
+        let_go(cramped)
+        holds_for(2.0, lambda: cramped.home.is_locked())
+        make_room(cramped.home.path)
+        assert reloaded.result(timeout=60) == "ready"
+    assert cramped.wait(job_id, timeout_s=120)["status"] == "finished"
+    assert steps(cramped, job_id) == list(range(1, LONG + 1))
+
+
+@pytest.mark.slow
+def test_a_daemon_stops_on_a_full_home(cramped: Daemon):
+    job_id = hold(cramped, samples=LONG)
+    fill(cramped.home.path)
     let_go(cramped)
     cramped.stop()
     make_room(cramped.home.path)
