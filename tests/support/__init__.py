@@ -12,7 +12,7 @@ Several machines: `clusters` and `gangs` (nodes on loopback), `machines` and `ca
 Faults at random: `random_storm` (of processes, disk, power, Redis), `network_storm` (of links and
     machines); processes killed at each file-system call: `killed`
 Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub);
-    `process_limits` (no more threads), `power` (a disk that loses what was not flushed)
+    `process_limits` (no more threads, no memory), `power` (a disk that loses what was not flushed)
 A browser: `browser`, `dashboard`
 Tiny models and data: `tiny`, `tiny_vision`, `architectures`, `engines`, `adapters`,
     `odd_tokenizers`, `prefill`, `packages` (kinds from other packages)

@@ -90,6 +90,12 @@ def dies(prompts: list[str], completions: list[str], answers: list[str | None]) 
     return [len(text) / 10 for text in completions]
 
 
+def devours(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Takes more memory than there is."""
+    _note(answers)
+    return [float(len(bytearray(10**9))) for _ in completions]
+
+
 def raises(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
     """Raises an error while the file `broken` exists."""
     folder = _note(answers)

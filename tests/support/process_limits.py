@@ -1,10 +1,10 @@
-"""A limit on the number of processes and threads: a real control group of the kernel."""
+"""Limits on processes and threads, and on memory: real control groups of the kernel."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from needs import needs
@@ -34,26 +34,45 @@ class ProcessLimit:
 @contextlib.contextmanager
 def process_limit(name: str) -> Iterator[ProcessLimit]:
     """Make a group; all its processes must have ended at the end of the block."""
-    root = next(
-        (
-            path
-            for path in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-            if (path / "cgroup.procs").exists()
-        ),
-        None,
-    )
+    with _group("pids", ("pids.max",), name) as (folder, _):
+        limit = ProcessLimit(folder)
+        try:
+            yield limit
+        finally:
+            limit.set(more=None)
+
+
+@contextlib.contextmanager
+def memory_limit(name: str, limit_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Make a group with so much memory, beyond which the kernel kills; yields what adds a process.
+
+    Only what is allocated in the group counts. All its processes must have ended at the end.
+    """
+    files = ("memory.max", "memory.limit_in_bytes")  # of cgroup v2, v1
+    with _group("memory", files, name) as (folder, file):
+        file.write_text(str(limit_bytes))
+
+        def add(pid: int) -> None:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+        yield add
+
+
+@contextlib.contextmanager
+def _group(controller: str, files: Sequence[str], name: str) -> Iterator[tuple[Path, Path]]:
+    """Make a control group that has one of these files; yield its folder and the file."""
+    places = (Path("/sys/fs/cgroup") / controller, Path("/sys/fs/cgroup"))
+    root = next((path for path in places if (path / "cgroup.procs").exists()), None)
     folder = Path() if root is None else root / name
-    made = False
+    found: list[Path] = []
     if root is not None:
         with contextlib.suppress(OSError):
             folder.mkdir()
-            made = (folder / "pids.max").exists()
-    needs(made, "the right to make a control group with a limit of processes")
-    limit = ProcessLimit(folder)
+            found = [folder / file for file in files if (folder / file).exists()]
+    needs(bool(found), f"the right to make a control group ({controller})")
     try:
-        yield limit
+        yield folder, found[0]
     finally:
-        limit.set(more=None)
         deadline = time.monotonic() + 10
         while True:
             try:
