@@ -223,7 +223,7 @@ def test_jobs_with_an_input_file_stay_and_do_not_count_towards_the_size(queue, t
 @pytest.mark.nightly(
     part="storms", catches="files or keys that one answer in hundreds leaves behind"
 )
-@pytest.mark.timeout(900)  # 5,000 requests, which took 300 s next to three other daemons
+@pytest.mark.timeout(900)  # 5,000 to 8,000 requests; 5,000 took 300 s next to other daemons
 def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., Daemon]):
     daemon = make_daemon(
         workers=(
@@ -261,15 +261,18 @@ def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., D
         return not [path for path in daemon.home.runs.iterdir() if path.name.startswith("infer")]
 
     with ThreadPoolExecutor(16) as pool:
-        # The horse's heap reaches its size after 4,000 requests; a leak would continue to grow.
         first = list(pool.map(request, range(4000)))[:200]
         wait_until(is_clear, timeout_s=60)
-        before, begun = memory(), time.monotonic()
-        assert list(pool.map(request, range(1000)))[:200] == first
-        seconds = time.monotonic() - begun
-        wait_until(is_clear, timeout_s=60)
-    after = memory()
+        # A heap grows in steps, of megabytes; a leak grows with each thousand.
+        for _ in range(4):
+            before, begun = memory(), time.monotonic()
+            assert list(pool.map(request, range(1000)))[:200] == first
+            seconds = time.monotonic() - begun
+            wait_until(is_clear, timeout_s=60)
+            after = memory()
+            if all(after[name] - before[name] < 2 for name in before):
+                break
     client.close()
     log.info("1,000 answers in %.0f s; MB before %s, after %s", seconds, before, after)
     assert daemon.client.jobs() == []
-    assert all(after[name] - before[name] < 10 for name in before), (before, after)
+    assert all(after[name] - before[name] < 2 for name in before), (before, after)
