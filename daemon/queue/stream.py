@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -109,12 +109,23 @@ class Publisher:
 
         A stream that has another event under the newest number of the file is not a copy of it: an
         earlier version continued the file after a power failure. It is dropped, and written anew
-        from the file.
+        from the file. So is a stream with damaged entries, of which those ahead end at the first
+        damaged one: a power failure can leave zeros within a value of Redis' file.
         """
         in_file = next(iter(events.newest(self.path, 1)), None)
         seq = 0 if in_file is None else in_file["seq"]
-        entries: Any = self._connection.xrange(self.key, min=f"{max(seq, 1)}-0")
-        found = [event for entry in entries if (event := _checked(entry)) is not None]
+        found = []
+        is_damaged = False
+        for number, event in self._entries():
+            is_damaged = is_damaged or event is None
+            if event is None and number > seq:
+                break
+            if event is not None and number >= max(seq, 1):
+                found.append(event)
+        if is_damaged:
+            log.warning("%s: has damaged entries: written anew from %s", self.key, self.path)
+            self._connection.delete(self.key)
+            self._behind = True
         if found and found[0]["seq"] == seq:
             if found[0] != in_file:
                 log.warning("%s: is no copy of %s: dropped", self.key, self.path)
@@ -126,6 +137,12 @@ class Publisher:
             return Ahead([], last_seq=seq, is_copy=True)
         self._seq = found[-1]["seq"]
         return Ahead(found, last_seq=self._seq, is_copy=True)
+
+    def _entries(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Yield the number and the event of each entry; None for a damaged one."""
+        entries: Any = self._connection.xrange(self.key)
+        for entry in entries:
+            yield int(entry[0].split(b"-")[0]), checked(entry)
 
     def fall_behind(self, problem: redis.RedisError) -> None:
         """Note that an event was not copied: Redis is unreachable, or the key is not a stream."""
@@ -200,8 +217,7 @@ def newest(connection: redis.Redis, counts: Mapping[str, int]) -> list[list[dict
         found = pipeline.execute(raise_on_error=False)
     # A key that is not a stream counts as a job without events.
     return [
-        [] if isinstance(entries, redis.ResponseError) else [event_of(entry) for entry in entries]
-        for entries in found
+        [] if isinstance(entries, redis.ResponseError) else _events(entries) for entries in found
     ]
 
 
@@ -231,10 +247,14 @@ def follow(
                 {key: f"{after}-0"}, count=1000, block=None if ended else int(wait_s * 1000)
             ),
         )
-        fresh = [event_of(entry) for _, entries in batch or [] for entry in entries]
-        if (fresh and fresh[0]["seq"] > after + 1) or (ended and not fresh):
+        entries = [entry for _, found in batch or [] for entry in found]
+        fresh = _events(entries)
+        is_damaged = len(fresh) < len(entries)
+        if is_damaged or (fresh and fresh[0]["seq"] > after + 1) or (ended and not fresh):
             before_read()
             fresh = list(events.read(path, after=after))
+        if is_damaged and not fresh and not ended:
+            time.sleep(wait_s)  # the damaged entries do not block
         for event in fresh:
             after = event["seq"]
             if event["type"] in events.TERMINAL:
@@ -246,13 +266,12 @@ def follow(
             yield None
 
 
-def _checked(entry: Any) -> dict[str, Any] | None:
-    """Return the event in an entry, None if it is damaged."""
+def checked(entry: Any) -> dict[str, Any] | None:
+    """Return the event in a stream entry of redis-py, None if it is damaged."""
     event = events.parse(entry[1].get(b"event", b"") + b"\n")
     return event if event is not None and entry[0] == b"%d-0" % event["seq"] else None
 
 
-def event_of(entry: Any) -> dict[str, Any]:
-    """The event in a stream entry of redis-py."""
-    event: dict[str, Any] = orjson.loads(entry[1][b"event"])
-    return event
+def _events(entries: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the events of entries, without damaged ones."""
+    return [event for entry in entries if (event := checked(entry)) is not None]

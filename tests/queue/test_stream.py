@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import redis
 from waiting import wait_until
@@ -32,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[redis.Redis]:
 def seqs(server: redis.Redis, job_id: str) -> list[int]:
     """The numbers of the events in a job's stream."""
     entries: Any = server.xrange(keys.events(job_id))
-    return [stream.event_of(entry)["seq"] for entry in entries]
+    return [int(entry[0].split(b"-")[0]) for entry in entries]
 
 
 def test_a_reader_of_many_streams_wakes_once_for_simultaneous_events(
@@ -86,3 +87,34 @@ def test_a_wrong_type_at_the_key_of_a_stream_does_not_block_other_streams(
     server.delete(keys.events("spoilt"))
     spoilt.catch_up()
     assert seqs(server, "spoilt") == [1]
+
+
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_entries_with_zeros_are_not_read_and_the_stream_is_written_anew(
+    server: redis.Redis, tmp_path: Path, is_in_file: bool
+):
+    job, path = "job-1", tmp_path / "events.jsonl"
+    with EventLog(path, execution=1) as log:
+        for step in range(1, 5):
+            log.emit("step", step=step)
+    writer = StreamWriter(server)
+    Publisher(writer, job, path).catch_up()
+    assert seqs(server, job) == [1, 2, 3, 4]
+    lines = path.read_bytes().splitlines(keepends=True)
+    written = [orjson.loads(line) for line in lines]
+    server.delete(keys.events(job))
+    for event in written:
+        entry = orjson.dumps(event)
+        if event["seq"] == 3:  # as a power failure leaves it
+            entry = entry[:20] + bytes(len(entry) - 20)
+        server.xadd(keys.events(job), {"event": entry}, id=f"{event['seq']}-0")
+    assert [event["seq"] for event in stream.newest(server, {job: 9})[0]] == [4, 2, 1]
+    if not is_in_file:
+        path.write_bytes(b"".join(lines[:1]))
+    found = list(stream.follow(server, job, path, has_ended=lambda: True))
+    assert found == (written if is_in_file else written[:1])
+    publisher = Publisher(writer, job, path)
+    ahead = publisher.ahead()
+    assert (ahead.events, ahead.is_copy) == ([] if is_in_file else written[1:2], True)
+    publisher.catch_up()
+    assert seqs(server, job) == ([1, 2, 3, 4] if is_in_file else [1])

@@ -181,7 +181,9 @@ class Daemon:
         from warmd.daemon.queue import keys, stream
 
         found: Any = self.client.connection.xrange(keys.events(job_id))
-        return [stream.event_of(entry) for entry in found]
+        checked = [stream.checked(entry) for entry in found]
+        assert None not in checked, "damaged entries"
+        return [event for event in checked if event is not None]
 
     def close(self) -> None:
         """End it, whatever state it is in."""

@@ -262,12 +262,8 @@ def _events_of(job_id: str, entries: list[Any]) -> list[dict[str, Any]]:
     """Return the events in a stream's entries; entries that are not warmd's are skipped."""
     found = []
     for entry in entries:
-        try:
-            event = stream.event_of(entry)
-            is_event = event["seq"] == _seq_of(entry) and event.keys() >= _REQUIRED
-        except (LookupError, ValueError, TypeError, AttributeError):
-            is_event = False
-        if is_event:
+        event = stream.checked(entry)
+        if event is not None and event.keys() >= _REQUIRED:
             found.append(event)
         else:
             log.warning("%s: not an event in its stream: entry %.40r", job_id, entry[0])
