@@ -61,11 +61,6 @@ def problem(path: Path) -> str | None:
     return next((one.reason for one in exposures(path) if not one.is_ours), None)
 
 
-def is_private(path: Path) -> bool:
-    """Whether no other user could change what is at `path`."""
-    return not any(exposures(path))
-
-
 def narrow(path: Path) -> list[str]:
     """Protect this user's own files and folders on a path; return what has changed.
 
@@ -183,7 +178,7 @@ def _group(gid: int) -> str | None:
     try:
         group = grp.getgrgid(gid)
     except KeyError:
-        return f"group {gid}"  # nobody knows who is in it
+        return f"group {gid}"  # not in the group database: its members are unknown
     members: Iterable[str] = {
         *group.gr_mem,
         *(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid),

@@ -234,7 +234,7 @@ def compare(
     The test is Student's paired t test: at 5 % where all questions that differ do so by the same
     amount, as for 0 and 1, else at 4.8 %. Of equal models, whose scores on a question are
     independent draws from one distribution, it decides at most 5.6 % for rewards of two values
-    (8 questions), 6.5 % for three equally spaced values (7 questions), 5.8 % for four equally
+    (8 questions), 6.4 % for three equally spaced values (7 questions), 5.7 % for four equally
     frequent ones (6), and 5.2 % for ten. Models that are equal on average, but good at different
     questions, are decided more often: up to 12.5 % for two values (4 and 7 questions). The exact
     McNemar test stays below 5 % for two values, but its power is up to 52 points lower with

@@ -1,4 +1,4 @@
-"""Output on a terminal without control characters of others, which could steer it.
+"""Output on a terminal without the control characters in untrusted texts, which could steer it.
 
 Data sets, model answers, logs, names of nodes and error messages can hold escape sequences that
 move the cursor, hide lines or answer for the user.
@@ -20,28 +20,24 @@ class SafeTerminal:
     """A text stream on a terminal: `write` drops control characters; all else is the stream's."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.unfiltered = stream
 
     def write(self, text: str) -> int:
         parts = _COLOR.split(text)  # every second part is a color
         parts[::2] = map(printable, parts[::2])
-        return self._stream.write("".join(parts))
+        return self.unfiltered.write("".join(parts))
 
     def writelines(self, lines: list[str]) -> None:
         for line in lines:
             self.write(line)
 
-    def steer(self, codes: str) -> None:
-        """Write control characters."""
-        self._stream.write(codes)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.unfiltered, name)
 
 
 def steer(stream: TextIO, codes: str) -> None:
     """Write control characters to a terminal, such as those that clear its line."""
-    getattr(stream, "steer", stream.write)(codes)
+    getattr(stream, "unfiltered", stream).write(codes)
 
 
 def make_safe() -> None:

@@ -447,7 +447,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGIO, lambda *_: None)  # wakes `serve`; see held_files
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    cache.keep_library_caches(home.library_caches)
+    cache.keep_library_caches(home.code_caches)
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, ZygoteSettings)
     zygote = Zygote(home, settings.budget_bytes, settings.standbys)

@@ -106,7 +106,7 @@ class Home:
         return self.path / "cache"
 
     @property
-    def library_caches(self) -> Path:
+    def code_caches(self) -> Path:
         """The folder of code that libraries compile, such as torch's inductor."""
         return self.cache / "libraries"
 
@@ -242,7 +242,7 @@ class Home:
         changes = ownership.narrow_folder(self.path)
         if changes:
             log.warning("home: %s", ownership.narrowed_line(changes))
-            shutil.rmtree(self.library_caches, ignore_errors=True)  # others could change them
+            shutil.rmtree(self.code_caches, ignore_errors=True)  # others could change them
         for entry in (*self.path.iterdir(), self.sockets):
             self._refuse_if_exposed(entry)
 
@@ -392,7 +392,7 @@ def _socket_base() -> Path:
 
 
 def _is_private_folder(folder: Path) -> bool:
-    """Whether it is a folder of this user that nobody else may enter."""
+    """Whether a path is a folder, no link, that this user owns and others have no rights to."""
     try:
         found = folder.lstat()
     except OSError:

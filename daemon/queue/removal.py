@@ -39,9 +39,8 @@ def remove(store: JobStore, runs: Path, job_id: str) -> int:
                 shutil.rmtree(removed_dir)
             run_dir.rename(removed_dir)
         elif store.remote is not None:
-            removed_dir.mkdir(
-                mode=0o700, exist_ok=True
-            )  # marks the removal as unfinished, if this is killed
+            # It marks the removal as unfinished, if this process is killed.
+            removed_dir.mkdir(mode=0o700, exist_ok=True)
         return _finish(store, run_dir, removed_dir)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.files.atomic import write_atomic
+from ..host.backoff import backoff_s
 from ..host.home import Home
 from ..host.messages import UploaderSettings, decode
 from ..host.parent_death import end_with_parent
@@ -161,7 +162,7 @@ class Uploader:
             log.error("%s: %s; uploads are retried", job_id, problem)
             with suppress(OSError):  # the local disk is full
                 self._pending.note_problem(job_id, problem)
-        wait_s = min(2.0 ** min(failures, 10), _MAX_WAIT_S)  # of many it would overflow
+        wait_s = backoff_s(failures, first_s=1.0, longest_s=_MAX_WAIT_S)
         self._retries[job_id] = _Retry(failures + 1, time.monotonic() + wait_s)
 
     def _note_success(self, job_id: str) -> None:

@@ -6,7 +6,8 @@ has one file: commands, after a snapshot once it was rewritten. Commands are RES
 `EXEC` is one transaction; lines that begin with `#` are annotations, `#TS:` with the time of the
 commands after it.
 
-Only snapshots have a checksum: a damaged byte within a value of a command cannot be found.
+Only snapshots have a checksum: a damaged byte within a value of a command cannot be found. What a
+power failure has kept from the disk can: it reads as zeros, to the end of a block or of the file.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _BASE, _INCREMENT = "b", "i"
 
 _LONGEST_COUNT = 32  # bytes of the line with a number
 _LONGEST_ANNOTATION = 1024
+_UNWRITTEN = bytes(512)  # a sector of a disk, the smallest block; warmd writes no such values
 _SNAPSHOT = re.compile(rb"(?:REDIS\d{4}|VALKEY\d{3})")
 _SNAPSHOT_END = b"\xff"  # the operation before the checksum
 _CHECKSUM_BYTES = 8
@@ -135,6 +137,18 @@ def extent(path: Path, arities: Arities | None = None) -> Extent:
         return _read_commands(data, start, arities)
 
 
+def may_have_zeros(path: Path) -> bool:
+    """Whether a file may have parts that never reached the disk.
+
+    Redis reads such zeros without an error where they are within a value, or from within the last
+    value to the end of the file. Takes 0.03 s per 100 MB. Raises OSError.
+    """
+    if path.stat().st_size == 0:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data[-1] == 0 or data.find(_UNWRITTEN) >= 0
+
+
 def _single_file(folder: Path) -> Parts | None:
     path = folder / NAME
     return Parts((Part(path, 0, is_base=True),)) if path.is_file() else None
@@ -186,6 +200,7 @@ def _listed_again(inside: Path, listed: tuple[Part, ...]) -> tuple[Part, ...]:
 
 def _read_commands(data: mmap.mmap, start: int, arities: Arities | None) -> Extent:
     position = end = start
+    unwritten = data.find(_UNWRITTEN, start)
     written_at = noted = None
     is_open = False  # within MULTI … EXEC
     fault = None
@@ -195,7 +210,10 @@ def _read_commands(data: mmap.mmap, start: int, arities: Arities | None) -> Exte
                 position, time = _annotation(data, position)
                 noted = noted if time is None else time
             else:
-                name, position = _command(data, position, arities)
+                name, stop = _command(data, position, arities)
+                if position <= unwritten < stop:
+                    raise _Damage("zeros within a value")
+                position = stop
                 if name == b"multi" and is_open:
                     raise _Damage("a transaction within another")
                 if name == b"exec" and not is_open:
@@ -258,15 +276,24 @@ def _count(data: mmap.mmap, position: int, mark: bytes) -> tuple[int, int]:
 def _end_of_snapshot(data: mmap.mmap) -> int | None:
     """Return where the snapshot at the beginning of a file ends; None if it cannot be read.
 
-    Its end is where the checksum follows, so the format of its content need not be known.
+    Its end is where the checksum follows, so the format of its content need not be known. Of two
+    such places one byte apart, the end is the one with a command or nothing after it: a value may
+    end with the byte that ends a snapshot, and every 256th checksum then fits after both.
     """
     checksum = start = 0
-    while (stop := data.find(_SNAPSHOT_END, start)) >= 0:
+    found = None
+    while (stop := data.find(_SNAPSHOT_END, start)) >= 0 and (found is None or stop == start):
         checksum = _crc64(data[start : stop + 1], checksum)
         start = stop + 1
-        stored = data[start : start + _CHECKSUM_BYTES]
-        if stored == checksum.to_bytes(_CHECKSUM_BYTES, "little"):
-            return start + _CHECKSUM_BYTES
+        end = start + _CHECKSUM_BYTES
+        if data[start:end] == checksum.to_bytes(_CHECKSUM_BYTES, "little"):
+            found = found or end
+            if data[end : end + 1] in (b"", b"*", b"#"):
+                return end
+        elif found is not None:
+            break
+    if found is not None:
+        return found
     # With `rdbchecksum no` it is zero, which alone proves nothing: only accepted at the end.
     tail = data[-1 - _CHECKSUM_BYTES :]
     return len(data) if tail == _SNAPSHOT_END + bytes(_CHECKSUM_BYTES) else None

@@ -75,10 +75,17 @@ class _Plan:
     last_at: float | None
 
 
-def has_faulty_list(folder: Path) -> bool:
-    """Whether Redis must not start: it would refuse, or start empty and append to old files."""
+def is_suspect(folder: Path) -> bool:
+    """Whether the append-only file must be checked before Redis reads it. Raises OSError.
+
+    Redis would refuse, start empty and append to old files, or take zeros for values.
+    """
     found = aof_format.parts_of(folder)
-    return found is not None and found.fault is not None
+    if found is None or found.fault is not None:
+        return found is not None
+    paths = [part.path for part in found.parts if part.path.exists()]
+    # Redis checks the checksum of a snapshot itself.
+    return any(aof_format.may_have_zeros(path) for path in paths if path.suffix != ".rdb")
 
 
 def reports(copies: Path) -> list[Repair]:

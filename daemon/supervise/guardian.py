@@ -102,15 +102,16 @@ def _restart_loop(
 
 def _fork(end: Sequence[signal.Signals]) -> int | None:
     """Fork as soon as the machine can start a process; None if one of the signals `end` came."""
-    wait_s = _FIRST_WAIT_S
+    tries = 0
     while True:
         try:
             return os.fork()
         except OSError as error:
             log.error("guardian: no supervisor: %s", error)
+            wait_s = backoff_s(tries, first_s=_FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S)
             if signal.sigtimedwait(end, wait_s) is not None:
                 return None
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            tries += 1
 
 
 def _report(report: Report, manager: ServiceManager, message: Message) -> None:

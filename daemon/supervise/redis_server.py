@@ -2,8 +2,9 @@
 
 The append-only file is synced before every reply (`appendfsync always`): with `everysec` up to two
 seconds of acknowledged writes may still be in memory, and a kill -9 loses them. A file that Redis
-refuses, for example after a power loss, is repaired: see aof_repair.py. Redis' own repair of a file
-that was cut off (`aof-load-truncated`) is off: it keeps no copy and reports nothing.
+refuses or would read wrongly, for example after a power loss, is repaired: see aof_repair.py.
+Redis' own repair of a file that was cut off (`aof-load-truncated`) is off: it keeps no copy and
+reports nothing.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class EmbeddedRedis:
         lock = self._lock_folder(timeout_s)
         try:
             self.repairs = self._repairer.finish_interrupted()
-            if aof_repair.has_faulty_list(self.home.redis_folder):
+            if aof_repair.is_suspect(self.home.redis_folder):
                 self._repair()
             try:
                 self._start(lock, timeout_s)

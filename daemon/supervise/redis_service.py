@@ -12,6 +12,7 @@ import redis
 from ...configs.config import DaemonConfig
 from ...jobs.errors import Unavailable
 from ...jobs.files.shortage import Lacking
+from ..host.backoff import backoff_s
 from ..host.home import Home
 from ..host.messages import BootProgress
 from ..queue import key_prefix, keys, runs_owner
@@ -103,7 +104,7 @@ class RedisService:
             self.embedded.start()
         except (Unavailable, OSError) as error:
             self._failed_restarts += 1
-            pause_s = min(2.0 ** (self._failed_restarts - 1), _LONGEST_PAUSE_S)
+            pause_s = backoff_s(self._failed_restarts - 1, first_s=1.0, longest_s=_LONGEST_PAUSE_S)
             self._restart_at = clock() + pause_s
             full = self._home.full_folder_of_redis()
             waits = full is not None or isinstance(error, aof_repair.NoSpace | Lacking)

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from ..errors import SpecError
 from ..spec import path_of
 from ..user_code.limited_processes import LimitedProcesses
+from ..user_code.limited_server import MEMORY_BYTES
 
 FIELD = "json_schema"
 LIMIT_S = 0.8  # processor time of a schema, which takes milliseconds
@@ -66,7 +67,7 @@ def grammar_of(schema: str) -> str:
     except TimeoutError as error:
         raise _too_complex(schema, f"takes more than {LIMIT_S:g} s of a processor") from error
     except EOFError as error:  # llguidance ends the process where it gets no memory
-        raise _too_complex(schema, "needs more than 144 MiB") from error
+        raise _too_complex(schema, f"needs more than {MEMORY_BYTES >> 20} MiB") from error
     if "not_json" in answer:
         raise SpecError(FIELD, f"must be JSON, got {schema[:80]!r}: {answer['not_json']}")
     if "unsupported" in answer:

@@ -11,8 +11,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..user_code.limited_server import serve
 
-MEMORY_BYTES = 144 << 20  # of data; the process has less than 200 MB with the code of its libraries
-
 # The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
 # compares keys as they are spelled, so that "\u0061" would be another key than "a".
 _ESCAPES = 'nrbtf\\"'
@@ -38,4 +36,4 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(_answer, MEMORY_BYTES)
+    serve(_answer)

@@ -1,8 +1,8 @@
 """Checks the files of a model folder before a library opens them, and names file and field.
 
-A folder may come from anybody. Libraries wait for ever at a named pipe, and fail somewhere inside
-for a text in the place of a number. Fields that are not listed here are left to transformers.
-Imports no torch.
+A model folder is untrusted input. Libraries wait for ever at a named pipe, and fail somewhere
+inside for a text in the place of a number. Fields that are not listed here are left to
+transformers. Imports no torch.
 """
 
 from __future__ import annotations
@@ -201,9 +201,12 @@ _SETTINGS: Mapping[str, Mapping[str, _Takes]] = {
     "video_preprocessor_config.json": _PROCESSOR,
 }
 # Names of settings that are numbers in every architecture, where a text would be multiplied.
-_IS_NUMBER = re.compile(
-    r"^(num|n|max|min|top)_|_(size|sizes|dim|dims|groups|rank|(?<!aspect_)ratio|eps|epsilon|theta|factor|window|pixels|dropout|prob|pdrop|range|multiplier|positions)$"
+_NUMBER_ENDS = (
+    *("size", "sizes", "dim", "dims", "groups", "rank", "(?<!aspect_)ratio", "eps", "epsilon"),
+    *("theta", "factor", "window", "pixels", "dropout", "prob", "pdrop", "range", "multiplier"),
+    "positions",
 )
+_IS_NUMBER = re.compile(rf"^(num|n|max|min|top)_|_({'|'.join(_NUMBER_ENDS)})$")
 _IS_TOKEN = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask|image|video|audio)_token$")
 
 

@@ -1,4 +1,4 @@
-"""Reads files of a model folder, which may come from anybody: regular files of a bounded size only.
+"""Reads files of a model folder, an untrusted input: regular files of a bounded size only.
 
 Opening a named pipe waits for its other end, and a device can be read without end. Imports no
 torch.
@@ -22,9 +22,7 @@ SUFFIXES = {".bin", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".
 NOT_READ = {"optimizer.bin", "scheduler.bin", "trainer_state.json", "training_args.bin"}
 
 MOST_SETTINGS = 32 << 20  # bytes of a JSON file with settings
-MOST_JSON = (
-    1 << 30
-)  # bytes of a JSON file with a vocabulary or an index; the largest known has 35 MB
+MOST_JSON = 1 << 30  # bytes of a vocabulary or an index in JSON; the largest known has 35 MB
 _UNSAFE = re.compile("trust_remote_code|weights_only")  # options that libraries advise to set
 _MOST_REASON = 300  # characters
 _SHOWN = 60  # characters of a value

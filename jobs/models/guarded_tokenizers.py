@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import JobFailed
 from ..user_code.limited_processes import LimitedProcesses
+from ..user_code.limited_server import MEMORY_BYTES
 
 LIMIT_S = 0.8  # processor time for a part of a text, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
@@ -87,7 +88,7 @@ def try_rules(rules: str, text: str, name: str) -> None:
         except TimeoutError:
             problem = f"they take more than {LIMIT_S:g} s of a processor"
         except EOFError:
-            problem = "they need more than 144 MiB"
+            problem = f"they need more than {MEMORY_BYTES >> 20} MiB"
         if problem is not None:
             raise JobFailed(
                 f"tokenizer: the rules of {name} must split {text[:40]!r} in time, but {problem}"

@@ -12,8 +12,6 @@ from tokenizers import Tokenizer
 
 from ..user_code.limited_server import serve
 
-MEMORY_BYTES = 144 << 20  # of data; the process has less than 200 MB with the code of its libraries
-
 
 @lru_cache(maxsize=4)
 def _tokenizer(rules: str) -> Any:
@@ -30,4 +28,4 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(_answer, MEMORY_BYTES)
+    serve(_answer)

@@ -20,6 +20,9 @@ from contextlib import contextmanager, suppress
 from select import select
 from typing import Any
 
+from ..errors import Unavailable
+from ..files.shortage import Lacking, of_start
+
 _START_S = 30.0  # for the process to start, on a busy machine
 _MOST_PROCESSES = 4  # that work at the same time
 
@@ -47,7 +50,8 @@ class LimitedProcesses:
 
         `limit_s`: of waiting. `processor_s`: of work, which a busy machine does not use up.
 
-        Raises TimeoutError after a limit, EOFError if the process ends, as without memory.
+        Raises TimeoutError after a limit, EOFError if the process ends, as without memory; Lacking
+        and Unavailable if no process can be started.
         """
         limits = {"limit_s": limit_s + 1, "processor_s": processor_s or 0}
         with self._one() as process:
@@ -76,8 +80,21 @@ class LimitedProcesses:
                 if process.is_usable:
                     return process
                 process.end()
-        process = _Process(self._module, shows_errors=self._shows_errors)
-        process.wait_until_ready()
+        return self._started()
+
+    def _started(self) -> _Process:
+        """Return a new process that is ready. Raises Lacking, Unavailable."""
+        try:
+            process = _Process(self._module, shows_errors=self._shows_errors)
+        except OSError as error:
+            if (lacking := of_start(error)) is None:
+                raise
+            raise Lacking(lacking) from error
+        try:
+            process.wait_until_ready()
+        except (TimeoutError, EOFError) as error:
+            process.end()
+            raise Unavailable(f"the process of {self._module} does not start: {error}") from error
         return process
 
     def end_idle(self) -> None:

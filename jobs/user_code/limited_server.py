@@ -10,8 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Limit of a process's data; with the code of its libraries it has less than 200 MB.
+MEMORY_BYTES = 144 << 20
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], memory_bytes: int) -> None:
+
+def serve(
+    answer: Callable[[dict[str, Any]], dict[str, Any]], memory_bytes: int = MEMORY_BYTES
+) -> None:
     """Answer requests until stdin ends, or until this process has grown."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, most))

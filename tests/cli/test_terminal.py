@@ -1,4 +1,4 @@
-"""What others wrote cannot steer the user's terminal: names, texts, logs and messages."""
+"""Control characters in names, texts, logs and messages do not reach the user's terminal."""
 
 from __future__ import annotations
 

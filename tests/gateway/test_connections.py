@@ -24,7 +24,7 @@ from warmd.configs.config import DaemonConfig
 from warmd.daemon.gateway.__main__ import _listen as listen
 from warmd.daemon.gateway.http.auth import SILENCE_S, WRONG_S
 from warmd.daemon.gateway.http.connection import (
-    _FRESH_S as FRESH_S,
+    FRESH_S,
     MAX_CONNECTIONS,
     MAX_STRANGERS,
     UNREAD_S,

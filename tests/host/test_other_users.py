@@ -1,4 +1,4 @@
-"""What other users of the machine can do to a home and to caches of code: nothing."""
+"""Other users of the machine cannot read or change a home, or change caches of code."""
 
 from __future__ import annotations
 
@@ -105,12 +105,13 @@ def test_groups_with_other_members_count_and_sticky_folders_do_not(public: Path)
     above, home = public / "above", public / "above" / "home"
     home.mkdir(parents=True)
     above.chmod(0o1777)
-    assert ownership.is_private(home)
+    assert list(ownership.exposures(home)) == []
     above.chmod(0o775)
     os.chown(above, -1, os.getegid())
-    assert ownership.is_private(home) is (ownership._group(os.getegid()) is None)
+    has_others = ownership._group(os.getegid()) is not None
+    assert bool(list(ownership.exposures(home))) is has_others
     another_user()
-    os.chown(above, -1, OTHER)  # a group that nobody knows
+    os.chown(above, -1, OTHER)  # a group without an entry in the group database
     (exposed,) = ownership.exposures(home)
     assert exposed.reason == f"group {OTHER} may write to {above} (mode 0775)"
 

@@ -1,4 +1,4 @@
-"""A model folder from anybody: what is wrong is one line with file and field, and nothing waits.
+"""Damaged and malicious model folders are refused at once, in one line with file and field.
 
 Each case is loaded as the zygote does, and submitted as a client does.
 """

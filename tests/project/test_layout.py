@@ -165,7 +165,7 @@ ALLOWED = {
         "jobs.user_code",
     ),
     "jobs.codegraph": (*CONTRACT, "jobs.data", "jobs.files"),  # it reads folders and triples
-    "jobs.user_code": (),
+    "jobs.user_code": ("jobs.errors", "jobs.files"),
     "daemon.runs": ("jobs",),
     "daemon.host": ("configs", "jobs"),
     "daemon.store": ("configs", "jobs", "daemon.host", "daemon.runs"),

@@ -119,6 +119,13 @@ TAILS = {
     "a cut transaction": TRANSACTION[:-20],
     "a transaction without EXEC": TRANSACTION[: TRANSACTION.index(b"*1\r\n$4\r\nEXEC")],
     "zeros in a transaction": TRANSACTION[:40] + bytes(512),
+    "zeros from within a value to the end": b"*3\r\n$5\r\nRPUSH\r\n$1\r\nn\r\n$90\r\n7" + bytes(91),
+    "zeros within a value": b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1024\r\n"
+    + b"7" * 300
+    + bytes(512)
+    + b"7" * 212
+    + b"\r\n"
+    + TRANSACTION,
     "an unknown command": b"*3\r\n$5\r\nRP\x01SH\r\n$1\r\nn\r\n$1\r\n7\r\n",
     "an unknown word": b"*3\r\n$5\r\nRQUSH\r\n$1\r\nn\r\n$1\r\n7\r\n",
 }
@@ -345,6 +352,29 @@ def test_the_one_file_of_redis_6_is_repaired(tmp_path: Path):
     assert (Path(repair.copy) / path.name).read_bytes() == damaged
 
 
+def test_a_snapshot_that_seems_to_end_one_byte_early_is_whole(store: Store):
+    rewritten(store, 6)
+    (base,) = store.inside.glob("*.base.rdb")
+    raw = base.read_bytes()[: -aof_format._CHECKSUM_BYTES]
+    assert raw.endswith(b"\xff\xff")  # the end of a list, and of the snapshot
+    at = raw.index(b"ctime") + len(b"ctime\xc2")
+    for time_ in range(1 << 16):
+        raw = raw[:at] + time_.to_bytes(4, "little") + raw[at + 4 :]
+        if aof_format._crc64(raw[:-1], 0) & 0xFF == 0xFF:  # fits at the end of the list, too
+            break
+    whole = raw + aof_format._crc64(raw, 0).to_bytes(aof_format._CHECKSUM_BYTES, "little")
+    for commands in (b"", TRANSACTION):
+        base.write_bytes(whole + commands)
+        assert aof_format.extent(base) == aof_format.Extent(
+            len(whole + commands), len(whole + commands)
+        )
+    with store.last.open("ab") as file:
+        file.write(bytes(10))
+    base.write_bytes(whole)
+    assert store.numbers() == [0, 1, 2, 3, 4, 5]
+    assert [repair.cut_bytes for repair in store.repairs] == [10]
+
+
 def test_at_most_three_copies_are_kept(store: Store):
     store.write(1)
     for number in range(5):
@@ -360,7 +390,7 @@ def test_a_disk_without_space_refuses_in_one_line_and_changes_nothing(tmp_path: 
     (tmp_path / "home").mkdir()
     with small_disk(tmp_path / "home", "2m"):
         store = Store(tmp_path)
-        store.run(lambda redis: redis.set("k", bytes(600_000)))
+        store.run(lambda redis: redis.set("k", b"1" * 600_000))
         with store.last.open("ab") as file:
             file.write(bytes(4096))
         fill(store.home.path, leave_bytes=200_000)
@@ -461,7 +491,7 @@ def test_a_file_that_redis_cannot_read_for_another_reason_is_not_touched(store: 
 @pytest.mark.nightly(part="homes", catches="a start that reads a healthy file twice")
 def test_a_healthy_large_file_costs_nothing(tmp_path: Path):
     store = Store(tmp_path)
-    value = bytes(1000)
+    value = b"1" * 1000
     store.write(1)
     command = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000\r\n" + value + b"\r\n"
     with store.last.open("ab") as file:

@@ -76,7 +76,7 @@ def test_no_other_user_can_use_a_file_of_any_kind_of_job(
         assert daemon.wait(job_id, timeout_s=120)["status"] == "finished", kind
     daemon.stop()
     assert open_to_others(daemon.home.path) == {}
-    assert (daemon.home.library_caches / "torchinductor").is_dir()
+    assert (daemon.home.code_caches / "torchinductor").is_dir()
     for name in ("answers.jsonl", "vectors.npz", "rewards.jsonl"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask, name
     calls = daemon.folder / "calls"  # of the user's reward
@@ -105,7 +105,7 @@ def test_a_file_in_tmp_does_not_stop_the_daemon(make_daemon: Callable[..., Daemo
 def test_what_was_planted_in_a_wide_home_is_removed(make_daemon: Callable[..., Daemon]):
     another_user()
     daemon = make_daemon()
-    libraries = daemon.home.library_caches
+    libraries = daemon.home.code_caches
     daemon.start()
     daemon.stop()
     daemon.home.path.chmod(0o777)

@@ -20,6 +20,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 
 from ....jobs.errors import WarmdError
+from ...host.backoff import backoff_s
 from ..http.strict import ParsedRequest
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Caller:
         if self.retry is not None and self.timeout_s is not None:
             gave_up = time.monotonic() - self.began > self.timeout_s - _CLOCK_SLACK_S
             if gave_up:
-                wait = min(_FIRST_RETRY_S * 2**self.retry, _LAST_RETRY_S)
+                wait = backoff_s(self.retry, first_s=_FIRST_RETRY_S, longest_s=_LAST_RETRY_S)
                 patience = max(patience, wait + _RETRY_SLACK_S)
         return patience
 

@@ -21,7 +21,7 @@ HEAD_S = 10.0  # for the headers of a request to arrive
 UNREAD_S = 30.0  # in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
 MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
-_FRESH_S = 2.0  # for a new connection's first request to be authorized
+FRESH_S = 2.0  # for a new connection's first request to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
 _OTHER_FILES = 128  # open files that are not connections
 _READ_AT_ONCE = 64 * 1024  # bytes per connection and event loop iteration
@@ -29,7 +29,9 @@ _MAX_HEAD = 16 * 1024  # bytes
 _MAX_HEADERS = 100
 _MAX_SMALL_CHUNKS = 128  # chunks of a body; beyond these they must have, on average,
 _SMALL_CHUNK = 256  # at least this many bytes
-AUTHORIZED = "warmd.authorized"  # key in the ASGI scope: whether the request may be processed
+AUTHORIZED = (
+    "warmd.authorized"  # key in the ASGI scope: whether token or session, if needed, is right
+)
 _BLANK = re.compile(rb"\n\r?\n")
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\n"
@@ -117,7 +119,7 @@ class LimitedConnection(H11Protocol):
         while len(self._strangers) > MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             if not oldest._is_authorized():
-                if self.loop.time() - oldest._made < _FRESH_S:
+                if self.loop.time() - oldest._made < FRESH_S:
                     return  # many clients connect at the same time
                 oldest.transport.abort()
             del self._strangers[oldest]
@@ -150,10 +152,14 @@ class LimitedConnection(H11Protocol):
 
     def _oldest_stream(self) -> LimitedConnection | None:
         streams = [one for one in self._others() if one.cycle.response_started]
-        numbers = Counter(one.client[0] if one.client else "" for one in streams)
+        numbers = Counter(one._address for one in streams)
         most = max(numbers.values(), default=0)
-        of_client = (one for one in streams if numbers[one.client[0] if one.client else ""] == most)
+        of_client = (one for one in streams if numbers[one._address] == most)
         return min(of_client, key=lambda one: one._begun, default=None)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def _others(self) -> list[LimitedConnection]:
         """Return the other connections that have a request and are not being closed."""
