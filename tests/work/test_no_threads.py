@@ -35,6 +35,7 @@ def limited(limit: ProcessLimit, make_daemon: MakeDaemon) -> Iterator[Daemon]:
     daemon.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [pytest.param(0, marks=SHORT), 1, pytest.param(3, marks=SHORT)])
 def test_jobs_wait_for_threads_and_no_retry_is_used(
     limited: Daemon, limit: ProcessLimit, more: int
