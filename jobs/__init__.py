@@ -20,7 +20,7 @@ from .spec import Spec
 KINDS = Kinds(
     {
         "grpo": Kind(".grpo.options", "GrpoSpec", ".grpo.kind", ".grpo.trainer"),
-        "sft": Kind(".sft.options", "SftSpec", ".sft.kind", ".sft.trainer"),
+        "sft": Kind(".sft.options", "SftSpec", ".sft.kind", ".sft.task"),
         "dpo": Kind(".dpo.options", "DpoSpec", ".dpo.kind", ".dpo.trainer"),
         "mlm": Kind(".mlm.options", "MlmSpec", ".mlm.kind", ".mlm.trainer"),
         "encode": Kind(".encode.options", "EncodeSpec", ".encode.kind", ".encode.embedder"),

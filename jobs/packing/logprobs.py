@@ -51,6 +51,16 @@ def score(
     )
 
 
+def score_logits(logits: Tensor, targets: Tensor) -> Scores:
+    """Return `score` of logits (K, V) that a model's own forward pass has computed."""
+    log_p = torch.log_softmax(logits.float(), -1)
+    logps = log_p.gather(1, targets[:, None])[:, 0]
+    with torch.no_grad():
+        entropies = -torch.linalg.vecdot(log_p.exp(), log_p.nan_to_num(neginf=0.0))
+        is_top = logps >= log_p.amax(-1)
+    return Scores(logps, entropies, is_top)
+
+
 class _Score(torch.autograd.Function):
     """One GEMM forward; two backward, or three when the probabilities are recomputed."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...configs.units import format_size
 from ..compute.device import free_bytes
-from ..context import Ranks
+from ..context import Context, Ranks
 from ..errors import JobFailed
 from ..files.atomic import write_atomic
 from .attention import Attention, hidden_states
@@ -152,6 +152,12 @@ def _bytes_per_token(config: Any) -> int:
     """
     layer = 12 * config.hidden_size + 5 * config.intermediate_size
     return 4 * int(config.num_hidden_layers) * int(layer)
+
+
+def pack_tokens(model: Any, ctx: Context) -> int:
+    """Return the most tokens of a pack of this job, the same in all its executions."""
+    fitting = tokens_that_fit(model, torch.device(ctx.device), ctx.ranks.size)
+    return stored_number(ctx.run_dir / "pack_tokens", fitting, ctx.ranks)
 
 
 def require_one_process(ranks: Ranks, model: Any) -> None:

@@ -1,7 +1,7 @@
 """The SFT kind: supervised fine-tuning of a decoder.
 
-`options.py` has its options, `dataset.py` the rows and their tokens; `trainer.py` holds the
-trainer, which needs torch.
+`options.py` has its options, `dataset.py` the rows and their tokens, `task.py` the loss, which
+needs torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .options import SftSpec
 if TYPE_CHECKING:
     from trl.trainer.sft_config import SFTConfig
 
-    from .trainer import SupervisedTrainer
+    from ..training.loop import Training
+    from .task import Supervised
 
 
 def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
@@ -45,13 +46,14 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
     data_done = time.perf_counter()
     steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    trainer = _trainer(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
-    return row_job.train(
+    task, training = _training(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    return row_job.run_training(
         spec,
         ctx,
         rows,
-        trainer,
+        training,
         checkpoint,
+        most_tokens=task.most_tokens,
         measured=("loss", "mean_token_accuracy"),
         max_length=how.max_length,
         data_s=data_done - begun,
@@ -118,7 +120,7 @@ def _usual_learning_rate(num_parameters: int) -> float:
     return 3e-4 if num_parameters < 1e8 else 2e-5
 
 
-def _trainer(
+def _training(
     spec: SftSpec,
     ctx: Context,
     warm: WarmModel,
@@ -126,23 +128,37 @@ def _trainer(
     examples: Examples[Example],
     held_out: Examples[Example],
     data: str,
-) -> SupervisedTrainer:
+) -> tuple[Supervised, Training]:
     from ..packing.attention import can_pack
-    from ..training.arguments import in_float32
+    from ..packing.passes import pack_tokens
+    from ..training.arguments import in_float32, pad_id, set_router
+    from ..training.loop import Training
     from ..training.lora import with_adapter
-    from .trainer import SupervisedTrainer
+    from .task import Supervised
 
     model = in_float32(warm.model)
     packs = can_pack(model)
     model = model.requires_grad_(True) if spec.lora is None else with_adapter(warm, model, spec)
-    return SupervisedTrainer(
-        job=ctx,
-        spec=spec,
-        config=_config(spec, ctx, warm, steps, packs=packs),
+    args = _config(spec, ctx, warm, steps, packs=packs)
+    set_router(model, args)
+    task = Supervised(
+        ctx=ctx,
+        args=args,
         model=model,
-        tokenizer=warm.tokenizer,
+        pad_id=pad_id(model, warm.tokenizer),
         examples=examples,
         held_out=held_out,
         data=data,
+        most_tokens=pack_tokens(model, ctx) if packs else None,
+    )
+    training = Training(
+        ctx=ctx,
+        spec=spec,
+        args=args,
+        model=model,
+        tokenizer=warm.tokenizer,
+        task=task,
+        measured=task if held_out else None,
         eval_every=spec.eval_every,
     )
+    return task, training

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
 from ..compute.device import has_bfloat16
 from ..context import Context
+from ..models.adapters import unwrapped
 from .options import TrainingSpec
 
 
@@ -40,3 +42,37 @@ def in_float32(model: Any) -> Any:
     weights = (*model.parameters(), *model.buffers())
     is_other = any(w.is_floating_point() and w.dtype != torch.float32 for w in weights)
     return model.float() if is_other else model
+
+
+def pad_id(model: Any, tokenizer: Any) -> int:
+    """Return the padding token of a tokenizer, its end token if it has none; set it in both.
+
+    As TRL does, so that the saved model and tokenizer agree.
+    """
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return int(tokenizer.pad_token_id)
+
+
+def counts_first_tokens(model: Any) -> bool:
+    """Whether the first token of a row counts among those with a loss, although none predicts it.
+
+    The Trainer of transformers counts it unless it knows that the model's loss shifts the labels:
+    it does not know so of GPT-2, whose class is not named `ForCausalLM`.
+    """
+    loss = LOSS_MAPPING.get(getattr(unwrapped(model), "loss_type", None))
+    return loss is not ForCausalLMLoss
+
+
+def set_router(model: Any, args: Any) -> None:
+    """Make a mixture of experts return the loss that balances its experts, as TRL does.
+
+    Its coefficient is the model's own, unless `args` has one.
+    """
+    config = model.config.get_text_config()
+    if hasattr(config, "router_aux_loss_coef"):
+        if args.router_aux_loss_coef is None:
+            args.router_aux_loss_coef = config.router_aux_loss_coef
+        config.router_aux_loss_coef = args.router_aux_loss_coef
+        config.output_router_logits = bool(args.router_aux_loss_coef)

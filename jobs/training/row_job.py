@@ -29,6 +29,7 @@ from .same_inputs import require_same
 from .tokens import E, Encoder, Examples, tokenized
 
 if TYPE_CHECKING:
+    from .loop import Training
     from .row_trainer import RowTrainer
 
 
@@ -95,6 +96,65 @@ def planned_steps(
             f"which are left out: {steps} steps instead of {spec.steps_total}",
         )
     return steps
+
+
+def run_training(
+    spec: RowTrainingSpec,
+    ctx: Context,
+    rows: Rows[Any],
+    training: Training,
+    checkpoint: Path | None,
+    *,
+    most_tokens: int | None,
+    measured: Sequence[str],
+    **about: Any,
+) -> dict[str, Any]:
+    """Train to the end, evaluate before and after, write the model; return the job's result.
+
+    `measured`: the fields of an evaluation that the result has. `about`: further fields of the
+    `begin` event. Raises Stopped and JobFailed.
+    """
+    import torch
+
+    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
+    from ..compute.levels import compute_summary
+
+    gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
+    ctx.emit(
+        "begin",
+        steps_total=training.steps_total,
+        resumed_from=None if checkpoint is None else step_of(checkpoint),
+        model=spec.model,
+        parameters=training.model.num_parameters(),
+        trained_parameters=training.model.num_parameters(only_trainable=True),
+        device=str(training.args.device),
+        processes=ctx.ranks.size,
+        threads=torch.get_num_threads(),  # of each process
+        batch_size=spec.batch_size,
+        gradient_accumulation=spec.gradient_accumulation,
+        packing=most_tokens is not None,  # false: padded batches
+        pack_tokens=most_tokens,  # most in one pass of the model
+        learning_rate=training.args.learning_rate,
+        left_out=left_out.of_job(
+            "dataset", spec.dataset, spec.eval_dataset, readings=[rows.reading]
+        ),
+        first_prompt=shown_prompt(
+            next(iter(rows.train)).opening, chat_template_of(training.tokenizer)
+        ),
+        **compute_summary(ctx.device),
+        gemm=gemm,
+        **about,
+    )
+    with fast_kernels(onednn=gemm == ONEDNN):
+        training.run(checkpoint)
+    training.save_model(ctx.run_dir / "model")
+    return {
+        "steps": training.step,
+        "eval_before": _chosen(training.before, measured),
+        "eval_after": _chosen(training.last_eval, measured),
+        "model": "model",
+        "metrics": training.last_metrics,
+    }
 
 
 def train(

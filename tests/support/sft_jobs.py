@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,20 @@ import tiny
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, set_seed
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from warmd.jobs.data.lengths import Lengths
-from warmd.jobs.sft.dataset import Source, Tokenization
+from warmd.jobs.packing.attention import can_pack
+from warmd.jobs.packing.passes import pack_tokens
+from warmd.jobs.sft.dataset import Example, Tokenization
 from warmd.jobs.sft.options import SftSpec
-from warmd.jobs.sft.packed_trainer import PackedSftTrainer
+from warmd.jobs.sft.task import Supervised
+from warmd.jobs.training.arguments import pad_id, set_router
+from warmd.jobs.training.loop import Training
 from warmd.jobs.training.row_trainer import EpochOrder
+from warmd.jobs.training.tokens import Examples, tokenized
 
 # Marks the assistant's text and its end-of-turn token.
 TEMPLATE = (
@@ -123,10 +129,6 @@ class Stock(_InOrder, SFTTrainer):
     pass
 
 
-class Packed(_InOrder, PackedSftTrainer):
-    pass
-
-
 def with_adapter(model: Any, lora: LoraConfig, seed: int) -> Any:
     """Make an adapter as TRL does, from its seed."""
     set_seed(seed)
@@ -138,7 +140,7 @@ def with_adapter(model: Any, lora: LoraConfig, seed: int) -> Any:
 def trainer(
     side: str, folder: Path, model: Any, form: str, *, how: dict[str, Any], **options: Any
 ) -> Any:
-    """A trainer of 5 steps on a copy of `model`: TRL's on rows, warmd's on its own tokens.
+    """A training of 5 steps on a copy of `model`: TRL's trainer on rows, or warmd's own loop.
 
     `lora`: the config of an adapter to train, made from the seed as TRL makes it.
     """
@@ -151,19 +153,8 @@ def trainer(
         "learning_rate": 0.1,
         "use_cpu": True,
     }
-    rows: list[dict[str, Any]] = ROWS[form]
     if side == "warmd":
-        source = Source(dataset=write(folder / "rows.jsonl", rows))
-        made = Tokenization(
-            tokenizer=tokenizer(),
-            max_length=how.get("max_length", 1024),
-            **{name: value for name, value in how.items() if name != "max_length"},
-        )
-        rows = [
-            {"input_ids": example.ids, "labels": example.labels}
-            for example in made.encode(source.load().train, Lengths(made.max_length))
-        ]
-        how = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
+        usual |= {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
     config = SFTConfig(
         output_dir=str(folder),
         bf16=False,
@@ -173,17 +164,46 @@ def trainer(
         disable_tqdm=True,
         logging_steps=1,
         seed=3,
-        **usual | how | options,
+        **usual | ({} if side == "warmd" else how) | options,
     )
-    kind: Any = Packed if side == "warmd" else Stock
     learner = copy.deepcopy(model).requires_grad_(True)
     if lora is not None:
         learner = with_adapter(learner, lora, config.seed)
-    return kind(
+    if side == "warmd":
+        return _training(folder, learner, form, how, config)
+    return Stock(
         model=learner,
         args=config,
         processing_class=tokenizer(),
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list(ROWS[form]),
+    )
+
+
+def _training(folder: Path, model: Any, form: str, how: dict[str, Any], config: Any) -> Training:
+    ctx = tiny.surroundings(folder / "run", model).ctx
+    job = spec(folder, form, save_every=1000)
+    made = Tokenization(
+        tokenizer=tokenizer(),
+        max_length=how.get("max_length", 1024),
+        **{name: value for name, value in how.items() if name != "max_length"},
+    )
+    rows = job.source.load()
+    corpus = tokenized(
+        ctx.cache_dir, "sft", rows, made, lambda: None, lambda *_: None, vocabulary=None
+    )
+    set_router(model, config)
+    task = Supervised(
+        ctx=ctx,
+        args=config,
+        model=model,
+        pad_id=pad_id(model, made.tokenizer),
+        examples=Examples(corpus, corpus.train, Example),
+        held_out=Examples(corpus, corpus.validation, Example),
+        data=rows.fingerprint,
+        most_tokens=pack_tokens(model, ctx) if can_pack(model) else None,
+    )
+    return Training(
+        ctx=ctx, spec=job, args=config, model=model, tokenizer=made.tokenizer, task=task
     )
 
 
@@ -194,25 +214,45 @@ class _Gradients(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self.first: list[torch.Tensor] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._keep(kwargs["model"])
+
+    @contextmanager
+    def of_own_loop(self, model: Any) -> Iterator[None]:
+        """Keep those of a training of warmd within this block."""
+        handle = register_optimizer_step_pre_hook(lambda *_: self._keep(model))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _keep(self, model: Any) -> None:
         if not self.first:
-            self.first = [w.grad.clone() for w in kwargs["model"].parameters() if w.requires_grad]
+            self.first = [w.grad.clone() for w in model.parameters() if w.requires_grad]
 
 
 def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor], list[torch.Tensor]]:
-    """Train and return what was logged, the first step's gradients, and the weights."""
-    logged: list[dict[str, Any]] = []
+    """Train and return the metrics of each step, the first step's gradients, and the weights."""
     gradients = _Gradients()
-    made.add_callback(gradients)
-    log = made.log
+    logged: list[dict[str, Any]] = []
+    if isinstance(made, Training):
+        with gradients.of_own_loop(made.model):
+            made.run(None)
+        emitted = made.ctx.emit.__self__.events  # type: ignore[attr-defined]
+        logged = [event for event in emitted if event["type"] == "step"]
+    else:
+        made.add_callback(gradients)
+        log = made.log
 
-    def keep(logs: dict[str, Any], *rest: Any) -> None:
-        log(logs, *rest)
-        clocks = ("runtime", "per_second", "flos")
-        logged.append({k: v for k, v in logs.items() if not any(word in k for word in clocks)})
+        def keep(logs: dict[str, Any], *rest: Any) -> None:
+            log(logs, *rest)
+            logged.append(logs)
 
-    made.log = keep
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
-        made.train()
+        made.log = keep
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
+            made.train()
+        del logged[-1]  # the summary
+    names = ("loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy")
+    found = [{name: step[name] for name in names if name in step} for step in logged]
     trained = (weight for weight in made.model.parameters() if weight.requires_grad)
-    return logged, gradients.first, [weight.detach() for weight in trained]
+    return found, gradients.first, [weight.detach() for weight in trained]

@@ -12,7 +12,7 @@ from peft import LoraConfig
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.packing.attention import packed_attention
 from warmd.jobs.packing.passes import score_pack
-from warmd.jobs.sft.packed_trainer import SequencePack, Tokens, split
+from warmd.jobs.sft.packs import SequencePack, Tokens, split
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -51,10 +51,10 @@ def assert_same(
     made = sft_jobs.trainer("warmd", folder, model, form, how=how, **options)
     starts = [w.detach().clone() for w in made.model.parameters() if w.requires_grad]
     if most_tokens is not None:
-        made.most_tokens = most_tokens
+        made.task.most_tokens = most_tokens
     with fast_kernels():  # as in a job
         ours = sft_jobs.train(made)
-    assert len(ours[0]) == len(theirs[0]) == 6  # with the summary
+    assert len(ours[0]) == len(theirs[0]) == 5
     for our, their in zip(ours[0], theirs[0], strict=True):
         assert our == pytest.approx(their, rel=2e-5, abs=2e-6)
     largest = max(float(gradient.abs().max()) for gradient in theirs[1])
@@ -72,7 +72,7 @@ def assert_same(
 def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     changes, is_packed = ARCHITECTURES[architecture]
     made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), "completions")
-    assert (made.most_tokens is not None) == is_packed
+    assert (made.task.most_tokens is not None) == is_packed
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -81,7 +81,7 @@ def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, arc
     changes, is_packed = ARCHITECTURES[architecture]
     model = sft_jobs.small(architecture, **changes)
     made = assert_same(tmp_path, model, "completions", lora=lora)
-    assert (made.most_tokens is not None) == is_packed
+    assert (made.task.most_tokens is not None) == is_packed
 
 
 @pytest.mark.parametrize("case", list(CASES)[1:])
