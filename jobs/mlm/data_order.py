@@ -25,7 +25,7 @@ _ORDER = 2**63  # first key for the order, distinct from the keys of masks
 
 
 class StepOrder:
-    """Batch sampler: the examples of every step in micro-batches, reshuffled in every epoch.
+    """The examples of every step in micro-batches, reshuffled in every epoch.
 
     The examples of a step depend on their number, not on the split into micro-batches. The
     remainder of an epoch is dropped. Each of several `ranks` has a part of every micro-batch.
@@ -37,7 +37,6 @@ class StepOrder:
         *,
         micro_batch: int,
         accumulation: int,
-        steps: int,
         seed: int,
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
@@ -45,22 +44,18 @@ class StepOrder:
         self.lengths = lengths
         self.micro_batch = micro_batch
         self.accumulation = accumulation
-        self.steps = steps
         self.seed = seed
 
-    def __len__(self) -> int:
-        return self.steps * self.accumulation
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield micro-batches of (epoch, index)."""
+    def steps_from(self, first_step: int) -> Iterator[list[list[tuple[int, int]]]]:
+        """Yield the micro-batches of each step, as (epoch, index), from `first_step` (0) on."""
         steps_per_epoch = len(self.lengths) // (self.micro_batch * self.accumulation)
-        for step in range(self.steps):
-            epoch, within = divmod(step, steps_per_epoch)
-            if within == 0:
-                order = self.order_of_epoch(epoch)
-            for micro_batch in order[within].reshape(self.accumulation, self.micro_batch):
-                part = np.array_split(micro_batch, self.ranks.size)[self.ranks.rank]
-                yield [(epoch, int(index)) for index in part]
+        epoch, first = divmod(first_step, steps_per_epoch)
+        while True:
+            for examples in self.order_of_epoch(epoch)[first:]:
+                parts = examples.reshape(self.accumulation, self.micro_batch)
+                own = [np.array_split(part, self.ranks.size)[self.ranks.rank] for part in parts]
+                yield [[(epoch, int(index)) for index in part] for part in own]
+            epoch, first = epoch + 1, 0
 
     def order_of_epoch(self, epoch: int) -> Array:
         """Return the indices of an epoch, each at most once: (steps, examples per step)."""

@@ -1,7 +1,7 @@
 """The MLM kind: masked language modeling on text, or on Python code with its knowledge graph.
 
-`options.py` has its options; `corpus.py` makes the examples, `model.py` the model, and
-`trainer.py` holds the trainer.
+`options.py` has its options; `corpus.py` makes the examples, `model.py` the model, and `task.py`
+computes the losses.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from ..data.corpus import Corpus
+    from ..training.loop import Training
     from .objectives import Objective
-    from .trainer import MaskedTrainer
 
 
 def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
@@ -50,23 +50,18 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     if warm is not None and warm.new_head:
         _announce_head(spec, ctx, warm)
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
-    trainer = _trainer(spec, ctx, warm, model, tokenizer, corpus)
+    training = _training(spec, ctx, warm, model, tokenizer, corpus)
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
     gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-    _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
-
+    _announce(spec, ctx, training, corpus, checkpoint, gemm, seconds)
     with fast_kernels(onednn=gemm == ONEDNN):
-        evaluates = ctx.ranks.rank == 0 and spec.eval_first and len(trainer.held_out)
-        if checkpoint is None and evaluates:
-            trainer.check_weights()
-            trainer.evaluate_before()
-        trainer.train_to_end(checkpoint)
-    trainer.save_final_model(ctx.run_dir / "model")
+        training.run(checkpoint)
+    training.save_model(ctx.run_dir / "model")
     return {
-        "steps": trainer.state.global_step,
-        "eval": trainer.last_eval,
+        "steps": training.step,
+        "eval": training.last_eval,
         "model": "model",
-        "metrics": trainer.last_metrics,
+        "metrics": training.last_metrics,
     }
 
 
@@ -132,21 +127,22 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
     return corpus
 
 
-# The trainer.
+# The training.
 
 
-def _trainer(
+def _training(
     spec: MlmSpec,
     ctx: Context,
     warm: WarmModel | None,
     model: Any,
     tokenizer: Any,
     corpus: Corpus,
-) -> MaskedTrainer:
+) -> Training:
+    from ..training.loop import Training
     from ..training.lora import with_adapter
     from .masking import Masker
     from .objectives import GraphObjective, TextObjective
-    from .trainer import MaskedTrainer, Weights
+    from .task import MaskedModeling, Weights
 
     masker = Masker(
         seed=spec.seed,
@@ -164,12 +160,11 @@ def _trainer(
     if spec.lora is not None:
         assert warm is not None
         model = with_adapter(warm, model, spec)
-    return MaskedTrainer(
-        job=ctx,
-        spec=spec,
-        args=_arguments(spec, ctx),
+    args = _arguments(spec, ctx)
+    task = MaskedModeling(
+        ctx=ctx,
+        args=args,
         model=model,
-        tokenizer=tokenizer,
         corpus=corpus,
         held_out=measured(corpus, spec.validation_examples),
         objective=objective,
@@ -179,7 +174,18 @@ def _trainer(
             mnm_ramp_steps=spec.mnm_ramp_steps,
             constraint=spec.constraint_weight,
         ),
-        eval_every=spec.eval_every,
+    )
+    return Training(
+        ctx=ctx,
+        spec=spec,
+        args=args,
+        model=model,
+        tokenizer=tokenizer,
+        task=task,
+        measured=task if len(task.held_out) else None,
+        eval_every=spec.eval_every or None,
+        eval_first=spec.eval_first,
+        on_step=task.trained,
     )
 
 
@@ -223,7 +229,8 @@ def _left_out(spec: MlmSpec, ctx: Context, corpus: Corpus) -> str | None:
 def _announce(
     spec: MlmSpec,
     ctx: Context,
-    trainer: MaskedTrainer,
+    training: Training,
+    corpus: Corpus,
     checkpoint: Path | None,
     gemm: str,
     seconds: dict[str, Any],
@@ -239,18 +246,18 @@ def _announce(
         resumed_from=None if checkpoint is None else step_of(checkpoint),
         model=spec.model or spec.architecture,
         objective=spec.objective,
-        parameters=trainer.model.num_parameters(),
-        trained_parameters=trainer.model.num_parameters(only_trainable=True),
-        device=str(trainer.args.device),
+        parameters=training.model.num_parameters(),
+        trained_parameters=training.model.num_parameters(only_trainable=True),
+        device=str(training.args.device),
         processes=ctx.ranks.size,
         threads=torch.get_num_threads(),  # of each process
         gemm=gemm,
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
         seq_len=spec.seq_len,
-        learning_rate=trainer.args.learning_rate,
+        learning_rate=training.args.learning_rate,
         warmup_steps=spec.warmup,
-        left_out=_left_out(spec, ctx, trainer.corpus),
+        left_out=_left_out(spec, ctx, corpus),
         **compute_summary(ctx.device),
         **seconds,
     )

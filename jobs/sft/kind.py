@@ -130,7 +130,7 @@ def _training(
     data: str,
 ) -> tuple[Supervised, Training]:
     from ..packing.attention import can_pack
-    from ..packing.passes import pack_tokens
+    from ..packing.passes import pack_tokens, require_one_process
     from ..training.arguments import in_float32, pad_id, set_router
     from ..training.loop import Training
     from ..training.lora import with_adapter
@@ -138,6 +138,8 @@ def _training(
 
     model = in_float32(warm.model)
     packs = can_pack(model)
+    if not packs:
+        require_one_process(ctx.ranks, model)
     model = model.requires_grad_(True) if spec.lora is None else with_adapter(warm, model, spec)
     args = _config(spec, ctx, warm, steps, packs=packs)
     set_router(model, args)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import TrainerState, set_seed
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens
+from transformers.utils.logging import disable_progress_bar
 
 from ..context import Activity, Context, step_of
 from ..errors import JobFailed, Stopped
@@ -101,12 +102,23 @@ class Measured(Protocol):
         """Called with the fields of each eval event after the first step."""
 
 
+def _ignore(step: int, metrics: Mapping[str, Any]) -> None:
+    """Default of `on_step`."""
+
+
+def _none(rules: int) -> Sequence[str]:
+    """Default of `differences_since`."""
+    return ()
+
+
 class Training:
     """One execution of a training job: trains a model by a task, from a checkpoint to its end.
 
     `args`: transformers.TrainingArguments, or TRL's config of a kind; `max_steps` is the number of
     steps of the whole job. `eval_every`: 0 for an evaluation after the last step only, None for
-    none. Rank 0 alone evaluates and saves: the other ranks wait for it in the next step.
+    none; `eval_first`: also before the first step. Rank 0 alone evaluates and saves: the other
+    ranks wait for it in the next step. `on_step` gets each step with its metrics before its event
+    is emitted. `differences_since`: how results differ from those of a version with these RULES.
     """
 
     def __init__(
@@ -120,6 +132,9 @@ class Training:
         task: Task[Any],
         measured: Measured | None = None,
         eval_every: int | None = None,
+        eval_first: bool = True,
+        on_step: Callable[[int, Mapping[str, Any]], None] = _ignore,
+        differences_since: Callable[[int], Sequence[str]] = _none,
     ) -> None:
         set_seed(args.seed)
         self.ctx = ctx
@@ -133,6 +148,9 @@ class Training:
         self.before: dict[str, Any] | None = None  # the evaluation before the first step
         self.last_eval: dict[str, Any] | None = None  # the fields of the latest eval event
         self._measured = measured
+        self._eval_first = eval_first
+        self._on_step = on_step
+        self._differences_since = differences_since
         self._eval_every = eval_every if measured is not None and ctx.ranks.rank == 0 else None
         self._eval_step: int | None = None  # the step it measured, if in this execution
         self._eval_is_due = False
@@ -147,6 +165,7 @@ class Training:
         self._schedule: Any = None
         self._progress.begin("start")
         model.config.use_cache = args.use_cache
+        disable_progress_bar()  # of writing weights: it would fill the job's log
 
     @property
     def steps_total(self) -> int:
@@ -161,17 +180,19 @@ class Training:
         if checkpoint is not None:
             require_files(checkpoint)
             self._compare_options(checkpoint)
+            self._load_state(checkpoint)
             self._saver.latest = checkpoint
             if self.ctx.stop_at is not None and step_of(checkpoint) >= self.ctx.stop_at:
                 if self.ctx.eval_at_stop:
-                    self._restore_model(checkpoint)
+                    load_weights(self.model, checkpoint)
                     self._evaluate_at_stop()
                 raise Stopped(step_of(checkpoint))  # killed between that save and its end
             if step_of(checkpoint) >= self.steps_total:
-                self._restore_model(checkpoint)
+                load_weights(self.model, checkpoint)
                 self._evaluate_if_due()
                 return
-        if checkpoint is None and self._measured is not None and self.ctx.ranks.rank == 0:
+        evaluates = self._eval_first and self._measured is not None and self.ctx.ranks.rank == 0
+        if checkpoint is None and evaluates:
             self.before = self._evaluate_before()
         os.environ.update(self.ctx.ranks.environment)
         try:
@@ -215,14 +236,8 @@ class Training:
         schedule = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
         self._schedule.load_state_dict(schedule)
         restart_schedule(self._schedule, self.args.learning_rate)
-        self._load_state(checkpoint)
         self._report_extension(checkpoint)
         self._warn_of_differences(checkpoint)
-
-    def _restore_model(self, checkpoint: Path) -> None:
-        """Restore the model and the state of a checkpoint without training further."""
-        load_weights(self.model, checkpoint)
-        self._load_state(checkpoint)
 
     def _load_state(self, checkpoint: Path) -> None:
         state = read_job_state(checkpoint)
@@ -275,6 +290,12 @@ class Training:
                 "warning",
                 message=f"the resume from {checkpoint.name} is exact in state, but not bitwise "
                 f"({'; '.join(changed)}): sums round differently from here on",
+            )
+        if fixes := self._differences_since(about.get("rules", 0)):
+            self.ctx.emit(
+                "warning",
+                message=f"from step {step_of(checkpoint) + 1} on, results differ from those of the "
+                f"earlier version that wrote {checkpoint.name}: {'; '.join(fixes)}",
             )
 
     def _environment(self) -> dict[str, Any]:
@@ -376,6 +397,7 @@ class Training:
     def _report(self, trackers: Trackers) -> None:
         """Emit the step's event; check its metrics for a divergence."""
         metrics = self.last_metrics
+        self._on_step(self.step, metrics)
         self.ctx.emit("step", step=self.step, steps_total=self.steps_total, **metrics)
         trackers.log(self.step, metrics)
         found = self._divergence.update(metrics)

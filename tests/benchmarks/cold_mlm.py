@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 BEGUN = time.perf_counter()
@@ -56,10 +57,10 @@ def main() -> None:
         corpus.lengths[corpus.train],
         micro_batch=spec.batch_size,
         accumulation=spec.gradient_accumulation,
-        steps=spec.steps,
         seed=spec.seed,
     )
-    train = corpus.train[[index for ((_, index),) in order]]
+    steps = islice(order.steps_from(0), spec.steps)
+    train = corpus.train[[index for step in steps for ((_, index),) in step]]
     held_out = measured(corpus, spec.validation_examples)
     data_done = time.perf_counter()
     torch.manual_seed(spec.seed)

@@ -20,13 +20,13 @@ from warmd.jobs.mlm.data_order import StepOrder
 from warmd.jobs.mlm.kind import run
 from warmd.jobs.mlm.model import set_dropout
 from warmd.jobs.mlm.options import MlmSpec
-from warmd.jobs.mlm.trainer import MaskedTrainer
+from warmd.jobs.mlm.task import MaskedModeling
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 def order(lengths: Any, **changes: Any) -> StepOrder:
-    usual = {"micro_batch": 2, "accumulation": 2, "steps": 40, "seed": 1}
+    usual = {"micro_batch": 2, "accumulation": 2, "seed": 1}
     return StepOrder(np.asarray(lengths), **usual | changes)
 
 
@@ -50,9 +50,17 @@ def test_a_step_has_examples_of_similar_length():
 
 def test_a_step_does_not_depend_on_its_micro_batches():
     lengths = np.arange(100) % 13
-    whole = list(order(lengths, micro_batch=4, accumulation=1))
-    cut = list(order(lengths, micro_batch=1, accumulation=4))
-    assert [[*chain(*cut[i : i + 4])] for i in range(0, len(cut), 4)] == whole
+    whole = order(lengths, micro_batch=4, accumulation=1).steps_from(0)
+    cut = order(lengths, micro_batch=1, accumulation=4).steps_from(0)
+    for _ in range(40):
+        assert [*chain(*next(cut))] == [*chain(*next(whole))]
+
+
+def test_steps_that_are_skipped_change_no_later_one():
+    lengths = np.arange(100) % 13
+    every = order(lengths).steps_from(0)
+    for step in range(60):
+        assert next(order(lengths).steps_from(step)) == next(every)
 
 
 def losses_of(home: Path, name: str, spec: MlmSpec) -> dict[int, tuple[float, float]]:
@@ -88,17 +96,17 @@ def test_the_loss_is_the_mean_over_the_masked_tokens_of_the_step(
 ):
     """The reference: all examples of a step in one batch, with the model's own loss."""
     seen: dict[str, Any] = {}
-    original = MaskedTrainer.get_batch_samples
+    original = MaskedModeling.batches
 
-    def keep(self: MaskedTrainer, *args: Any) -> Any:
-        batches, counts = original(self, *args)
-        seen.setdefault("batches", batches)
-        model: Any = self.model
-        seen.setdefault("state", {k: v.clone() for k, v in model.state_dict().items()})
-        seen.setdefault("model", model)
-        return batches, counts
+    def keep(self: MaskedModeling, first_step: int) -> Any:
+        for batch in original(self, first_step):
+            model: Any = self._model
+            seen.setdefault("batches", [part.batch for part in batch])
+            seen.setdefault("state", {k: v.clone() for k, v in model.state_dict().items()})
+            seen.setdefault("model", model)
+            yield batch
 
-    monkeypatch.setattr(MaskedTrainer, "get_batch_samples", keep)
+    monkeypatch.setattr(MaskedModeling, "batches", keep)
     spec = text_spec(home, architecture, steps=1, dropout=0.0, eval_every=0, batch_size=4)
     ((loss, grad_norm),) = losses_of(home, name, spec).values()
 

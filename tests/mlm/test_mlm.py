@@ -20,7 +20,7 @@ from warmd.jobs.errors import Stopped
 from warmd.jobs.mlm.curve import COLUMNS, Curve
 from warmd.jobs.mlm.kind import run
 from warmd.jobs.mlm.options import MlmSpec
-from warmd.jobs.mlm.trainer import rank
+from warmd.jobs.mlm.task import rank
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 

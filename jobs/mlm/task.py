@@ -1,4 +1,4 @@
-"""Trainer for masked language modeling: losses of a step, evaluation, link prediction.
+"""What MLM computes: the losses of a step, evaluation, link prediction (training.loop.Task).
 
 Imports torch: only `run` of the MLM kind imports it.
 """
@@ -6,26 +6,21 @@ Imports torch: only `run` of the MLM kind imports it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import TrainingArguments
+from torch import Tensor
 
 from ..codegraph.sequences import IGNORED
 from ..context import Context
 from ..data.corpus import Corpus
 from ..errors import JobFailed
-from ..training.evaluation import EvaluatingTrainer
-from ..training.options import TrainingSpec
-from ..training.snapshot import read_job_state
+from ..training.loop import Loss
 from .curve import Curve
 from .data_order import VALIDATION_EPOCH, Array, MaskedExamples, StepOrder
 from .objectives import Batch, GraphObjective, Objective, Sample, sum_of_losses, targets
@@ -49,25 +44,31 @@ class Weights:
         return {"mlm": self.mlm, "mnm": self.mnm * ramp, "constraint": self.constraint}
 
 
-class MaskedTrainer(EvaluatingTrainer):
-    """Trains a model on a corpus and evaluates it on the examples `held_out`."""
+@dataclass(frozen=True)
+class MicroBatch:
+    """Masked examples, and the counts by which their losses are divided."""
 
-    model: Any
-    objective: Objective
+    batch: Batch
+    counts: Mapping[str, int]  # of the whole step, over all ranks: labels by part, rows, tokens
+    step: int  # from 1
+
+
+class MaskedModeling:
+    """The task of an MLM job, which also evaluates it (training.loop.Task, training.loop.Measured).
+
+    `args`: transformers.TrainingArguments. `held_out`: the numbers of the examples to evaluate.
+    """
 
     def __init__(
         self,
         *,
-        job: Context,
-        spec: TrainingSpec,
-        args: TrainingArguments,
+        ctx: Context,
+        args: Any,
         model: Any,
-        tokenizer: Any,
         corpus: Corpus,
         held_out: Array,
         objective: Objective,
         weights: Weights,
-        eval_every: int,
     ) -> None:
         self.corpus = corpus
         # Sorted by length, so that evaluation batches have little padding.
@@ -75,42 +76,27 @@ class MaskedTrainer(EvaluatingTrainer):
         self.objective = objective
         self.weights = weights
         # Rank 0 writes the file; the others have none.
-        self.curve = Curve(job.run_dir / "metrics.csv") if job.ranks.rank == 0 else None
-        self._sums = dict.fromkeys(objective.parts, 0.0)  # losses of the current step
-        self._tokens = 0  # of the current step, without padding
-        super().__init__(
-            job=job,
-            spec=spec,
-            model=model,
-            args=args,
-            processing_class=tokenizer,
-            eval_every=eval_every if eval_every and len(held_out) else None,
-        )
-        self.loss_is_scaled_for_ga = True  # `compute_loss` scales it, for every model
+        self.curve = Curve(ctx.run_dir / "metrics.csv") if ctx.ranks.rank == 0 else None
+        self._ctx = ctx
+        self._args = args
+        self._model = model
 
-    # Data.
-
-    def get_train_dataloader(self) -> Any:
+    def batches(self, first_step: int) -> Iterator[Sequence[MicroBatch]]:
         order = StepOrder(
             self.corpus.lengths[self.corpus.train],
-            micro_batch=self.args.per_device_train_batch_size,
-            accumulation=self.args.gradient_accumulation_steps,
-            steps=self.args.max_steps,
-            seed=self.args.seed,
-            ranks=self.ranks,
+            micro_batch=self._args.per_device_train_batch_size,
+            accumulation=self._args.gradient_accumulation_steps,
+            seed=self._args.seed,
+            ranks=self._ctx.ranks,
         )
-        return DataLoader(
-            MaskedExamples(self.corpus, self.corpus.train, self.objective),
-            batch_sampler=cast(Any, order),
-            collate_fn=cast(Any, self.objective.collate),
-            generator=torch.Generator(),  # otherwise it would draw from the global one
-        )
+        examples = MaskedExamples(self.corpus, self.corpus.train, self.objective)
+        for step, items in enumerate(order.steps_from(first_step), first_step + 1):
+            made = [self.objective.collate([examples[item] for item in part]) for part in items]
+            # Losses are means over the whole step, so the counts of all micro-batches are needed.
+            counts = self._counts(made)
+            yield [MicroBatch(self._on_device(batch), counts, step) for batch in made]
 
-    def get_batch_samples(
-        self, epoch_iterator: Any, num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], Any]:
-        batches = [next(epoch_iterator) for _ in range(num_batches)]
-        # Losses are means over the whole step, so the counts of all micro-batches are needed.
+    def _counts(self, batches: Sequence[Batch]) -> dict[str, int]:
         counts: dict[str, int] = {
             part: sum(len(targets(batch, part)) for batch in batches)
             for part in ("mlm", "mnm")
@@ -119,69 +105,45 @@ class MaskedTrainer(EvaluatingTrainer):
         counts["rows"] = sum(len(batch["input_ids"]) for batch in batches)
         counts["tokens"] = sum(int(batch["attention_mask"].sum()) for batch in batches)
         of_all = torch.tensor(list(counts.values()))
-        self.ranks.sum(of_all)
-        counts = dict(zip(counts, of_all.tolist(), strict=True))
-        self._tokens = counts["tokens"]
-        return batches, counts
+        self._ctx.ranks.sum(of_all)
+        return dict(zip(counts, of_all.tolist(), strict=True))
 
-    # The loss.
+    def loss(self, micro_batch: MicroBatch) -> Iterator[Loss]:
+        device = self._args.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._args.bf16):
+            losses = self.objective.losses(self._model, micro_batch.batch, micro_batch.counts)
+        weights = self.weights.at(micro_batch.step)
+        yield Loss(
+            cast(Tensor, sum(weights[part] * loss for part, loss in losses.items())),
+            {f"{part}_loss": float(loss.detach()) for part, loss in losses.items()},
+        )
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        losses = self.objective.losses(model, inputs, num_items_in_batch)
-        weights = self.weights.at(self.state.global_step + 1)
-        for part, loss in losses.items():
-            self._sums[part] += float(loss.detach())
-        return sum(weights[part] * loss for part, loss in losses.items())
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
-        self.ranks.sum(loss)  # of the parts of a micro-batch
-        return loss
-
-    # Events and state.
-
-    def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
-        step = self.state.global_step
+    def fields(self, batch: Sequence[MicroBatch], sums: Mapping[str, float]) -> dict[str, Any]:
+        step, parts = batch[0].step, self.objective.parts
         weights = self.weights.at(step)
-        sums = torch.tensor(list(self._sums.values()), dtype=torch.float64)
-        self.ranks.sum(sums)
-        self._sums = dict(zip(self._sums, sums.tolist(), strict=True))
-        fields = {
-            **super().step_fields(logs),
-            **{f"{part}_loss": loss for part, loss in self._sums.items()},
-            **{f"{part}_weight": weights[part] for part in self._sums},
-            "micro_steps": step * self.args.gradient_accumulation_steps,
-            "tokens": self._tokens,
-            "seconds": self.step_seconds(),
+        return {
+            **{f"{part}_loss": sums[f"{part}_loss"] for part in parts},
+            **{f"{part}_weight": weights[part] for part in parts},
+            "micro_steps": step * self._args.gradient_accumulation_steps,
+            "tokens": batch[0].counts["tokens"],
         }
-        if self.curve is not None:
-            row = {"step": step, "total_loss": fields["loss"], **fields}
-            self.job.patiently(partial(self.curve.add, row), self.job.run_dir)
-        self._sums = dict.fromkeys(self._sums, 0.0)
-        return fields
 
-    def job_state(self) -> dict[str, Any]:
+    def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add a step to the curve, before its event."""
+        if self.curve is not None:
+            row = {"step": step, "total_loss": metrics["loss"], **metrics}
+            self._ctx.patiently(partial(self.curve.add, row), self._ctx.run_dir)
+
+    def state(self) -> dict[str, Any]:
         assert self.curve is not None  # rank 0 saves
         return {
-            **super().job_state(),
             "data": self.corpus.name,
             "curve": torch.tensor(self.curve.rows, dtype=torch.float64),
         }
 
-    def check_checkpoint(self, checkpoint: Path) -> None:
-        super().check_checkpoint(checkpoint)
-        # Before the weights are loaded: a tokenizer of other data may not fit them.
-        if read_job_state(checkpoint)["data"] != self.corpus.name:
+    def load(self, state: Mapping[str, Any]) -> None:
+        if state["data"] != self.corpus.name:
             raise JobFailed("data: must be the data that the checkpoint was trained on")
-
-    def load_job_state(self, state: dict[str, Any]) -> None:
-        super().load_job_state(state)
         if self.curve is not None:
             self.curve = Curve(self.curve.path, state["curve"].tolist())
 
@@ -194,7 +156,7 @@ class MaskedTrainer(EvaluatingTrainer):
             for part in ("mlm", "mnm")
             if f"{part}_acc" in found
         }
-        self.job.patiently(partial(self.curve.amend, accuracies), self.job.run_dir)
+        self._ctx.patiently(partial(self.curve.amend, accuracies), self._ctx.run_dir)
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:
@@ -211,7 +173,7 @@ class MaskedTrainer(EvaluatingTrainer):
         for batch in self._eval_batches(masked):
             if batch is None:
                 return None
-            for part, logits in self.objective.logits(self.model, batch).items():
+            for part, logits in self.objective.logits(self._model, batch).items():
                 true = targets(batch, part)
                 ranks.setdefault(part, []).append(rank(logits, true))
                 losses[part] = losses.get(part, 0.0) + float(sum_of_losses(logits, true))
@@ -242,7 +204,7 @@ class MaskedTrainer(EvaluatingTrainer):
         for batch in self._eval_batches(sample for sample, _ in hidden):
             if batch is None:
                 return None
-            logits = objective.logits(self.model, batch)["mnm"]
+            logits = objective.logits(self._model, batch)["mnm"]
             logps = torch.log_softmax(logits.float(), -1).cpu()
             sizes = (batch["mnm_labels"] != IGNORED).sum(1).tolist()
             for logp in torch.split_with_sizes(logps, sizes):  # each (L, V)
@@ -259,14 +221,16 @@ class MaskedTrainer(EvaluatingTrainer):
 
     def _eval_batches(self, samples: Iterable[Sample]) -> Iterator[Batch | None]:
         """Set eval mode and yield batches; yield None and end if the job must stop."""
-        self.model.eval()
+        self._model.eval()
         remaining = iter(samples)
         while some := list(islice(remaining, EVAL_BATCH)):
-            if self.job.stop.is_set():
+            if self._ctx.stop.is_set():
                 yield None
                 return
-            batch = cast(Any, self._prepare_inputs(self.objective.collate(some)))
-            yield batch
+            yield self._on_device(self.objective.collate(some))
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return {name: values.to(self._args.device) for name, values in batch.items()}
 
 
 def rank(logits: Tensor, true: Tensor) -> Tensor:
