@@ -21,7 +21,7 @@ KINDS = Kinds(
     {
         "grpo": Kind(".grpo.options", "GrpoSpec", ".grpo.kind", ".grpo.trainer"),
         "sft": Kind(".sft.options", "SftSpec", ".sft.kind", ".sft.task"),
-        "dpo": Kind(".dpo.options", "DpoSpec", ".dpo.kind", ".dpo.trainer"),
+        "dpo": Kind(".dpo.options", "DpoSpec", ".dpo.kind", ".dpo.task"),
         "mlm": Kind(".mlm.options", "MlmSpec", ".mlm.kind", ".mlm.task"),
         "encode": Kind(".encode.options", "EncodeSpec", ".encode.kind", ".encode.embedder"),
         "eval": Kind(".eval.options", "EvalSpec", ".eval.kind", ".eval.tasks"),

@@ -1,7 +1,7 @@
 """The DPO kind: direct preference optimization of a decoder (arXiv:2305.18290).
 
-`options.py` has its options, `dataset.py` the pairs and their tokens; `trainer.py` holds the
-trainer, which needs torch.
+`options.py` has its options, `dataset.py` the pairs and their tokens, `task.py` the loss, which
+needs torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .options import REWARDS, DpoSpec
 if TYPE_CHECKING:
     from trl.trainer.dpo_config import DPOConfig
 
-    from .trainer import PreferenceTrainer
+    from ..training.loop import Training
+    from .task import Preferences
 
 
 def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
@@ -46,13 +47,14 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
     data_done = time.perf_counter()
     steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    trainer = _trainer(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
-    return row_job.train(
+    task, training = _training(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    return row_job.run_training(
         spec,
         ctx,
         rows,
-        trainer,
+        training,
         checkpoint,
+        most_tokens=task.most_tokens,
         measured=("loss", *REWARDS),
         max_length=how.max_length,
         loss_type=spec.loss_type,
@@ -92,7 +94,7 @@ def _usual_learning_rate(num_parameters: int) -> float:
     return 1e-5 if num_parameters < 1e8 else 1e-6
 
 
-def _trainer(
+def _training(
     spec: DpoSpec,
     ctx: Context,
     warm: WarmModel,
@@ -100,11 +102,14 @@ def _trainer(
     examples: Examples[Example],
     held_out: Examples[Example],
     data: str,
-) -> PreferenceTrainer:
-    from ..training.arguments import in_float32
-    from ..training.lora import with_adapter
+) -> tuple[Preferences, Training]:
+    from ..packing.attention import can_pack
+    from ..packing.passes import pack_tokens, require_one_process
+    from ..training.arguments import in_float32, pad_id, set_router
+    from ..training.loop import Training
+    from ..training.lora import set_dropout, with_adapter, without_dropout
     from ..training.reference import weight_sharing_clone
-    from .trainer import PreferenceTrainer
+    from .task import Preferences
 
     if spec.lora is not None:
         reference, model = None, with_adapter(warm, in_float32(warm.model), spec)
@@ -112,15 +117,40 @@ def _trainer(
         # The warm model is the reference; the policy shares its weights until the first update.
         reference = in_float32(warm.model).requires_grad_(False).eval()
         model = weight_sharing_clone(reference).requires_grad_(True)
-    return PreferenceTrainer(
-        job=ctx,
-        spec=spec,
-        config=_config(spec, ctx, warm, steps),
+    packs = can_pack(model)
+    if not packs:
+        require_one_process(ctx.ranks, model)
+    # Policy and reference must differ by what is trained alone.
+    for one in (model, reference):
+        if one is not None:
+            without_dropout(one)
+    has_dropout = spec.lora is not None and spec.lora_dropout > 0
+    if has_dropout:
+        set_dropout(model, spec.lora_dropout)
+    args = _config(spec, ctx, warm, steps)
+    set_router(model, args)
+    task = Preferences(
+        ctx=ctx,
+        args=args,
         model=model,
         reference=reference,
-        tokenizer=warm.tokenizer,
+        pad_id=pad_id(model, warm.tokenizer),
         examples=examples,
         held_out=held_out,
         data=data,
-        eval_every=spec.eval_every,
+        most_tokens=pack_tokens(model, ctx) if packs else None,
+        has_dropout=has_dropout,
     )
+    training = Training(
+        ctx=ctx,
+        spec=spec,
+        args=args,
+        model=model,
+        tokenizer=warm.tokenizer,
+        task=task,
+        measured=task if held_out else None,
+        eval_every=spec.eval_every,
+        before_update=task.before_update,
+        differences_since=task.differences_since,
+    )
+    return task, training

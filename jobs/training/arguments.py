@@ -61,7 +61,7 @@ def counts_first_tokens(model: Any) -> bool:
     The Trainer of transformers counts it unless it knows that the model's loss shifts the labels:
     it does not know so of GPT-2, whose class is not named `ForCausalLM`.
     """
-    loss = LOSS_MAPPING.get(getattr(unwrapped(model), "loss_type", None))
+    loss = LOSS_MAPPING.get(str(getattr(unwrapped(model), "loss_type", None)))
     return loss is not ForCausalLMLoss
 
 

@@ -55,13 +55,11 @@ M = TypeVar("M")
 
 
 class Loss(NamedTuple):
-    """A part of the loss of a step, whose gradients are to be added to the weights.
+    """A part of the loss of a step, whose gradients are to be added to the weights."""
 
-    `sums`: numbers of this part that are added up over the parts and processes of a step.
-    """
-
-    value: Tensor  # differentiable, of one element
-    sums: Mapping[str, float] = {}
+    value: Tensor  # of one element; without gradients it is only reported
+    sums: Mapping[str, float] = {}  # metrics, added up over the parts and processes of a step
+    amount: float | None = None  # what it adds to the reported loss; None: its value
 
 
 class Task(Protocol[M]):
@@ -106,6 +104,10 @@ def _ignore(step: int, metrics: Mapping[str, Any]) -> None:
     """Default of `on_step`."""
 
 
+def _nothing() -> None:
+    """Default of `before_update`."""
+
+
 def _none(rules: int) -> Sequence[str]:
     """Default of `differences_since`."""
     return ()
@@ -117,8 +119,11 @@ class Training:
     `args`: transformers.TrainingArguments, or TRL's config of a kind; `max_steps` is the number of
     steps of the whole job. `eval_every`: 0 for an evaluation after the last step only, None for
     none; `eval_first`: also before the first step. Rank 0 alone evaluates and saves: the other
-    ranks wait for it in the next step. `on_step` gets each step with its metrics before its event
-    is emitted. `differences_since`: how results differ from those of a version with these RULES.
+    ranks wait for it in the next step.
+
+    `on_step` gets each step with its metrics before its event is emitted; `before_update` is called
+    before each change of the weights. `differences_since`: how results differ from those of a
+    version with these RULES.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Training:
         eval_every: int | None = None,
         eval_first: bool = True,
         on_step: Callable[[int, Mapping[str, Any]], None] = _ignore,
+        before_update: Callable[[], None] = _nothing,
         differences_since: Callable[[int], Sequence[str]] = _none,
     ) -> None:
         set_seed(args.seed)
@@ -150,6 +156,7 @@ class Training:
         self._measured = measured
         self._eval_first = eval_first
         self._on_step = on_step
+        self._before_update = before_update
         self._differences_since = differences_since
         self._eval_every = eval_every if measured is not None and ctx.ranks.rank == 0 else None
         self._eval_step: int | None = None  # the step it measured, if in this execution
@@ -315,6 +322,7 @@ class Training:
             norm = float(clip(self.model, self.args.max_grad_norm))
             self._require_finite("the norm of the gradient", norm)
             self._saver.release_weights()
+            self._before_update()
             self._optimizer.step()
             rate = self._schedule.get_last_lr()[0]
             self._schedule.step()
@@ -346,6 +354,10 @@ class Training:
             with algorithms(deterministic=self._is_deterministic), self._own_numbers(number):
                 found = self._add_gradients(micro_batch)
             of_all = _summed(self.ctx.ranks.gather(found))
+            if not of_all:  # nothing to learn: AdamW treats a zero gradient differently from None
+                for weight in self.model.parameters():
+                    if weight.requires_grad and weight.grad is None:
+                        weight.grad = torch.zeros_like(weight)
             value = of_all.pop(_LOSS, 0.0)
             self._require_finite("the loss", value)
             loss += value  # in float32, like the loss of a model
@@ -356,12 +368,10 @@ class Training:
         """Add the gradients of a micro-batch; return the sums over its parts on this rank."""
         sums: dict[str, float] = {}
         for part in self.task.loss(micro_batch):
-            torch.autograd.backward(part.value)
-            sums = _summed([sums, {_LOSS: float(part.value.detach()), **part.sums}])
-        if not sums:  # AdamW treats a zero gradient differently from None
-            for weight in self.model.parameters():
-                if weight.requires_grad and weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
+            if part.value.requires_grad:
+                torch.autograd.backward(part.value)
+            amount = float(part.value.detach()) if part.amount is None else part.amount
+            sums = _summed([sums, {_LOSS: amount, **part.sums}])
         return sums
 
     def _own_numbers(self, number: int) -> AbstractContextManager[None]:

@@ -66,11 +66,15 @@ def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
     return wrapped
 
 
-def set_dropout(model: Any, probability: float) -> None:
-    """Set the dropout of a new adapter's layers again, after TRL's DPOTrainer has turned all off.
+def without_dropout(model: Any) -> None:
+    """Turn all dropout off, as TRL does where two models are compared."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
 
-    The base model's stays off, so that policy and reference differ by the adapter alone.
-    """
+
+def set_dropout(model: Any, probability: float) -> None:
+    """Set the dropout of a new adapter's layers, but not that of the base model."""
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
             for dropout in layer.lora_dropout.values():

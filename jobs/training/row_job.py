@@ -30,7 +30,6 @@ from .tokens import E, Encoder, Examples, tokenized
 
 if TYPE_CHECKING:
     from .loop import Training
-    from .row_trainer import RowTrainer
 
 
 def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
@@ -157,76 +156,5 @@ def run_training(
     }
 
 
-def train(
-    spec: RowTrainingSpec,
-    ctx: Context,
-    rows: Rows[Any],
-    trainer: RowTrainer,
-    checkpoint: Path | None,
-    measured: Sequence[str],
-    **about: Any,
-) -> dict[str, Any]:
-    """Train to the end, evaluate before and after, write the model; return the job's result.
-
-    `measured`: the fields of an evaluation that the result has. `about`: further fields of the
-    `begin` event. Raises Stopped and JobFailed.
-    """
-    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
-
-    gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-    _announce(spec, ctx, rows, trainer, checkpoint, gemm=gemm, **about)
-    with fast_kernels(onednn=gemm == ONEDNN):
-        if checkpoint is None and trainer.held_out and ctx.ranks.rank == 0:
-            trainer.check_weights()
-            trainer.before = trainer.evaluate_before()
-        trainer.train_to_end(checkpoint)
-    trainer.save_final_model(ctx.run_dir / "model")
-    return {
-        "steps": trainer.state.global_step,
-        "eval_before": _chosen(trainer.before, measured),
-        "eval_after": _chosen(trainer.last_eval, measured),
-        "model": "model",
-        "metrics": trainer.last_metrics,
-    }
-
-
 def _chosen(evaluation: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any] | None:
     return None if evaluation is None else {name: evaluation[name] for name in (*names, "n")}
-
-
-def _announce(
-    spec: RowTrainingSpec,
-    ctx: Context,
-    rows: Rows[Any],
-    trainer: RowTrainer,
-    checkpoint: Path | None,
-    **about: Any,
-) -> None:
-    import torch
-
-    from ..compute.levels import compute_summary
-
-    ctx.emit(
-        "begin",
-        steps_total=trainer.args.max_steps,
-        resumed_from=None if checkpoint is None else step_of(checkpoint),
-        model=spec.model,
-        parameters=trainer.model.num_parameters(),
-        trained_parameters=trainer.model.num_parameters(only_trainable=True),
-        device=str(trainer.args.device),
-        processes=ctx.ranks.size,
-        threads=torch.get_num_threads(),  # of each process
-        batch_size=spec.batch_size,
-        gradient_accumulation=spec.gradient_accumulation,
-        packing=trainer.most_tokens is not None,  # false: padded batches
-        pack_tokens=trainer.most_tokens,  # most in one pass of the model
-        learning_rate=trainer.args.learning_rate,
-        left_out=left_out.of_job(
-            "dataset", spec.dataset, spec.eval_dataset, readings=[rows.reading]
-        ),
-        first_prompt=shown_prompt(
-            next(iter(rows.train)).opening, chat_template_of(trainer.processing_class)
-        ),
-        **compute_summary(ctx.device),
-        **about,
-    )

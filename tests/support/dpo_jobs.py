@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import sft_jobs
+import tiny
 from datasets import Dataset
 from sft_jobs import message, write
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from warmd.jobs.data.lengths import Lengths
-from warmd.jobs.dpo.dataset import Source, Tokenization
+from warmd.jobs.dpo.dataset import Example, Tokenization
 from warmd.jobs.dpo.options import DpoSpec
-from warmd.jobs.dpo.packed_trainer import PackedDpoTrainer
+from warmd.jobs.dpo.task import Preferences
+from warmd.jobs.packing.attention import can_pack
+from warmd.jobs.packing.passes import pack_tokens
+from warmd.jobs.training.arguments import pad_id, set_router
+from warmd.jobs.training.loop import Training
+from warmd.jobs.training.lora import without_dropout
 from warmd.jobs.training.reference import weight_sharing_clone
-from warmd.jobs.training.row_trainer import EpochOrder
+from warmd.jobs.training.tokens import Examples, tokenized
 
 
 def _turns(number: int) -> list[dict[str, str]]:
@@ -72,18 +77,7 @@ def spec(folder: Path, form: str = "texts", **options: Any) -> DpoSpec:
     return DpoSpec.parse(small | options).located(folder)
 
 
-class _InOrder:
-    """TRL draws its order from a generator that runs on; both sides are given the same one."""
-
-    def _get_train_sampler(self, dataset: Any = None) -> EpochOrder:
-        return EpochOrder(len(self.train_dataset), 3)  # type: ignore[attr-defined]
-
-
-class Stock(_InOrder, DPOTrainer):
-    pass
-
-
-class Packed(_InOrder, PackedDpoTrainer):
+class Stock(sft_jobs.InOrder, DPOTrainer):
     pass
 
 
@@ -108,18 +102,6 @@ def trainer(
         "optim": "sgd",
         "learning_rate": 0.1,
     }
-    rows: list[dict[str, Any]] = ROWS[form]
-    if side == "warmd":
-        source = Source(dataset=write(folder / "rows.jsonl", rows))
-        how = Tokenization(tokenizer=sft_jobs.tokenizer(), max_length=max_length or 1024)
-        rows = [
-            {
-                "prompt_ids": example.prompt,
-                "chosen_ids": example.chosen,
-                "rejected_ids": example.rejected,
-            }
-            for example in how.encode(source.load().train, Lengths(how.max_length))
-        ]
     config = DPOConfig(
         output_dir=str(folder),
         max_length=None if side == "warmd" else max_length,
@@ -134,15 +116,50 @@ def trainer(
         **usual | options,
     )
     reference = copy.deepcopy(model)
-    kind: Any = Packed if side == "warmd" else Stock
     copied = weight_sharing_clone(reference) if side == "warmd" else copy.deepcopy(model)
     learner = copied.requires_grad_(True)
     if lora is not None:
         reference, learner = None, sft_jobs.with_adapter(learner, lora, config.seed)
-    return kind(
+    if side == "warmd":
+        return _training(folder, learner, reference, form, max_length or 1024, config)
+    return Stock(
         model=learner,
         ref_model=reference,
         args=config,
         processing_class=sft_jobs.tokenizer(),
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list(ROWS[form]),
+    )
+
+
+def _training(
+    folder: Path, model: Any, reference: Any, form: str, max_length: int, config: Any
+) -> Training:
+    ctx = tiny.surroundings(folder / "run", model).ctx
+    job = spec(folder, form, save_every=1000)
+    how = Tokenization(tokenizer=sft_jobs.tokenizer(), max_length=max_length)
+    rows = job.source.load()
+    corpus = tokenized(ctx.cache_dir, "dpo", rows, how, lambda: None, lambda *_: None, None)
+    for one in (model, reference):
+        if one is not None:
+            without_dropout(one)
+    set_router(model, config)
+    task = Preferences(
+        ctx=ctx,
+        args=config,
+        model=model,
+        reference=reference,
+        pad_id=pad_id(model, how.tokenizer),
+        examples=Examples(corpus, corpus.train, Example),
+        held_out=Examples(corpus, corpus.validation, Example),
+        data=rows.fingerprint,
+        most_tokens=pack_tokens(model, ctx) if can_pack(model) else None,
+    )
+    return Training(
+        ctx=ctx,
+        spec=job,
+        args=config,
+        model=model,
+        tokenizer=how.tokenizer,
+        task=task,
+        before_update=task.before_update,
     )

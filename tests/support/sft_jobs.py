@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import Sampler
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, set_seed
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from warmd.jobs.dpo.options import REWARDS
 from warmd.jobs.packing.attention import can_pack
 from warmd.jobs.packing.passes import pack_tokens
 from warmd.jobs.sft.dataset import Example, Tokenization
@@ -26,7 +29,7 @@ from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.task import Supervised
 from warmd.jobs.training.arguments import pad_id, set_router
 from warmd.jobs.training.loop import Training
-from warmd.jobs.training.row_trainer import EpochOrder
+from warmd.jobs.training.row_order import row_batches
 from warmd.jobs.training.tokens import Examples, tokenized
 
 # Marks the assistant's text and its end-of-turn token.
@@ -118,14 +121,40 @@ def small(architecture: str, **changes: Any) -> Any:
     return made.requires_grad_(False).eval()
 
 
-class _InOrder:
+class EpochOrder(Sampler[int]):
+    """The rows of every epoch in the order of warmd: that of (seed, epoch)."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed, self.epoch = count, seed, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration; called by the Trainer."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        steps = row_batches(
+            self.count,
+            self.seed,
+            micro_batch=self.count,
+            accumulated=1,
+            first_step=self.epoch,
+        )
+        with torch.random.fork_rng():
+            ((order,),) = islice(steps, 1)
+        return iter(order)
+
+
+class InOrder:
     """TRL draws its order from a generator that runs on; both sides are given the same one."""
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochOrder:
         return EpochOrder(len(self.train_dataset), 3)  # type: ignore[attr-defined]
 
 
-class Stock(_InOrder, SFTTrainer):
+class Stock(InOrder, SFTTrainer):
     pass
 
 
@@ -252,7 +281,7 @@ def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor], list[tor
             warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
             made.train()
         del logged[-1]  # the summary
-    names = ("loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy")
+    names = ("loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy", *REWARDS)
     found = [{name: step[name] for name in names if name in step} for step in logged]
     trained = (weight for weight in made.model.parameters() if weight.requires_grad)
     return found, gradients.first, [weight.detach() for weight in trained]
