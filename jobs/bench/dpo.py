@@ -21,10 +21,14 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from ..compute.device import has_bfloat16
-from ..dpo.packed_trainer import PackedDpoTrainer
+from ..dpo.dataset import Example
+from ..dpo.options import DpoSpec
+from ..dpo.task import Preferences
+from ..packing.passes import pack_tokens
+from ..training.arguments import pad_id
 from ..training.reference import weight_sharing_clone
 from . import machine, model
-from .training import timed
+from .training import Clock, context, own_loop, timed
 from .works import DPO, DpoWork
 
 
@@ -39,14 +43,14 @@ def run(side: str, work: DpoWork, folder: Path, steps: int) -> dict[str, Any]:
     """Train and return the measurements (`training.timed`)."""
     return timed(
         side,
-        lambda output: _trainer(side, work, folder, steps + 1, output),
+        lambda output, clock: _trainer(side, work, folder, steps + 1, output, clock),
         lambda parameters, rates: work.floor_s(
             parameters, rates.flops, rates.bytes_s, steps=steps + 1
         ),
     )
 
 
-def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str) -> Any:
+def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
     device = machine.device()
     config = DPOConfig(
         output_dir=output,
@@ -62,15 +66,32 @@ def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str) ->
         logging_steps=1,
         disable_tqdm=True,
     )
-    kind: Any = PackedDpoTrainer if side == "warmd" else StockTrainer
     reference = model.read(folder)
-    policy = weight_sharing_clone(reference) if side == "warmd" else model.read(folder)
-    trainer = kind(
-        model=policy.requires_grad_(True),
+    tokenizer, rows = model.tokenizer(work.shape), _rows(work, steps)
+    if side == "warmd":
+        ctx = context(output, device)
+        policy = weight_sharing_clone(reference).requires_grad_(True)
+        task = Preferences(
+            ctx=ctx,
+            args=config,
+            model=policy,
+            reference=reference,
+            pad_id=pad_id(policy, tokenizer),
+            examples=[
+                Example(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in rows
+            ],
+            held_out=[],
+            data="",
+            most_tokens=pack_tokens(policy, ctx),
+        )
+        spec = DpoSpec(save_every="1000000")
+        return own_loop(ctx, spec, config, policy, tokenizer, task, clock)
+    trainer = StockTrainer(
+        model=model.read(folder).requires_grad_(True),
         ref_model=reference,
         args=config,
-        processing_class=model.tokenizer(work.shape),
-        train_dataset=Dataset.from_list(_rows(work, steps)),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(rows),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -35,7 +35,7 @@ def run(side: str, work: GrpoWork, folder: Path, steps: int) -> dict[str, Any]:
     """Train and return the measurements (`training.timed`)."""
     return timed(
         side,
-        lambda output: _trainer(side, work, folder, steps + 1, output),
+        lambda output, _: _trainer(side, work, folder, steps + 1, output),
         lambda _, rates: work.floor_s(work.shape.parameters, rates.flops, rates.bytes_s),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import torch
@@ -21,10 +21,13 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from ..compute.device import has_bfloat16
-from ..sft.dataset import IGNORED
-from ..sft.packed_trainer import PackedSftTrainer
+from ..packing.passes import pack_tokens
+from ..sft.dataset import IGNORED, Example
+from ..sft.options import SftSpec
+from ..sft.task import Supervised
+from ..training.arguments import pad_id
 from . import machine, model
-from .training import timed
+from .training import Clock, context, own_loop, timed
 from .works import SFT, SftWork
 
 
@@ -32,14 +35,14 @@ def run(side: str, work: SftWork, folder: Path, steps: int) -> dict[str, Any]:
     """Train and return the measurements (`training.timed`)."""
     return timed(
         side,
-        lambda output: _trainer(side, work, folder, steps + 1, output),
+        lambda output, clock: _trainer(side, work, folder, steps + 1, output, clock),
         lambda parameters, rates: work.floor_s(
             parameters, rates.flops, rates.bytes_s, steps=steps + 1
         ),
     )
 
 
-def _trainer(side: str, work: SftWork, folder: Path, steps: int, output: str) -> Any:
+def _trainer(side: str, work: SftWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
     device = machine.device()
     config = SFTConfig(
         output_dir=output,
@@ -57,12 +60,27 @@ def _trainer(side: str, work: SftWork, folder: Path, steps: int, output: str) ->
         logging_steps=1,
         disable_tqdm=True,
     )
-    kind: Any = PackedSftTrainer if side == "warmd" else SFTTrainer
-    trainer = kind(
-        model=model.read(folder).requires_grad_(True),
+    policy, tokenizer = model.read(folder).requires_grad_(True), model.tokenizer(work.shape)
+    records = _records(work, steps)
+    if side == "warmd":
+        ctx = context(output, device)
+        task = Supervised(
+            ctx=ctx,
+            args=config,
+            model=policy,
+            pad_id=pad_id(policy, tokenizer),
+            examples=[Example(row["input_ids"], row["labels"]) for row in records],
+            held_out=cast(Any, []),
+            data="",
+            most_tokens=pack_tokens(policy, ctx),
+        )
+        spec = SftSpec(save_every="1000000")
+        return own_loop(ctx, spec, config, policy, tokenizer, task, clock)
+    trainer = SFTTrainer(
+        model=policy,
         args=config,
-        processing_class=model.tokenizer(work.shape),
-        train_dataset=Dataset.from_list(_records(work, steps)),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(records),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

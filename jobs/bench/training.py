@@ -8,32 +8,37 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import TrainerCallback
 
 from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
+from ..context import Context, Never
+from ..training.loop import Training
+from ..training.options import TrainingSpec
 from . import machine
 from .memory import Peak
 
 
 def timed(
-    side: str, make: Callable[[str], Any], floor_s: Callable[[int, machine.Machine], float]
+    side: str, make: Callable[[str, Clock], Any], floor_s: Callable[[int, machine.Machine], float]
 ) -> dict[str, Any]:
     """Train; return the seconds of each step except the first, which allocates AdamW's memory.
 
-    `side`: trl or warmd, which trains with warmd's kernels. `make`: output folder -> trainer.
-    `floor_s`: (parameters, rates of this machine) -> minimum seconds of a step.
+    `side`: trl or warmd, which trains with warmd's kernels. `make`: (output folder, clock) -> TRL's
+    trainer, or a training of warmd (`own_loop`). `floor_s`: (parameters, rates of this machine) ->
+    minimum seconds of a step.
     """
     device = machine.device().type
     rates = machine.measure()
     if side == "warmd":
         keep_freed_memory()
-    clock = _Clock()
+    clock = Clock()
     with (
         tempfile.TemporaryDirectory() as output,
         Peak() as peak,
@@ -41,9 +46,13 @@ def timed(
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
-        trainer = make(output)
-        trainer.add_callback(clock)
-        trainer.train()
+        trainer = make(output, clock)
+        if isinstance(trainer, Training):
+            with suppress(_Done):
+                trainer.run(None)
+        else:
+            trainer.add_callback(clock)
+            trainer.train()
     return {
         "seconds": clock.seconds[1:],
         "processor_s": clock.processor_s[1:],
@@ -60,7 +69,7 @@ def _device_bytes() -> int:
     return torch.cuda.max_memory_reserved()
 
 
-class _Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
+class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Records the duration of each step."""
 
     def __init__(self) -> None:
@@ -69,10 +78,71 @@ class _Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._began = 0.0, 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clocks."""
         machine.synchronize()
         self._began = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Record a step."""
         machine.synchronize()
         self.seconds.append(time.perf_counter() - self._began[0])
         self.processor_s.append(time.process_time() - self._began[1])
+
+
+class _Done(Exception):
+    """The last step was timed: nothing is to be saved."""
+
+
+class _Timed:
+    """A task whose steps are timed, from the time that their batch is there."""
+
+    def __init__(self, task: Any, clock: Clock) -> None:
+        self._task = task
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def batches(self, first_step: int) -> Iterator[Any]:
+        for batch in self._task.batches(first_step):
+            self._clock.on_step_begin()
+            yield batch
+
+
+def context(output: str, device: torch.device) -> Context:
+    """Return the context of a training that saves and reports nothing."""
+    return Context(
+        job_id="bench",
+        run_dir=Path(output),
+        device=str(device),
+        models=cast(Any, None),
+        checkpoints=cast(Any, None),
+        emit=_ignore,
+        stop=Never(),
+    )
+
+
+def own_loop(
+    ctx: Context, spec: TrainingSpec, args: Any, model: Any, tokenizer: Any, task: Any, clock: Clock
+) -> Training:
+    """Return a training of warmd whose steps are timed, and which ends after the last of them."""
+
+    def on_step(step: int, metrics: Mapping[str, Any]) -> None:
+        clock.on_step_end()
+        if step == args.max_steps:
+            raise _Done
+
+    return Training(
+        ctx=ctx,
+        spec=spec,
+        args=args,
+        model=model,
+        tokenizer=tokenizer,
+        task=_Timed(task, clock),
+        on_step=on_step,
+        before_update=getattr(task, "before_update", lambda: None),
+    )
+
+
+def _ignore(type: str, /, *, step: int | None = None, **fields: Any) -> None:
+    """Emit nothing."""

@@ -29,7 +29,6 @@ from ..training.deprecations import no_deprecations
 from ..training.loop import Loss
 from ..training.reference import copy_shared_weights
 from ..training.row_order import row_batches
-from ..training.tokens import Examples
 from .dataset import Example
 from .options import REWARDS
 
@@ -62,8 +61,8 @@ class Preferences:
         model: Any,
         reference: Any | None,
         pad_id: int,
-        examples: Examples[Example],
-        held_out: Examples[Example],
+        examples: Sequence[Example],
+        held_out: Sequence[Example],
         data: str,
         most_tokens: int | None,
         has_dropout: bool = False,

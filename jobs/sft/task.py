@@ -61,7 +61,7 @@ class Supervised:
         args: Any,
         model: Any,
         pad_id: int,
-        examples: Examples[Example],
+        examples: Sequence[Example],
         held_out: Examples[Example],
         data: str,
         most_tokens: int | None,

