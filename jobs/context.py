@@ -19,7 +19,8 @@ T = TypeVar("T")
 # how steps are planned; a checkpoint has the version that wrote it.
 # 0: the steps of SFT and DPO were planned before rows without tokens to learn were dropped.
 # 1: `eval` counted completions that no reward scores as 0; gates of curricula were decided by the
-#    exact McNemar test or the bootstrap, each comparison at 5 %.
+#    exact McNemar test or the bootstrap, each comparison at 5 %; SFT and DPO trained models that
+#    cannot be packed by TRL's forward pass.
 RULES = 2
 
 MANIFEST = "manifest.json"  # in a checkpoint: the one file that the job did not write

@@ -23,6 +23,7 @@ from ..errors import JobFailed
 from ..losses.dpo import SORTING, Pairs, Strength, dpo_loss
 from ..packing.attention import packed_attention
 from ..packing.logprobs import Scores, score_logits
+from ..packing.padding import ROUNDED
 from ..packing.passes import Embedded, exchange, score_pack
 from ..packing.shared_prompts import FIXED, Pack, Sample, split
 from ..training.deprecations import no_deprecations
@@ -125,7 +126,7 @@ class Preferences:
 
     def differences_since(self, rules: int) -> list[str]:
         """Return how results differ from those of a version with these RULES."""
-        found = []
+        found = [ROUNDED] if rules < 2 and self.most_tokens is None else []
         if rules < 1:
             found += [] if self.most_tokens is None else [FIXED]
             found += ["lora_dropout has an effect (it had none)"] if self._has_dropout else []

@@ -6,6 +6,10 @@ from ..context import WarmModel
 from ..models.vocabulary import Vocabulary
 
 
+# How results differ since RULES 2, for the warning of a job that is resumed.
+ROUNDED = "losses of padded batches round differently"
+
+
 def check_padding(warm: WarmModel) -> None:
     """Raise JobFailed if batches are padded, with a token that the model has no embedding for."""
     from .attention import can_pack

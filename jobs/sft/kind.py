@@ -162,5 +162,6 @@ def _training(
         task=task,
         measured=task if held_out else None,
         eval_every=spec.eval_every,
+        differences_since=task.differences_since,
     )
     return task, training

@@ -20,6 +20,7 @@ from ..context import ONE_PROCESS, Context, Ranks
 from ..errors import JobFailed
 from ..packing.attention import packed_attention
 from ..packing.logprobs import Scores, score_logits
+from ..packing.padding import ROUNDED
 from ..packing.passes import Embedded, score_pack
 from ..training.arguments import counts_first_tokens
 from ..training.loop import Loss
@@ -111,6 +112,10 @@ class Supervised:
     def load(self, state: Mapping[str, Any]) -> None:
         if state["data"] != self._data:
             raise JobFailed("dataset: its rows are not those that the checkpoint was trained on")
+
+    def differences_since(self, rules: int) -> list[str]:
+        """Return how results differ from those of a version with these RULES."""
+        return [ROUNDED] if rules < 2 and self.most_tokens is None else []
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:
