@@ -282,6 +282,7 @@ def test_the_page_allows_no_inline_script_and_no_frame(http):
     policy = reply.headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "frame-ancestors 'none'" in policy
+    assert "require-trusted-types-for 'script'" in policy
     assert "unsafe" not in policy
     again = http.get("/", headers={"if-none-match": reply.headers["etag"]})
     assert again.status_code == 304
