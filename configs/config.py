@@ -62,6 +62,7 @@ class DaemonConfig:
     http_port: int | None = 8421  # 0: any free one; None: no HTTP
     http_token: str | None = field(default=None, repr=False)
     http_page: str = "on"  # on, read or off
+    http_origin: tuple[str, ...] = ()  # as browsers send them: https://warmd.example.com
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
     http_graders: tuple[str, ...] = ()  # module:function
@@ -111,6 +112,7 @@ class DaemonConfig:
         rebuilt = {
             "home": Path(values["home"]),
             "http_files": Path(values["http_files"]) if values.get("http_files") else None,
+            "http_origin": tuple(values.get("http_origin", ())),
             "http_graders": tuple(values.get("http_graders", ())),
             "notify_on": tuple(values["notify_on"]),
             "models": tuple(ModelConfig(**model) for model in values["models"]),
@@ -175,9 +177,12 @@ def _check_owner(home: Path, environ: Mapping[str, str]) -> None:
 
 def check_http(config: DaemonConfig) -> None:
     """Raise ConfigError when other machines could connect without a token."""
-    is_open = config.http_port is not None and not is_loopback(config.http_host)
-    if is_open and config.http_token is None:
+    if config.http_port is None or config.http_token is not None:
+        return
+    if not is_loopback(config.http_host):
         raise ConfigError("http_token", f"must be set to listen on {config.http_host}")
+    if config.http_origin:  # a proxy that other machines can reach
+        raise ConfigError("http_token", f"must be set for http_origin {config.http_origin[0]}")
 
 
 def _read(keys: Mapping[str, object], base: Path, *, source: str = "") -> dict[str, Any]:

@@ -36,6 +36,8 @@ from .core.metrics import Metrics
 from .core.state import AppState
 from .http import errors
 from .http.auth import AuthMiddleware
+from .http.browser import BrowserMiddleware
+from .http.tickets import Tickets
 from .page import routes as page
 
 log = logging.getLogger(__name__)
@@ -85,9 +87,16 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     errors.install(app)
+    app.state.tickets = tickets = Tickets()
     # The last one added is the outermost.
     app.add_middleware(
-        AuthMiddleware, token=config.http_token, host=config.http_host, page=config.http_page
+        AuthMiddleware, token=config.http_token, page=config.http_page, tickets=tickets
+    )
+    app.add_middleware(
+        BrowserMiddleware,
+        host=config.http_host,
+        origins=config.http_origin,
+        has_token=config.http_token is not None,
     )
     app.add_middleware(_Counted, state=app.state)
     return app

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import re
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....configs.values import is_loopback
 from . import session
 from .bodies import SMALL, BodyMemory, Reservation
+from .browser import READING
 from .connection import AUTHORIZED
 from .errors import ApiError
+from .session import Session
+from .tickets import Tickets
 
 MAX_BODY = 64 * 1024**2  # bytes of a request with images
 MAX_TEXT = 8 * 1024**2  # bytes of a request without images
@@ -30,31 +31,30 @@ FILES = "/v1/files"
 OPEN = ("/health", "/livez", "/readyz")  # paths without token
 OWN = "/v1/warmd/"  # prefix of warmd's own routes
 LOGIN = f"{OWN}login"
+_OF_SESSION = (LOGIN, f"{OWN}logout", f"{OWN}tickets")  # they change no more than the session
 PAGE = "/page/"  # prefix of the dashboard's files
-_READING = ("GET", "HEAD", "OPTIONS")
+TOKEN_NAME = "http_token"  # the name of that token in sessions
+SESSION = "warmd.session"  # key in the ASGI scope: the Session of the request, where it has one
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
 _MAX_PER_LOOP = 4  # requests or pieces of bodies per event loop iteration
-_NETLOC = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{0,5})?", re.ASCII)
 
 
 class AuthMiddleware:
-    """Admits requests with the token or, if none is set, requests that name this host.
+    """Admits requests with the token or, if none is set, all; `browser` has refused other pages'.
 
-    Without a token, any web page in a browser on this machine could send requests. Such requests
-    carry the page's domain as Origin or, with DNS rebinding, as Host, and are refused.
-
-    The dashboard logs in with the token and then sends a cookie. A change that it requests carries
-    the header X-Warmd, which pages of other origins cannot set.
+    The dashboard logs in with the token and then sends both halves of its session, or its cookie
+    and a ticket. A change that it requests carries the header X-Warmd, which pages of other origins
+    cannot set.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, host: str, page: str) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, page: str, tickets: Tickets) -> None:
         """`page`: the setting http_page."""
         self.app = app
         self.token = token
-        self.host = host
         self.page = page
+        self.tickets = tickets
         self._memory = BodyMemory()
         self._drains = asyncio.Semaphore(_MAX_DRAINS)
         self._throttle = _Throttle()
@@ -64,7 +64,7 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        has_session = self._has_session(scope, headers)
+        has_session = self._name_of_session(scope, headers) is not None
         is_known = self.token is None or has_session or self._has_token(headers)
         error = self._objection(scope, headers, is_known=is_known, has_session=has_session)
         if error is not None:
@@ -95,12 +95,6 @@ class AuthMiddleware:
     def _objection(
         self, scope: Scope, headers: Headers, *, is_known: bool, has_session: bool
     ) -> ApiError | None:
-        if self.token is None:
-            if not self._is_ours(headers.get("host", "")):
-                return ApiError(403, "Host: must name this machine unless http_token is set")
-            origin = headers.get("origin")
-            if origin is not None and not self._is_ours(origin.partition("://")[2]):
-                return ApiError(403, "Origin: web pages need a token: set http_token")
         if not is_known and not self._is_open(scope["path"]):
             return ApiError(
                 401,
@@ -108,7 +102,7 @@ class AuthMiddleware:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        if scope["method"] in _READING:
+        if scope["method"] in READING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
 
@@ -116,15 +110,13 @@ class AuthMiddleware:
         self, path: str, headers: Headers, has_session: bool
     ) -> ApiError | None:
         """Refuse a change that a page of another origin may have requested (CSRF)."""
-        site = headers.get("sec-fetch-site")  # which pages cannot set; other programs send none
-        if self.page == "read" and path != LOGIN and (has_session or site is not None):
+        is_of_page = has_session or "sec-fetch-site" in headers or "origin" in headers
+        if self.page == "read" and path not in _OF_SESSION and is_of_page:
             return ApiError(403, "http_page: is read: the page changes nothing")
         if not has_session and not path.startswith(OWN):
             return None
         if headers.get("x-warmd") != "1":
             return ApiError(403, "X-Warmd: must be 1 in a request that changes something")
-        if site != "same-origin" and (has_session or site is not None):
-            return ApiError(403, "Sec-Fetch-Site: must be same-origin for a change")
         is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
         if path.startswith(OWN) and not is_json:
             return ApiError(415, "Content-Type: must be application/json")
@@ -135,24 +127,37 @@ class AuthMiddleware:
         is_page = path in ("/", LOGIN) or path.startswith(PAGE)
         return path in OPEN or (is_page and self.page != "off")
 
-    def _has_session(self, scope: Scope, headers: Headers) -> bool:
+    def _name_of_session(self, scope: Scope, headers: Headers) -> str | None:
+        """Return the name of the token that the request's session stands for, None without one.
+
+        A valid session is left in the scope for the route of tickets.
+        """
         if self.token is None or self.page == "off":
-            return False
-        name = session.cookie_name(scope["server"][1])
-        found = HTTPConnection(scope).cookies.get(name)
-        return found is not None and session.is_valid(self.token, found)
+            return None
+        cookie = HTTPConnection(scope).cookies.get(session.cookie_name(headers.get("host", "")))
+        if cookie is None:
+            return None
+        secret = None
+        if scope["method"] == "GET":
+            secret = self.tickets.redeem(scope["path"], scope["query_string"], cookie)
+        if secret is not None:
+            scope["query_string"] = b""
+        given = Session(cookie, secret or headers.get(session.HEADER, ""))
+        name = session.verify(given, self._key_of)
+        if name is not None:
+            scope[SESSION] = given
+        return name
+
+    def _key_of(self, name: str) -> bytes | None:
+        """Return the key of sessions of a token."""
+        assert self.token is not None
+        return self.token.encode() if name == TOKEN_NAME else None
 
     def _has_token(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         assert self.token is not None
         is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
         return scheme.lower() == "bearer" and is_right
-
-    def _is_ours(self, netloc: str) -> bool:
-        # Not with a URL parser, which would accept user@host.
-        found = _NETLOC.fullmatch(netloc.lower())
-        name = (found[1] or found[2]) if found is not None else ""
-        return name == self.host or is_loopback(name)
 
 
 class _Throttle:
