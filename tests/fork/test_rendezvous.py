@@ -17,18 +17,18 @@ import pytest
 from torch.distributed import DistNetworkError
 
 from warmd.daemon.fork.rank_processes import _require_equal
-from warmd.daemon.fork.rendezvous import TcpRendezvous
+from warmd.daemon.fork.rendezvous import Rendezvous
 from warmd.daemon.host.messages import GangPlan
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.training.process_group import ProcessGroup
+from warmd.jobs.training.gloo_group import GlooGroup
 
 FIRST = GangPlan(["a", "b"], node=0, address="127.0.0.1", token="t1")
 
 
-def second(first: TcpRendezvous, token: str = "t1") -> TcpRendezvous:
+def second(first: Rendezvous, token: str = "t1") -> Rendezvous:
     """The rendezvous of the other node, as it reads the address of rank 0 in Redis."""
     assert first.port is not None
-    return TcpRendezvous(
+    return Rendezvous(
         replace(FIRST, node=1, token=token, host=first.host, port=first.port), first.per_node
     )
 
@@ -38,12 +38,12 @@ def broken(error: Exception) -> NoReturn:
 
 
 def test_ranks_of_two_nodes_connect_and_know_their_numbers():
-    with closing(TcpRendezvous(FIRST, 2)) as first, closing(second(first)) as other:
+    with closing(Rendezvous(FIRST, 2)) as first, closing(second(first)) as other:
         assert [rendezvous.first_rank for rendezvous in (first, other)] == [0, 2]
-    with closing(TcpRendezvous(FIRST, 1)) as first, closing(second(first)) as other:
+    with closing(Rendezvous(FIRST, 1)) as first, closing(second(first)) as other:
 
-        def meet(rendezvous: TcpRendezvous) -> tuple[list[int], dict[str, str]]:
-            group = ProcessGroup(rendezvous, rendezvous.first_rank, rendezvous.size, broken)
+        def meet(rendezvous: Rendezvous) -> tuple[list[int], dict[str, str]]:
+            group = GlooGroup(rendezvous, rendezvous.first_rank, broken)
             return group.gather(group.rank), dict(group.environment)
 
         with ThreadPoolExecutor(2) as pool:
@@ -63,7 +63,7 @@ def test_ranks_of_two_nodes_connect_and_know_their_numbers():
 
 
 def test_rank_0_listens_at_the_address_of_its_node_only():
-    with closing(TcpRendezvous(FIRST, 1)) as first:
+    with closing(Rendezvous(FIRST, 1)) as first:
         assert first.port is not None
         with socket.create_connection((first.host, first.port), timeout=5):
             pass
@@ -73,23 +73,23 @@ def test_rank_0_listens_at_the_address_of_its_node_only():
 
 def test_an_address_of_another_machine_is_refused_by_name():
     with pytest.raises(JobFailed, match="gang_address: must be an address of this machine"):
-        TcpRendezvous(replace(FIRST, address="192.0.2.1"), 1)
+        Rendezvous(replace(FIRST, address="192.0.2.1"), 1)
 
 
 def test_a_rank_of_an_earlier_execution_sees_nothing_of_this_one():
-    with closing(TcpRendezvous(FIRST, 1)) as first:
-        store: Any = first.store(0, 2)
+    with closing(Rendezvous(FIRST, 1)) as first:
+        store: Any = first.store(0)
         store.set("where", "here")
-        assert second(first).store(1, 2).check(["where"])
-        assert not second(first, token="t0").store(1, 2).check(["where"])
+        assert second(first).store(1).check(["where"])
+        assert not second(first, token="t0").store(1).check(["where"])
 
 
 # In a process of its own: a fork of this one, with the threads of other tests, may hang.
 LEADER = """
 import signal
-from test_rendezvous import FIRST, TcpRendezvous
-first = TcpRendezvous(FIRST, 1)
-port, store = first.port, first.store(0, 2)
+from test_rendezvous import FIRST, Rendezvous
+first = Rendezvous(FIRST, 1)
+port, store = first.port, first.store(0)
 print(port, flush=True)
 signal.pause()
 """
@@ -104,7 +104,7 @@ def test_the_others_stop_waiting_at_once_when_the_leader_is_killed():
             assert leader.stdout is not None
             port = int(leader.stdout.readline())
             plan = replace(FIRST, node=1, host=FIRST.address, port=port)
-            store: Any = TcpRendezvous(plan, 1).store(1, 2)
+            store: Any = Rendezvous(plan, 1).store(1)
             assert not store.check(["ready"])
         finally:
             leader.kill()

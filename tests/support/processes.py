@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tiny
 import torch
@@ -109,9 +111,63 @@ def add_gradients(ctx: Context) -> dict[str, Any]:
     weights = [torch.nn.Parameter(torch.zeros(size)) for size in (5, 1000, 3)]
     for weight in weights[: 1 + ctx.ranks.rank]:
         weight.grad = torch.randn_like(weight)
-    given = ctx.ranks.gather([weight.grad for weight in weights])
+
+    def gradients() -> list[list[Any]]:
+        found = [None if weight.grad is None else weight.grad.tolist() for weight in weights]
+        return ctx.ranks.gather(found)
+
+    given = gradients()
     sum_gradients(weights, ctx.ranks)
-    return {"given": given, "summed": ctx.ranks.gather([weight.grad for weight in weights])}
+    return {"given": given, "summed": gradients()}
+
+
+def random_tensors(rank: int) -> list[torch.Tensor]:
+    """Numbers whose sums depend on the order, of several types and sizes."""
+    generator = torch.Generator().manual_seed(rank)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+    return [
+        (torch.randn(size, generator=generator) * 1000).to(dtype)
+        for size in (1, 7, 1001, 700_001)
+        for dtype in dtypes
+    ]
+
+
+def add_tensors(ctx: Context) -> dict[str, Any]:
+    """Sum random tensors."""
+    found = random_tensors(ctx.ranks.rank)
+    for one in found:
+        ctx.ranks.sum(one)
+    return {"sums": found}
+
+
+def exchange(values: Sequence[Any], ctx: Context) -> dict[str, Any]:
+    """Exchange a value of each rank in every way; list what the ranks communicate over."""
+    ranks = ctx.ranks
+    own = values[ranks.rank]
+    gathered = ranks.gather(own)
+    first = ranks.from_first(lambda: own)
+    order = ctx.run_dir / "order"
+    ranks.after_first(lambda: [order.open("a").write(f"{ranks.rank}")])
+    kinds = [one.family.name for one in psutil.Process().net_connections(kind="all")]
+    return {
+        "of_all": ranks.gather({"gathered": gathered, "first": first, "sockets": kinds}),
+        "order": order.read_text(),
+        "environment": dict(ranks.environment),
+    }
+
+
+def fails_beside_a_child(ctx: Context) -> dict[str, Any]:
+    """Rank 1 fails; a process that it has forked has its connections, too, and stays."""
+    child = os.fork() if ctx.ranks.rank == 1 else 0
+    if child == 0 and ctx.ranks.rank == 1:
+        time.sleep(60)
+        os._exit(0)
+    _, pid = ctx.ranks.gather(child)
+    if ctx.ranks.rank == 1:
+        raise ValueError("no reward today")
+    ctx.emit("child", pid=pid)
+    ctx.ranks.gather(None)
+    return {}
 
 
 def of_rank(runs: Sequence[Run], ctx: Context) -> dict[str, Any]:
