@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _FAILED = b"failed "
 _DONE = b"done"
 _REPORT_S = 30.0  # for the report of a rank after its connections have closed
+_NOTICE_S = 5.0  # for this process to notice that a rank has failed before all were connected
 
 Broken = Callable[[Exception], NoReturn]  # called when the connections of a rank have broken
 
@@ -213,20 +214,28 @@ class RankProcesses:
     def _watch(self) -> None:
         """Wait for the ranks to end. Ends this process when one of them dies."""
         running = {rank.pidfd: rank for rank in self._ranks}
-        while running:
-            ready, _, _ = select.select([self._wake, *running], [], [])
+        has_failed = False
+        while running or (has_failed and not self._have_met):
+            timeout_s = _NOTICE_S if has_failed and not self._have_met else None
+            ready, _, _ = select.select([self._wake, *running], [], [], timeout_s)
             if self._is_ending:
                 return
+            if not ready and not self._have_met:
+                self._end(f"a rank has failed before all were connected: {self._failure}")
             for descriptor in ready:
                 rank = running.pop(descriptor)
                 report = rank.report()
-                if report.startswith(_FAILED) and self._have_met:
+                if report.startswith(_FAILED):
                     self._failure = report.removeprefix(_FAILED).decode(errors="replace")
                     self._has_failed.set()
+                    has_failed = True
                 elif report != _DONE:
-                    log.critical("rank %d %s: ending the other ranks", rank.number, rank.end())
-                    sys.stderr.flush()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    self._end(f"rank {rank.number} {rank.end()}")
+
+    def _end(self, reason: str) -> None:
+        log.critical("%s: ending all ranks", reason)
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Rank:

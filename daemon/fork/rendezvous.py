@@ -2,8 +2,9 @@
 
 It is the rendezvous of torchrun: rank 0 serves a TCPStore, at which all ranks leave the addresses
 where they listen. gloo and the store have no authentication, so they listen only at the address
-that the operator has set (gang_address). The keys have a prefix that only the ranks of this
-execution know: a rank of an earlier one cannot take part by accident.
+that the operator has set (gang_address), and ranks prove to each other that they know the secret of
+this execution (jobs/training/rank_proofs.py). The keys have a prefix that depends on the secret: a
+rank of an earlier execution cannot take part by accident.
 
 Imports torch in functions only.
 """
@@ -30,7 +31,7 @@ class Rendezvous:
         self.size = per_node * len(plan.nodes)
         self.first_rank = per_node * plan.node
         self.host, self.port = plan.host, plan.port
-        self._token = plan.token
+        self.secret = plan.secret
         self._listener: socket.socket | None = None
         if plan.node == 0:
             self._listener = _listen(plan.address)
@@ -38,6 +39,8 @@ class Rendezvous:
 
     def store(self, rank: int) -> Any:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+        from ...jobs.training.rank_proofs import SignedStore, proof
 
         # The store of rank 0 owns the descriptor; other ranks have inherited a copy.
         listener, self._listener = self._listener, None
@@ -55,7 +58,8 @@ class Rendezvous:
             timeout=_CONNECT_TIMEOUT,
             **served,
         )
-        return PrefixStore(self._token, store)
+        prefix = proof(self.secret, "prefix").hex()
+        return SignedStore(PrefixStore(prefix, store), self.secret)
 
     def close(self) -> None:
         """Called when all ranks are connected, and at the end; the store continues to serve."""

@@ -1,7 +1,8 @@
 """Communication between the processes of a job on several nodes: a gloo process group.
 
 It has no connection to torch's global group: the libraries of a rank (transformers, accelerate,
-TRL) must not know about the others, or they would divide batches and wrap the model. Imports torch.
+TRL) must not know about the others, or they would divide batches and wrap the model. What it sends
+is not encrypted: the network between nodes must be private. Imports torch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from .rank_group import RankGroup
+from .rank_proofs import prove
 
 T = TypeVar("T")
 
@@ -55,6 +57,10 @@ class Rendezvous(Protocol):
     def per_node(self) -> int:
         """The number of ranks on each machine; with consecutive numbers."""
 
+    @property
+    def secret(self) -> str:
+        """What the ranks of this execution know, and nobody else."""
+
     def store(self, rank: int) -> Any:
         """Return the torch.distributed.Store of a rank. Raises RuntimeError and OSError."""
 
@@ -68,7 +74,7 @@ class GlooGroup(RankGroup):
     def __init__(
         self, rendezvous: Rendezvous, rank: int, on_broken: Callable[[Exception], NoReturn]
     ) -> None:
-        """Wait for the other ranks."""
+        """Wait for the other ranks. Raises JobFailed if another program connects as one of them."""
         size = rendezvous.size
         super().__init__(
             rank, size, rendezvous.per_node, host=rendezvous.host, port=rendezvous.port
@@ -80,8 +86,10 @@ class GlooGroup(RankGroup):
         options._devices = [gloo.create_device(hostname=rendezvous.address)]
         options._timeout = _NO_TIMEOUT
         known = _sockets()
-        self._group = self._call(lambda: gloo(rendezvous.store(rank), rank, size, options))
-        self.gather(None)  # after this, every process is connected to every other
+        # The store of rank 0 serves others, and code of users, for as long as it is referred to.
+        self._store = self._call(lambda: rendezvous.store(rank))
+        self._group = self._call(lambda: gloo(self._store, rank, size, options))
+        self._call(lambda: prove(self._group, rank, size, rendezvous.secret))
         self._connections = _sockets() - known
         _end_with_the_network(self._connections)
 

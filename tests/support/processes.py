@@ -36,7 +36,7 @@ def run_apart(
 
     They are forked from a process of one thread: a test may have computed with several. The
     replicas are compared bit for bit after every step. `options`: attributes of the Surroundings;
-    `dropout`: of the warm model.
+    `dropout`: of the warm model; `prepare`: as for run_in_processes.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["warm_imports"])
@@ -64,6 +64,7 @@ def _run(size: int, run: Run, folder: Path, sends: Connection, options: dict[str
         adopt_orphans()
         torch.set_num_threads(1)
         JobTrainer.check_replicas = _check_every_bit  # type: ignore[method-assign]
+        prepare = options.pop("prepare", lambda: None)
         around = tiny.surroundings(folder, tiny.model(dropout=options.pop("dropout", 0.0)))
         for name, value in options.items():
             setattr(around, name, value)
@@ -71,7 +72,7 @@ def _run(size: int, run: Run, folder: Path, sends: Connection, options: dict[str
             if size == 1:
                 outcome = run(around.ctx)
             else:
-                outcome = run_in_processes(size, run, lambda: None, around.ctx)
+                outcome = run_in_processes(size, run, prepare, around.ctx)
         except (JobFailed, Stopped) as error:
             outcome = error
         except BaseException as error:
@@ -119,6 +120,10 @@ def add_gradients(ctx: Context) -> dict[str, Any]:
     given = gradients()
     sum_gradients(weights, ctx.ranks)
     return {"given": given, "summed": gradients()}
+
+
+def cannot_prepare() -> None:
+    raise JobFailed("no memory for a copy")
 
 
 def random_tensors(rank: int) -> list[torch.Tensor]:

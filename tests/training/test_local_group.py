@@ -13,7 +13,14 @@ import psutil
 import pytest
 import torch
 import torch.distributed as distributed
-from processes import add_tensors, exchange, fails_beside_a_child, random_tensors, run_apart
+from processes import (
+    add_tensors,
+    cannot_prepare,
+    exchange,
+    fails_beside_a_child,
+    random_tensors,
+    run_apart,
+)
 
 from warmd.jobs.errors import JobFailed
 
@@ -73,6 +80,13 @@ def test_values_of_all_ranks_arrive_exactly_over_sockets_without_a_name(tmp_path
 def test_a_value_that_json_lacks_is_an_error_and_never_a_pickle(tmp_path: Path):
     _, failed = run_apart(2, partial(exchange, [b"bytes", b"bytes"]), tmp_path)
     assert "TypeError: Object of type bytes is not JSON serializable" in str(failed)
+
+
+def test_a_rank_that_fails_before_all_are_connected_fails_the_job_with_its_reason(tmp_path: Path):
+    run = partial(exchange, [1, 2, 3])
+    _, failed = run_apart(3, run, tmp_path, prepare=cannot_prepare)
+    assert isinstance(failed, JobFailed), failed
+    assert str(failed) == "no memory for a copy"
 
 
 def test_a_failed_rank_is_noticed_although_a_process_that_it_forked_is_left(tmp_path: Path):
