@@ -26,6 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from warmd.daemon.fork.rank_processes import _require_equal
 from warmd.daemon.fork.rendezvous import Rendezvous
+from warmd.daemon.host import machine
 from warmd.daemon.host.messages import GangPlan
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.training.gloo_group import GlooGroup
@@ -208,3 +209,11 @@ def test_nodes_with_other_versions_or_model_files_are_refused_by_name():
     _require_equal([{"torch": "2.13.0", "model": None}] * 2)
     with pytest.raises(JobFailed, match=r"nodes: must have the same torch, got 2.13.0 and 2.12.1"):
         _require_equal([{"torch": "2.13.0"}, {"torch": "2.12.1"}])
+
+
+def test_nodes_with_another_exchange_between_ranks_are_not_of_one_software(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    ours = machine.software_label()
+    monkeypatch.setattr(machine, "RANK_EXCHANGE", 1)
+    assert machine.software_label() != ours

@@ -14,11 +14,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import tiny
 import torch
 
+from warmd.daemon.fork import rank_processes
 from warmd.daemon.fork.rank_processes import run_in_processes
 from warmd.daemon.host.descendants import adopt_orphans
 from warmd.jobs.context import Context
@@ -106,6 +108,17 @@ def fails_on_rank_1(
     return [1.0 for _ in prompts]
 
 
+def logs_odd_values(
+    completions: list[str], log_extra: Any, log_metric: Any, **kwargs: Any
+) -> list[float]:
+    """A reward that logs what JSON lacks."""
+    log_extra("array", [np.arange(2) for _ in completions])
+    log_extra("number", [np.float32(0.5), torch.tensor(1), 2**70, {1: float("nan")}])
+    log_extra("path", [Path("a") for _ in completions])
+    log_metric("length", np.float32(len(completions[0])))
+    return [len(text) / 10 for text in completions]
+
+
 def add_gradients(ctx: Context) -> dict[str, Any]:
     """Sum random gradients, which only the last rank has of every weight."""
     torch.manual_seed(ctx.ranks.rank)
@@ -124,6 +137,18 @@ def add_gradients(ctx: Context) -> dict[str, Any]:
 
 def cannot_prepare() -> None:
     raise JobFailed("no memory for a copy")
+
+
+def waits_for_a_failed_rank(ctx: Context) -> dict[str, Any]:
+    """Rank 0 waits to be connected, as for an address, while rank 1 fails."""
+
+    def fail(number: int, on_broken: Any) -> None:
+        raise JobFailed("no address")
+
+    rank_processes._NOTICE_S = 0.1
+    with rank_processes.RankProcesses(2, fail, is_spread=True):
+        time.sleep(60)
+    return {}
 
 
 def random_tensors(rank: int) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from processes import (
     fails_beside_a_child,
     random_tensors,
     run_apart,
+    waits_for_a_failed_rank,
 )
 
 from warmd.jobs.errors import JobFailed
@@ -87,6 +88,11 @@ def test_a_rank_that_fails_before_all_are_connected_fails_the_job_with_its_reaso
     _, failed = run_apart(3, run, tmp_path, prepare=cannot_prepare)
     assert isinstance(failed, JobFailed), failed
     assert str(failed) == "no memory for a copy"
+
+
+def test_no_rank_waits_to_be_connected_to_one_that_has_failed(tmp_path: Path):
+    with pytest.raises(AssertionError, match="the processes have died"):
+        run_apart(1, waits_for_a_failed_rank, tmp_path)
 
 
 def test_a_failed_rank_is_noticed_although_a_process_that_it_forked_is_left(tmp_path: Path):

@@ -101,6 +101,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"resample": 2, "replay": 2, "reward": ["tiny:begins_with_digit"], "steps": 6},
     ),
     "grpo, reward process": (grpo, {"reward_timeout": 60, "loss_type": "grpo"}),
+    "grpo, logged values": (grpo, {"reward": ["processes:logs_odd_values"]}),
     "mlm": (mlm, {"batch_size": 3}),
 }
 
@@ -111,7 +112,7 @@ OTHERS = pytest.mark.nightly(
 MARKS: dict[str, Any] = {
     "mlm": [],
     "grpo, beta": [],
-    **dict.fromkeys(("sft", "dpo", "grpo"), pytest.mark.slow),
+    **dict.fromkeys(("sft", "dpo", "grpo", "grpo, logged values"), pytest.mark.slow),
 }
 EACH = [pytest.param(case, marks=MARKS.get(case, OTHERS), id=case) for case in CASES]
 
