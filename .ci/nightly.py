@@ -62,6 +62,10 @@ PARTS = {
         "power failures at many moments of each kind of job, and of submit",
         ("daemon/queue", "daemon/runs", "daemon/work", "jobs/files", "jobs/training"),
     ),
+    "shortages": Part(
+        "machines without space, files, processes or descriptors",
+        ("daemon/fork", "daemon/queue", "daemon/supervise", "daemon/work", "jobs/files"),
+    ),
     "networks": Part(
         "several machines in network namespaces: cut off, slow, with clocks that are off",
         (
@@ -290,10 +294,10 @@ def _print_tests(name: str) -> None:
 
 
 def _print_table(rows: list[tuple[str, str, float]], passed: dict[str, Any]) -> None:
-    click.echo(f"\n{'PART':<9} {'SECONDS':>7}  {'LAST PASSED':<11} RESULT")
+    click.echo(f"\n{'PART':<10} {'SECONDS':>7}  {'LAST PASSED':<11} RESULT")
     for name, result, seconds in rows:
         date = passed.get(name, {}).get("date", "-")
-        click.echo(f"{name:<9} {seconds:>7.0f}  {date:<11} {result}")
+        click.echo(f"{name:<10} {seconds:>7.0f}  {date:<11} {result}")
 
 
 if __name__ == "__main__":

@@ -82,8 +82,13 @@ def _all_checks(app: App) -> Iterator[Check]:
         yield Check("config", "fail", str(error), "fix the setting it names")
         return
     yield Check("config", "ok", f"home {config.home}, {len(config.models)} models")
-    yield from (check(config) for check in _CONFIG_CHECKS)
-    yield from check_recovery(config)
+    for check in _CONFIG_CHECKS:
+        try:
+            found = check(config)
+        except OSError as error:
+            name = check.__name__.removeprefix("check_")
+            found = Check(name, "fail", str(error), "check the disk")
+        yield from [found] if isinstance(found, Check) else found
     click.echo("processor: reading its features with torch takes some seconds …", err=True)
     yield check_processor()
 
@@ -370,20 +375,24 @@ def check_models(config: DaemonConfig) -> Check:
     return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")
 
 
-def check_recovery(config: DaemonConfig) -> Iterator[Check]:
+def check_recovery(config: DaemonConfig) -> list[Check]:
     """The latest repair of the append-only file and adoption of jobs; nothing without any."""
     from ...daemon.host.home import Home
     from ...daemon.supervise import adopting, aof_repair
 
     home = Home(config.home)
-    for repair in aof_repair.reports(home.damaged)[:1]:
-        advice = "check the disk and the jobs, then remove the copy"
-        yield Check("recovery", "warn", f"{_time(repair.at)}: {repair.describe()}", advice)
+    advice = "check the disk and the jobs, then remove the copy"
+    found = [
+        Check("recovery", "warn", f"{_time(repair.at)}: {repair.describe()}", advice)
+        for repair in aof_repair.reports(home.damaged)[:1]
+    ]
     if (adoption := adopting.latest(home)) is not None:
-        for line in adoption.describe():
-            yield Check(
-                "recovery", "warn" if adoption.missing else "ok", f"{_time(adoption.at)}: {line}"
-            )
+        result = "warn" if adoption.missing else "ok"
+        found += [
+            Check("recovery", result, f"{_time(adoption.at)}: {line}")
+            for line in adoption.describe()
+        ]
+    return found
 
 
 def _time(at: float) -> str:
@@ -401,7 +410,7 @@ def check_daemon(config: DaemonConfig) -> Check:
     return Check("daemon", "ok", f"pid {state.get('pid')}, since {state.get('started')}")
 
 
-_CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check], ...] = (
+_CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check | list[Check]], ...] = (
     check_home,
     check_uploads,
     check_sockets,
@@ -409,4 +418,5 @@ _CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check], ...] = (
     check_runs,
     check_models,
     check_daemon,
+    check_recovery,
 )

@@ -114,7 +114,7 @@ def test_a_changed_test_runs_again_and_a_failure_is_not_remembered(project: Proj
 def test_an_unknown_part_is_refused_by_name(project: Project):
     code, line = project.run("strom")
     assert code == 2
-    assert "PART: must be of storms, power, networks" in line
+    assert "PART: must be of storms, power, shortages" in line
     assert "got strom" in line
 
 

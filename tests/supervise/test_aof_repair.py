@@ -28,7 +28,12 @@ from warmd.daemon.supervise import aof_format, aof_repair
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 from warmd.jobs.errors import Unavailable
 
-SERVERS = ("valkey", pytest.param("redis", marks=pytest.mark.slow))
+SERVERS = (
+    "valkey",
+    pytest.param(
+        "redis", marks=pytest.mark.nightly(part="homes", catches="a file of Redis itself")
+    ),
+)
 TRANSACTION = b"".join(
     b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
     for words in ([b"MULTI"], [b"SET", b"a", b"1"], [b"SET", b"b", b"2"], [b"EXEC"])

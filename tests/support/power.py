@@ -1,7 +1,8 @@
 """Power failures: a disk that loses what was not flushed to it.
 
 The disk is an ext4 file system in a file. Its shutdown drops what is not on the disk yet, as a
-failing power supply does; files and folders come back as the disk has them.
+failing power supply does; files and folders come back as the disk has them. It can also become
+read-only.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Disk:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NOLOGFLUSH))
         finally:
             os.close(descriptor)
+
+    def become_read_only(self) -> None:
+        """Refuse every write (EROFS), as the file system does after an error in its journal."""
+        assert not _run("mount", "-o", "remount,abort", str(self.folder)).returncode
 
     def come_back(self) -> None:
         """Mount it again. No process may use it any more.

@@ -1,18 +1,19 @@
-"""A disk with I/O errors (EIO) fails its job at once; on a good disk the job resumes exactly.
+"""A broken disk fails its job at once; on a good disk the job resumes exactly.
 
-The run directories of a real daemon are on a real file system that is shut down: each access to it
-is an I/O error.
+The run directories of a real daemon are on a real file system that is shut down (each access to it
+is an I/O error, EIO), or that becomes read-only, as ext4 does after an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from daemons import Daemon
 from disturbing import STEPS, MakeDaemon, hold, let_go, steps, weights
 from power import Disk, disk_without_power
+from shell import warmd
 
 
 @pytest.fixture
@@ -28,19 +29,27 @@ def broken(make_daemon: MakeDaemon, tmp_path: Path) -> Iterator[tuple[Daemon, Di
 
 
 @pytest.mark.slow
-def test_an_io_error_fails_the_job_with_the_path_and_the_job_resumes_exactly(
-    broken: tuple[Daemon, Disk],
+@pytest.mark.parametrize(
+    ("break_disk", "reason"),
+    [
+        (Disk.lose_power, "Input/output error"),
+        (Disk.become_read_only, "Read-only file system"),
+    ],
+    ids=["EIO", "read-only"],
+)
+def test_a_broken_disk_fails_the_job_with_the_path_and_the_job_resumes_exactly(
+    broken: tuple[Daemon, Disk], break_disk: Callable[[Disk], None], reason: str
 ):
     daemon, disk = broken
     undisturbed = daemon.submit(save_every=1)
     assert daemon.wait(undisturbed)["status"] == "finished"
     job_id = hold(daemon)
-    disk.lose_power()
+    break_disk(disk)
     let_go(daemon)
     failed = daemon.wait(job_id)
     assert (failed["status"], failed["waits_for"], failed["execution"]) == ("failed", None, 1)
     assert not any(event["type"] == "waiting" for event in daemon.streamed(job_id))
-    assert f"Input/output error: '{daemon.home.runs / job_id}" in failed["error"]
+    assert f"{reason}: '{daemon.home.runs / job_id}" in failed["error"]
     disk.come_back()
     daemon.client.resume(job_id)
     ended = daemon.wait(job_id)
@@ -53,3 +62,16 @@ def test_an_io_error_fails_the_job_with_the_path_and_the_job_resumes_exactly(
     assert [event["resumed_from"] for event in events if event["type"] == "begin"] == [None, 2]
     in_redis = daemon.streamed(job_id)
     assert in_redis == events[-len(in_redis) :]
+
+
+@pytest.mark.slow
+def test_doctor_names_what_it_cannot_read_and_checks_the_rest(tmp_path: Path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    with disk_without_power(home, tmp_path / "disk.img") as disk:
+        (home / "daemon.lock").touch()
+        disk.lose_power()
+        done = warmd("doctor", home=home)
+    assert done.code == 1
+    assert "fail  daemon      [Errno 5] Input/output error" in done.out
+    assert "processor" in done.out

@@ -19,6 +19,9 @@ from waiting import holds_for, wait_until
 
 from warmd.daemon.client import control
 
+SHORT = pytest.mark.nightly(
+    part="shortages", catches="a command or a process that a job's wait for space holds up"
+)
 LONG = 40  # steps, whose events fill more than the pages that the files have already
 
 
@@ -85,7 +88,7 @@ def test_jobs_wait_for_space_and_end_with_the_bits_of_undisturbed_ones(full: Dae
     assert types.index("waiting") < types.index("waited")
 
 
-@pytest.mark.slow
+@SHORT
 def test_a_job_that_begins_on_a_full_disk_waits(full: Daemon):
     runs = full.home.runs
     first = hold(full, samples=LONG)
@@ -99,7 +102,7 @@ def test_a_job_that_begins_on_a_full_disk_waits(full: Daemon):
     assert full.wait(job_id)["status"] == "finished"
 
 
-@pytest.mark.slow
+@SHORT
 def test_a_job_waits_for_inodes(full: Daemon):
     runs = full.home.runs
     undisturbed = full.submit(samples=6, save_every=1)
@@ -140,7 +143,7 @@ def test_a_job_waits_while_the_quota_is_used_up(make_daemon: MakeDaemon, tmp_pat
         daemon.close()
 
 
-@pytest.mark.slow
+@SHORT
 def test_the_daemon_reloads_while_a_job_waits(full: Daemon):
     job_id = hold(full, samples=LONG, retries=1)
     following = full.submit(samples=LONG)
@@ -161,7 +164,7 @@ def test_the_daemon_reloads_while_a_job_waits(full: Daemon):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["cancel", "kill"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("kill", marks=SHORT)])
 def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
     job_id = hold_and_fill(full)
     getattr(full.client, how)(job_id)
@@ -172,7 +175,7 @@ def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
     assert full.wait(following)["status"] == "finished"
 
 
-@pytest.mark.slow
+@SHORT
 def test_a_waiting_job_can_be_paused_and_continues(full: Daemon):
     job_id = hold_and_fill(full)
     full.client.pause(job_id, release=True)
@@ -206,7 +209,7 @@ def test_waiting_counts_neither_as_a_stall_nor_for_the_time_limit(full: Daemon):
     assert full.events(job_id, "stall") == []
 
 
-@pytest.mark.slow
+@SHORT
 def test_a_job_that_needs_checkpoints_trains_no_step_without_one(full: Daemon):
     job_id = hold(full, samples=LONG, on_save_error="stop")
     fill(full.home.runs, leave_bytes=20_000)  # the events have room
@@ -255,7 +258,9 @@ def test_a_home_that_is_full_loses_no_job(cramped: Daemon):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "zygote", "supervisor"])
+@pytest.mark.parametrize(
+    "victim", ["zygote", *(pytest.param(one, marks=SHORT) for one in ("worker", "supervisor"))]
+)
 def test_a_process_that_dies_while_the_home_is_full_is_replaced(cramped: Daemon, victim: str):
     job_id = hold(cramped, samples=LONG, retries=1)
     waiting = cramped.submit(samples=2)
@@ -271,7 +276,7 @@ def test_a_process_that_dies_while_the_home_is_full_is_replaced(cramped: Daemon,
     assert steps(cramped, job_id) == list(range(1, LONG + 1))
 
 
-@pytest.mark.slow
+@SHORT
 def test_a_reload_on_a_full_home_ends_when_there_is_space(cramped: Daemon):
     job_id = hold(cramped, samples=LONG)
     fill(cramped.home.path)

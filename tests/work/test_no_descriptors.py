@@ -89,7 +89,10 @@ def check_ended(daemon: Daemon, job_id: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("worker", 0), ("zygote", 0), pytest.param("zygote", 1, marks=pytest.mark.slow)],
+    [
+        ("zygote", 0),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("worker", 0), ("zygote", 1))),
+    ],
 )
 def test_jobs_wait_for_descriptors_and_no_retry_is_used(
     sturdy: Daemon, name: str, more: int, limit: Limit

@@ -12,6 +12,10 @@ from disturbing import MakeDaemon, hold, let_go
 from process_limits import ProcessLimit, process_limit
 from waiting import holds_for, wait_until
 
+SHORT = pytest.mark.nightly(
+    part="shortages", catches="a job or a process that a few processes fewer or more end"
+)
+
 
 @pytest.fixture
 def limit(tmp_path: Path) -> Iterator[ProcessLimit]:
@@ -31,9 +35,8 @@ def limited(limit: ProcessLimit, make_daemon: MakeDaemon) -> Iterator[Daemon]:
     daemon.close()
 
 
-@pytest.mark.parametrize(
-    "more", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [pytest.param(0, marks=SHORT), 1, pytest.param(3, marks=SHORT)])
 def test_jobs_wait_for_threads_and_no_retry_is_used(
     limited: Daemon, limit: ProcessLimit, more: int
 ):
@@ -59,7 +62,9 @@ def test_a_job_that_waits_for_threads_can_be_canceled(limited: Daemon, limit: Pr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["worker", "zygote", "supervisor"])
+@pytest.mark.parametrize(
+    "name", ["supervisor", *(pytest.param(one, marks=SHORT) for one in ("worker", "zygote"))]
+)
 def test_a_process_that_dies_is_started_again_when_the_machine_can(
     limited: Daemon, limit: ProcessLimit, name: str
 ):
@@ -91,7 +96,7 @@ def test_a_redis_that_dies_is_started_again_when_the_machine_can(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beyond", [2, 3, 5, 9])
+@pytest.mark.parametrize("beyond", [5, *(pytest.param(one, marks=SHORT) for one in (2, 3, 9))])
 def test_a_supervisor_that_lacks_processes_for_the_others_is_started_again(
     limited: Daemon, limit: ProcessLimit, beyond: int
 ):
