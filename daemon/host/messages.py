@@ -135,7 +135,7 @@ class GangPlan:
     nodes: list[str]  # the names of all, in the order of their ranks
     node: int  # the number of this one; node 0 has rank 0
     address: str  # at which the ranks of this node listen
-    token: str  # known to the ranks of this execution only
+    secret: str = field(repr=False)  # known to the ranks of this execution only
     host: str = ""  # where rank 0 listens for the others; not known to node 0 yet
     port: int = 0
 
