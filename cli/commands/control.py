@@ -185,6 +185,8 @@ def status(app: App) -> None:
     parts = {"daemon": "daemon", "redis": "server", "zygote": "zygote", "http": "http"}
     render.print_fields({title: _summary(found[name]) for title, name in parts.items()})
     click.echo()
+    if found["http"]["tokens"] is not None:
+        _print_tokens(found["http"]["tokens"])
     _print_workers(found["workers"])
     click.echo()
     if found["gpus"]:
@@ -194,6 +196,16 @@ def status(app: App) -> None:
     click.echo()
     _print_queues(found["queues"])
     _note_upgrades(found["daemon"])
+
+
+def _print_tokens(tokens: Mapping[str, Any]) -> None:
+    """Who uses the HTTP API now, by the names of their tokens."""
+    if tokens["problem"] is not None:
+        note(f"http_tokens: {tokens['named']} let in: {render.one_line(tokens['problem'])}")
+    if tokens["open"]:
+        rows = [[one["name"], str(one["requests"]), str(one["streams"])] for one in tokens["open"]]
+        render.print_table(["TOKEN", ">REQUESTS", ">STREAMS"], rows)
+        click.echo()
 
 
 def _summary(fields: Mapping[str, Any]) -> str:

@@ -19,9 +19,10 @@ from fastapi import FastAPI
 from ...configs.config import DaemonConfig, check_http
 from ...configs.values import ConfigError, is_loopback
 from ..host.heartbeat import Heartbeat
-from ..host.messages import GatewaySettings, GatewayStatus, decode, encode
+from ..host.messages import GatewaySettings, GatewayStatus, GatewayUse, Message, decode, encode
 from ..host.parent_death import end_with_parent
 from .app import create_app
+from .core.state import AppState
 from .http.connection import LimitedConnection
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,16 @@ _LARGE = 128 * 1024  # bytes: more than one read from a connection
 _ARENAS = 2
 _SWITCH_S = 0.001  # how long the parser thread may hold the GIL while the event loop wants it
 _BACKLOG = 512
+_TICKS_OF_USE = 10  # of 0.1 s, between two reports of who uses the gateway
+_MOST_SHOWN = 20  # names in such a report, and
+_LONGEST = 500  # characters of a problem: a line of at most 4096 bytes is written as a whole
 _GRACE_S = 2  # for waiting clients to receive the 503
 
 
 class _Server(uvicorn.Server):
     """uvicorn with a heartbeat, a report when it listens, and a shutdown that ends all waits."""
 
-    def __init__(self, app: FastAPI, url: str) -> None:
+    def __init__(self, app: FastAPI, url: str, *, reports_use: bool) -> None:
         settings: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
         super().__init__(
             uvicorn.Config(
@@ -51,6 +55,8 @@ class _Server(uvicorn.Server):
         self._app = app
         self._url = url
         self._heartbeat = Heartbeat()
+        self._reports_use = reports_use
+        self._use: GatewayUse | None = None  # the latest that was reported
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -58,14 +64,31 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._heartbeat.send_if_due()
+        if self._reports_use and counter % _TICKS_OF_USE == 0:
+            self._report_use()
         return await super().on_tick(counter)
+
+    def _report_use(self) -> None:
+        state: AppState = self._app.state.warmd
+        numbers = state.requests.numbers()
+        most = sorted(numbers, key=lambda name: numbers[name], reverse=True)[:_MOST_SHOWN]
+        use = GatewayUse(
+            named=len(state.tokens.names),
+            problem=None if state.tokens.problem is None else state.tokens.problem[:_LONGEST],
+            requests={name: numbers[name][0] for name in most},
+            streams={name: numbers[name][1] for name in most},
+        )
+        if use != self._use:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # as for the heartbeat
+                _report(use)
+                self._use = use
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.warmd.stop()
         await super().shutdown(sockets)
 
 
-def _report(message: GatewayStatus) -> None:
+def _report(message: Message) -> None:
     os.write(1, encode(message))
 
 
@@ -109,7 +132,9 @@ def main() -> None:
         )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    _Server(create_app(config, settings.url), f"http://{shown}:{port}").run([listener])
+    reports_use = config.http_tokens is not None
+    app = create_app(config, settings.url)
+    _Server(app, f"http://{shown}:{port}", reports_use=reports_use).run([listener])
 
 
 if __name__ == "__main__":

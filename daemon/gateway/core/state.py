@@ -19,13 +19,17 @@ from ....jobs.spec import Spec
 from ...client.client import Client
 from ...host.image_store import ImageStore
 from ...queue.clients import async_client
+from ..http.client import current
 from ..http.errors import ApiError
+from ..http.open_requests import OpenRequests
+from ..http.tokens import Tokens
 from .eta import StartEstimator, next_training_s
 from .event_reader import EventReader
 from .file_store import FileStore
 from .metrics import Metrics
 from .models_index import ModelIndex
 from .overview import Overview
+from .queue_shares import QueueShares
 from .submitter import Submitter
 from .waiters import Waiters
 
@@ -42,8 +46,12 @@ _CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
 class AppState:
     """The state of one gateway process."""
 
-    def __init__(self, config: DaemonConfig, url: str) -> None:
+    def __init__(
+        self, config: DaemonConfig, url: str, tokens: Tokens, requests: OpenRequests
+    ) -> None:
         self.config = config
+        self.tokens = tokens
+        self.requests = requests
         self.client = Client(config)
         self.client.url = url
         # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
@@ -55,7 +63,9 @@ class AppState:
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
         self.event_reader = EventReader(self.client)
-        self.submitter = Submitter(self.client, self.in_thread)
+        # One token tells no clients apart.
+        self._queue_shares = None if config.http_tokens is None else QueueShares()
+        self.submitter = Submitter(self.client, self.in_thread, self._queue_shares)
         self.model_index = ModelIndex(self.client)
         self.metrics = Metrics(self.client)
         self.files = FileStore(
@@ -87,9 +97,13 @@ class AppState:
         )
 
     async def queue_length(self, queue: str) -> int:
-        """Return how many jobs wait in a queue. Raises ApiError 429 beyond the limit."""
+        """Return how many jobs wait in a queue.
+
+        Raises ApiError 429 beyond the limit; where several tokens are set, only for a client that
+        has its share of the places.
+        """
         length: int = await cast(Any, self.redis.llen(self.client.store.queue(queue).key))
-        if length >= self.config.http_queue_limit:
+        if length >= self.config.http_queue_limit and not await self._has_share(queue):
             if queue == TRAIN:
                 eta = await self.in_thread(next_training_s, self.client)
             else:
@@ -101,6 +115,14 @@ class AppState:
                 headers={"retry-after": str(max(1, round(eta)))},
             )
         return length
+
+    async def _has_share(self, queue: str) -> bool:
+        """Whether the client of this request holds less than its fair share of a full queue."""
+        client = current()
+        if self._queue_shares is None or client is None:
+            return False
+        waiting = await self.in_thread(self.client.store.order, queue)
+        return self._queue_shares.has_room(waiting, client.share, self.config.http_queue_limit)
 
     def parse(self, kind: str, values: dict[str, Any]) -> Spec:
         """Check the options of a job together with the configured defaults. Raises SpecError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
+import logging
 import re
 
 from starlette.datastructures import Headers
@@ -13,10 +13,15 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....configs.values import is_loopback
-from . import session
+from . import client as clients, rights, session
 from .bodies import SMALL, BodyMemory, Reservation
-from .connection import AUTHORIZED
-from .errors import ApiError
+from .client import CLIENT, HttpClient
+from .errors import ApiError, frame
+from .open_requests import OpenRequest, OpenRequests
+from .rights import RouteRights
+from .tokens import Tokens
+
+log = logging.getLogger(__name__)
 
 MAX_BODY = 64 * 1024**2  # bytes of a request with images
 MAX_TEXT = 8 * 1024**2  # bytes of a request without images
@@ -26,6 +31,7 @@ LINGER_S = 10  # for reading the rest of a body that is too large
 SILENCE_S = 30  # without data before a body is given up
 SLOWEST = 16 * 1024  # bytes per second of a body, on average over SILENCE_S
 WRONG_S = 1.0  # before a wrong token is refused
+_LAST_S = 1.0  # for the last event of a stream that is ended
 FILES = "/v1/files"
 OPEN = ("/health", "/livez", "/readyz")  # paths without token
 OWN = "/v1/warmd/"  # prefix of warmd's own routes
@@ -40,7 +46,7 @@ _NETLOC = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{
 
 
 class AuthMiddleware:
-    """Admits requests with the token or, if none is set, requests that name this host.
+    """Admits requests with a token that has the right or, if none is set, that name this host.
 
     Without a token, any web page in a browser on this machine could send requests. Such requests
     carry the page's domain as Origin or, with DNS rebinding, as Host, and are refused.
@@ -49,12 +55,23 @@ class AuthMiddleware:
     the header X-Warmd, which pages of other origins cannot set.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, host: str, page: str) -> None:
-        """`page`: the setting http_page."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tokens: Tokens,
+        requests: OpenRequests,
+        needs: RouteRights,
+        host: str,
+        page: str,
+    ) -> None:
+        """`requests`: where it notes the open ones. `page`: the setting http_page."""
         self.app = app
-        self.token = token
         self.host = host
         self.page = page
+        self._tokens = tokens
+        self._requests = requests
+        self._needs = needs
         self._memory = BodyMemory()
         self._drains = asyncio.Semaphore(_MAX_DRAINS)
         self._throttle = _Throttle()
@@ -64,50 +81,68 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        has_session = self._has_session(scope, headers)
-        is_known = self.token is None or has_session or self._has_token(headers)
-        error = self._objection(scope, headers, is_known=is_known, has_session=has_session)
+        by_session = self._client_of_session(scope, headers)
+        client = by_session or self._client_of_header(scope, headers)
+        needed = self._needs.needed(scope)
+        error = self._objection(scope, headers, client, needed, has_session=by_session is not None)
         if error is not None:
             if error.status == 401 and "authorization" in headers:
                 await asyncio.sleep(WRONG_S)  # so that guessing is slow
             await error.response(scope, receive, send)
             return
-        scope[AUTHORIZED] = is_known
-        reservation = Reservation(self._memory)
-        if not is_known:
+        clients.enter(client)
+        if client is None:
             body = _Body(receive, send, MAX_OPEN, None, self._drains, self._throttle)
-        elif scope["path"] == FILES:  # written to disk in chunks, not held in memory
+            await self._answer(scope, headers, body, body.send)
+            return
+        scope[CLIENT] = client
+        reservation = scope[RESERVATION] = Reservation(self._memory, client.share)
+        if scope["path"] == FILES:  # written to disk in chunks, not held in memory
             body = _Body(receive, send, MAX_FILE, None, self._drains, self._throttle)
         else:
             body = _Body(receive, send, MAX_BODY, reservation, self._drains, self._throttle)
-        length = headers.get("content-length", "")
-        if scope["path"] not in OPEN:
-            await self._throttle.wait()
-        if int(length or 0) > body.limit:
-            await body.too_large().response(scope, body.receive, body.send)
-            return
+        request = OpenRequest(client, needed, body.send)
+        reservation.on_revoked = request.end
         try:
-            scope[RESERVATION] = reservation
-            await self.app(scope, body.receive, body.send)
+            with self._requests.holding(request):
+                await self._answer(scope, headers, body, request.note)
         finally:
             reservation.shrink(0)
+        if request.was_ended:
+            await body.end(request, scope)
+        if needed == rights.TRAIN and client.name is not None:
+            path = scope["raw_path"].decode("ascii", "replace")
+            log.info("http: %s: %s %s: %s", client.name, scope["method"], path, request.status)
+
+    async def _answer(self, scope: Scope, headers: Headers, body: _Body, send: Send) -> None:
+        if scope["path"] not in OPEN:
+            await self._throttle.wait()
+        if int(headers.get("content-length") or 0) > body.limit:
+            await body.too_large().response(scope, body.receive, send)
+        else:
+            await self.app(scope, body.receive, send)
 
     def _objection(
-        self, scope: Scope, headers: Headers, *, is_known: bool, has_session: bool
+        self,
+        scope: Scope,
+        headers: Headers,
+        client: HttpClient | None,
+        needed: str,
+        *,
+        has_session: bool,
     ) -> ApiError | None:
-        if self.token is None:
+        if not self._tokens.are_set:
             if not self._is_ours(headers.get("host", "")):
                 return ApiError(403, "Host: must name this machine unless http_token is set")
             origin = headers.get("origin")
             if origin is not None and not self._is_ours(origin.partition("://")[2]):
                 return ApiError(403, "Origin: web pages need a token: set http_token")
-        if not is_known and not self._is_open(scope["path"]):
-            return ApiError(
-                401,
-                "Authorization: must be a bearer token, the daemon's http_token",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+        if not self._is_open(scope["path"]):
+            if client is None:
+                return _unknown_token()
+            if needed not in (rights.ANY, rights.OPEN, *client.rights):
+                log.info("http: %s: refused: needs %s", client.name, needed)
+                return rights.refusal(str(client.name), client.rights, needed, scope)
         if scope["method"] in _READING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
@@ -135,24 +170,53 @@ class AuthMiddleware:
         is_page = path in ("/", LOGIN) or path.startswith(PAGE)
         return path in OPEN or (is_page and self.page != "off")
 
-    def _has_session(self, scope: Scope, headers: Headers) -> bool:
-        if self.token is None or self.page == "off":
-            return False
+    def _client_of_session(self, scope: Scope, headers: Headers) -> HttpClient | None:
+        if not self._tokens.are_set or self.page == "off":
+            return None
         name = session.cookie_name(scope["server"][1])
         found = HTTPConnection(scope).cookies.get(name)
-        return found is not None and session.is_valid(self.token, found)
+        return None if found is None else self._tokens.client_of_session(found, address_of(scope))
 
-    def _has_token(self, headers: Headers) -> bool:
+    def _client_of_header(self, scope: Scope, headers: Headers) -> HttpClient | None:
+        if not self._tokens.are_set:
+            return self._tokens.anyone(address_of(scope))
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        assert self.token is not None
-        is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
-        return scheme.lower() == "bearer" and is_right
+        if scheme.lower() != "bearer":
+            return None
+        return self._tokens.client(given.strip(), address_of(scope))
 
     def _is_ours(self, netloc: str) -> bool:
         # Not with a URL parser, which would accept user@host.
         found = _NETLOC.fullmatch(netloc.lower())
         name = (found[1] or found[2]) if found is not None else ""
         return name == self.host or is_loopback(name)
+
+
+def address_of(scope: Scope) -> str:
+    """Return the address and the port of the other end: no two open connections have the same."""
+    host, port = scope.get("client") or ("", 0)
+    return f"{host} {port}"
+
+
+def end_unauthorized(tokens: Tokens, requests: OpenRequests) -> None:
+    """End the open requests whose tokens were taken out, or have lost the right for them."""
+    for request in requests:
+        now = tokens.current(request.client)
+        if now is None:
+            request.end(_unknown_token())
+        elif request.right not in (rights.ANY, *now.rights):
+            problem = f"Authorization: {now.name} has lost the right {request.right}"
+            request.end(ApiError(403, problem, code="insufficient_permissions"))
+
+
+def _unknown_token() -> ApiError:
+    return ApiError(
+        401,
+        "Authorization: must be a bearer token that this daemon knows: http_token, or one of "
+        "http_tokens",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 class _Throttle:
@@ -217,6 +281,8 @@ class _Body:
         message = await self._receive_in_time()
         piece = message.get("body", b"")
         self.is_whole = not message.get("more_body", False)
+        if self.is_whole and self._reservation is not None:
+            self._reservation.is_arriving = False
         self.received += len(piece)
         if self.received > SMALL:
             await self._throttle.wait()
@@ -263,6 +329,19 @@ class _Body:
             await self._drain()
             message = {"type": "http.response.body"}
         await self._send(message)
+
+    async def end(self, request: OpenRequest, scope: Scope) -> None:
+        """Answer a request that was ended from outside; a stream gets a last event."""
+        error = request.error
+        assert error is not None
+        if not request.has_started:
+            error = error if self.is_whole else self._refused(error)
+            await error.response(scope, self.receive, self.send)
+        elif request.is_stream:
+            event = frame(error, is_named=scope["path"].startswith(OWN))
+            with contextlib.suppress(TimeoutError):  # the client does not read
+                async with asyncio.timeout(_LAST_S):
+                    await self._send({"type": "http.response.body", "body": event})
 
     async def _drain(self) -> None:
         with contextlib.suppress(TimeoutError):
