@@ -129,9 +129,12 @@ def read_text(path: Path) -> str:
     try:
         # Not waiting for a writer, should it be a named pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
+        try:
             _check_file(path, os.fstat(descriptor))
-            data = file.read(_MOST_BYTES + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(_MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise ConfigError("http_tokens", f"cannot read {path}: {error.strerror}") from error
     if len(data) > _MOST_BYTES:

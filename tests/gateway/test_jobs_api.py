@@ -294,7 +294,7 @@ def test_the_token_becomes_a_cookie_that_scripts_cannot_read(locked):
     assert locked.get("/page/app.js").status_code == 200
     assert locked.get("/v1/warmd/overview").status_code == 401
     wrong = locked.post("/v1/warmd/login", json={"token": "wrong"}, headers=OURS)
-    assert refusal(wrong) == (401, "token: is not the daemon's http_token")
+    assert refusal(wrong) == (401, "token: is not one that this daemon knows")
     done = locked.post("/v1/warmd/login", json={"token": TOKEN}, headers=OURS)
     assert done.status_code == 204
     cookie = done.headers["set-cookie"].lower()

@@ -31,6 +31,7 @@ from .models_index import ModelIndex
 from .overview import Overview
 from .queue_shares import QueueShares
 from .submitter import Submitter
+from .turns import Turns
 from .waiters import Waiters
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,9 @@ class AppState:
         self.client.url = url
         # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
         self.redis = async_client(url, max_connections=_CONNECTIONS)
-        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
+        self._threads = Turns(_THREADS, "http")
         # One thread: parsing holds the GIL, so a second one would not help.
-        self._parser_pool = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+        self._parser = Turns(1, "bodies")
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
@@ -80,15 +81,14 @@ class AppState:
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that blocks on disk or Redis in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)
+        return await self._threads.run(work, *arguments)
 
     async def in_parser_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that computes on a request body in the parser thread, one at a time."""
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._parser_pool, _or_refusal, work, *arguments)
+        found: Any = await self._parser.run(_or_refusal, work, *arguments)
         if isinstance(found, ApiError | WarmdError):
             raise found
-        return found
+        return cast(T, found)
 
     async def in_control_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that queries the daemon; separate threads, so /health never queues."""
@@ -137,8 +137,9 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for pool in (self.pool, self._parser_pool, self._control_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown()
+        self._parser.shutdown()
+        self._control_pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 
 

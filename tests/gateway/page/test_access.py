@@ -43,7 +43,7 @@ def test_a_user_logs_in_with_the_token_and_scripts_cannot_read_the_cookie(browse
     assert browser.axe() == []
     browser.type("input[name=token]", "a-wrong-token")
     browser.press("Log in")
-    browser.wait_for("token: is not the daemon's http_token")
+    browser.wait_for("token: is not one that this daemon knows")
     browser.type("input[name=token]", TOKEN)
     browser.press("Log in")
     browser.wait_for("Overview")
