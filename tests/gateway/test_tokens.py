@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import tempfile
 import time
@@ -14,14 +15,18 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
+from click.testing import CliRunner
+from daemons import Daemon
 from fastapi.routing import APIRoute
 from gateway_requests import address
 from gateways import Gateway
 from starlette.routing import Route
 from waiting import wait_until
 
+from warmd.cli.main import warmd
 from warmd.configs.config import DaemonConfig, check_http
 from warmd.configs.tokens import NamedToken, digest_of
+from warmd.daemon.client import tokens
 from warmd.daemon.gateway.app import _ROUTERS, create_app
 from warmd.daemon.gateway.http import session
 from warmd.daemon.gateway.http.rights import ANY, INFER, OPEN, READ, ROUTES, TRAIN, RouteRights
@@ -415,3 +420,45 @@ def test_errors_do_not_show_the_path_of_the_home(named):
 
 def test_a_token_that_is_set_only_in_the_file_is_enough_to_listen_elsewhere(tmp_path):
     check_http(DaemonConfig(home=tmp_path, http_host="0.0.0.0", http_tokens=tmp_path / "tokens"))
+
+
+# --- the daemon ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_status_says_who_uses_the_gateway_and_what_is_wrong_with_the_file(tiny_model):
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        home, file = Path(folder, "home"), Path(folder, "tokens")
+        bob = tokens.add(file, "bob", "read")
+        daemon = Daemon(home, tiny_model, http_port=0, http_tokens=file, workers=())
+        daemon.start()
+        try:
+            url = wait_until(lambda: daemon.status()["http"]["url"])
+
+            def users() -> Any:
+                return daemon.status()["http"]["tokens"]
+
+            wait_until(lambda: users() == {"named": 1, "problem": None, "open": []})
+            headers = {"authorization": f"Bearer {bob}"}
+            with httpx.stream("GET", url + STREAM, headers=headers, timeout=30) as stream:
+                lines = stream.iter_lines()
+                assert next(lines)
+                shown = {"name": "bob", "requests": 1, "streams": 1}
+                wait_until(lambda: users()["open"] == [shown])
+                assert re.search(r"\nbob +1 +1\n", status_of(home, file))
+                tokens.remove(file, "bob")
+                assert any("invalid_api_key" in line for line in lines)
+            wait_until(lambda: users() == {"named": 0, "problem": None, "open": []})
+            file.chmod(0o644)
+            wait_until(lambda: users()["problem"])
+            assert "must have mode 0600, got 0644" in status_of(home, file)
+        finally:
+            daemon.stop(now=True)
+
+
+def status_of(home: Path, file: Path) -> str:
+    """What `warmd status` prints."""
+    runner = CliRunner(env={"WARMD_HTTP_TOKENS": str(file)})
+    done = runner.invoke(warmd, ["status", "--home", str(home)])
+    assert done.exit_code == 0, done.exception
+    return done.output
