@@ -64,6 +64,7 @@ class DaemonConfig:
     http_token: str | None = field(default=None, repr=False)
     http_tokens: Path | None = None  # absolute; None: no named tokens
     http_page: str = "on"  # on, read or off
+    http_origin: tuple[str, ...] = ()  # as browsers send them: https://warmd.example.com
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
     http_graders: tuple[str, ...] = ()  # module:function
@@ -113,6 +114,7 @@ class DaemonConfig:
         values = {former.get(name, name): value for name, value in values.items()}
         rebuilt = {
             **{name: Path(values[name]) if values.get(name) else None for name in _PATHS},
+            "http_origin": tuple(values.get("http_origin", ())),
             "http_graders": tuple(values.get("http_graders", ())),
             "notify_on": tuple(values["notify_on"]),
             "models": tuple(ModelConfig(**model) for model in values["models"]),
@@ -177,9 +179,14 @@ def _check_owner(home: Path, environ: Mapping[str, str]) -> None:
 
 def check_http(config: DaemonConfig) -> None:
     """Raise ConfigError when other machines could connect without a token."""
-    is_open = config.http_port is not None and not is_loopback(config.http_host)
-    if is_open and config.http_token is None and config.http_tokens is None:
+    has_token = config.http_token is not None or config.http_tokens is not None
+    if config.http_port is None or has_token:
+        return
+    if not is_loopback(config.http_host):
         problem = f"must be set to listen on {config.http_host}, or http_tokens"
+        raise ConfigError("http_token", problem)
+    if config.http_origin:  # a proxy that other machines can reach
+        problem = f"must be set for http_origin {config.http_origin[0]}, or http_tokens"
         raise ConfigError("http_token", problem)
 
 

@@ -48,6 +48,7 @@ class _Server(uvicorn.Server):
                 app,
                 http=LimitedConnection,
                 ws="none",
+                proxy_headers=False,  # any program on this machine can send X-Forwarded-*
                 timeout_graceful_shutdown=_GRACE_S,
                 **settings,
             )

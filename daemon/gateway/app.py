@@ -38,8 +38,10 @@ from .core.metrics import Metrics
 from .core.state import AppState
 from .http import errors
 from .http.auth import AuthMiddleware, end_unauthorized
+from .http.browser import BrowserMiddleware
 from .http.open_requests import OpenRequests
 from .http.rights import RouteRights
+from .http.tickets import Tickets
 from .http.tokens import Tokens
 from .page import routes as page
 
@@ -98,6 +100,7 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
         app.include_router(router)
     runs = {} if config.runs_folder is None else {config.runs_folder: "RUNS"}
     errors.install(app, hidden={config.home: "HOME", **runs})
+    app.state.tickets = tickets = Tickets()
     served = [*app.routes, *(route for router in _ROUTERS for route in router.routes)]
     # The last one added is the outermost.
     app.add_middleware(
@@ -105,8 +108,14 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
         tokens=tokens,
         requests=requests,
         needs=RouteRights(route for route in served if isinstance(route, Route)),
-        host=config.http_host,
         page=config.http_page,
+        tickets=tickets,
+    )
+    app.add_middleware(
+        BrowserMiddleware,
+        host=config.http_host,
+        origins=config.http_origin,
+        has_token=tokens.are_set,
     )
     app.add_middleware(_Counted, state=app.state)
     return app

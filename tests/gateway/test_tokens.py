@@ -35,6 +35,7 @@ MAIN = "the-main-token-of-tests"
 WITHIN_S = 5  # the promise of the documentation
 OWN = {"x-warmd": "1", "content-type": "application/json"}
 STREAM = "/v1/warmd/overview/stream"
+PROMPT = b'{"model":"tiny","prompt":"1","stream":true}'
 
 
 def entry(name: str, may: str) -> str:
@@ -122,7 +123,8 @@ def test_every_route_has_a_right_in_the_table_and_the_table_has_no_others(tmp_pa
     assert {path for (path, _), right in changes.items() if right == INFER} == set(may_infer)
     others = {key: right for key, right in changes.items() if key[0] not in may_infer}
     assert others.pop(("/v1/warmd/login", "POST")) == OPEN
-    assert others.pop(("/v1/warmd/logout", "POST")) == ANY
+    for of_session in ("logout", "tickets"):
+        assert others.pop((f"/v1/warmd/{of_session}", "POST")) == ANY
     assert set(others.values()) == {TRAIN}
 
 
@@ -176,6 +178,16 @@ def test_wrong_secrets_names_and_hashes_are_not_let_in(named):
     assert named.ask("http_token", "/v1/models").status_code == 200
 
 
+@contextlib.contextmanager
+def logged_in(named: Named, name: str) -> Iterator[httpx.Client]:
+    """A client with a session of the dashboard."""
+    with httpx.Client(base_url=named.url, headers={"sec-fetch-site": "same-origin"}) as client:
+        login = client.post("/v1/warmd/login", json={"token": f"secret-of-{name}"}, headers=OWN)
+        assert login.status_code == 200
+        client.headers[session.HEADER] = login.json()["session"]
+        yield client
+
+
 # --- in and out ----------------------------------------------------------------------------------
 
 
@@ -203,55 +215,57 @@ def rest(line: socket.socket) -> bytes:
     return heard
 
 
+def assert_open(line: socket.socket) -> None:
+    """Fail if a stream has ended."""
+    line.settimeout(0.2)
+    with contextlib.suppress(TimeoutError):
+        while got := line.recv(65536):
+            assert b"event: problem" not in got
+        raise AssertionError("the stream has ended")
+
+
 @pytest.mark.slow
 def test_a_name_that_is_taken_out_loses_streams_requests_and_sessions(named, background):
     named.set(ada="read,infer,train", bob="read,infer")
     named.wait_for("bob", 200)
-    client = httpx.Client(base_url=named.url)
-    page = {**OWN, "sec-fetch-site": "same-origin"}
-    login = client.post("/v1/warmd/login", json={"token": "secret-of-bob"}, headers=page)
-    assert login.status_code == 204
-    assert client.get("/v1/warmd/overview").json()["may"] == ["read", "infer"]
-    prompt = orjson.dumps({"model": "tiny", "prompt": "1", "stream": True})
-    bobs, stays = open_stream(named, "bob"), open_stream(named, "ada")
-    completion = open_stream(named, "bob", prompt)
-    streamed = named.gateway.take()
-    whole = background.submit(
-        lambda: named.ask("bob", "/v1/completions", "POST", json={"model": "tiny", "prompt": "2"})
-    )
-    waiting = named.gateway.take()
-    begun = time.monotonic()
-    named.set(ada="read,infer,train")
-    with bobs, completion, stays:
-        last = rest(bobs)
+    with (
+        logged_in(named, "bob") as page,
+        open_stream(named, "ada") as hers,
+        open_stream(named, "bob") as his,
+        open_stream(named, "bob", PROMPT) as completion,
+    ):
+        assert page.get("/v1/warmd/overview").json()["may"] == ["read", "infer"]
+        streamed = named.gateway.take()
+        body = {"model": "tiny", "prompt": "2"}
+        whole = background.submit(
+            lambda: named.ask("bob", "/v1/completions", "POST", json=body).status_code
+        )
+        waiting = named.gateway.take()
+        begun = time.monotonic()
+        named.set(ada="read,infer,train")
+        last = rest(his)
         assert b"event: problem\ndata: " in last
         assert b"invalid_api_key" in last
         assert b'\ndata: {"error":{"message":"Authorization: must be' in rest(completion)
-        assert whole.result(WITHIN_S).status_code == 401
+        assert whole.result(WITHIN_S) == 401
         assert time.monotonic() - begun < WITHIN_S
-        assert client.get("/v1/warmd/overview").status_code == 401
-        stays.settimeout(0.2)
-        with contextlib.suppress(TimeoutError):
-            assert stays.recv(1)  # not the end of the stream
+        assert page.get("/v1/warmd/overview").status_code == 401
+        assert_open(hers)
         wait_until(lambda: streamed.stop_asked == "cancel" and waiting.stop_asked == "cancel")
     for job in (streamed, waiting):
         job.fail("stopped")
     assert named.ask("bob", "/v1/models").status_code == 401
-    client.close()
 
 
 @pytest.mark.slow
 def test_a_name_that_loses_a_right_loses_the_requests_that_need_it(named):
     named.set(ada="read,infer,train", bob="read,infer")
     named.wait_for("bob", 200)
-    prompt = orjson.dumps({"model": "tiny", "prompt": "1", "stream": True})
-    with open_stream(named, "bob") as overview, open_stream(named, "bob", prompt) as completion:
+    with open_stream(named, "bob") as overview, open_stream(named, "bob", PROMPT) as completion:
         job = named.gateway.take()
         named.set(ada="read,infer,train", bob="read")
         assert b"bob has lost the right infer" in rest(completion)
-        overview.settimeout(0.2)
-        with contextlib.suppress(TimeoutError):
-            assert overview.recv(1)
+        assert_open(overview)
         wait_until(lambda: job.stop_asked == "cancel")
         job.fail("stopped")
     assert named.ask("bob", "/v1/completions", "POST", json={}).status_code == 403
@@ -263,9 +277,7 @@ def test_a_name_that_loses_a_right_loses_the_requests_that_need_it(named):
 def test_a_new_secret_ends_the_sessions_of_the_old_one(named):
     named.set(ada="read,infer,train", bob="read")
     named.wait_for("bob", 200)
-    with httpx.Client(base_url=named.url) as client:
-        page = {**OWN, "sec-fetch-site": "same-origin"}
-        client.post("/v1/warmd/login", json={"token": "secret-of-bob"}, headers=page)
+    with logged_in(named, "bob") as client:
         assert client.get("/v1/warmd/jobs").status_code == 200
         new = NamedToken("bob", frozenset({"read"}), digest_of("another"))
         named.write(f"{entry('ada', 'read,infer,train')}\n{new.line}\n")
@@ -273,23 +285,32 @@ def test_a_new_secret_ends_the_sessions_of_the_old_one(named):
 
 
 def test_a_session_is_bound_to_its_name_and_needs_more_than_the_file(named):
-    with httpx.Client(base_url=named.url) as client:
-        page = {**OWN, "sec-fetch-site": "same-origin"}
-        client.post("/v1/warmd/login", json={"token": "secret-of-ada"}, headers=page)
+    with logged_in(named, "ada") as client:
         (cookie,) = client.cookies.jar
+        secret = client.headers[session.HEADER]
+        assert client.get("/v1/warmd/jobs").status_code == 200
     name, value = cookie.name, str(cookie.value)
-    assert value.startswith("ada~")
-    made_of_the_file = session.issue(digest_of("secret-of-ada"))
+    assert value.endswith(".ada")
+    digest = digest_of("secret-of-ada")
+    of_the_file = [session.issue("ada", key) for key in (digest.encode(), bytes.fromhex(digest))]
     for forged in (
-        value.removeprefix("ada~"),
-        f"bob~{value.removeprefix('ada~')}",
-        f"ada~{made_of_the_file}",
-        f"~{value}",
+        session.Session(value.replace(".ada", ".bob"), secret),
+        session.Session(value.replace(".ada", ".http_token"), secret),
+        session.Session(value, secret[::-1]),
+        *of_the_file,
     ):
-        found = httpx.get(f"{named.url}/v1/warmd/jobs", headers={"cookie": f"{name}={forged}"})
-        assert found.status_code == 401, forged
-    found = httpx.get(f"{named.url}/v1/warmd/jobs", headers={"cookie": f"{name}={value}"})
-    assert found.status_code == 200
+        headers = {"cookie": f"{name}={forged.cookie}", session.HEADER: forged.secret}
+        assert httpx.get(f"{named.url}/v1/warmd/jobs", headers=headers).status_code == 401
+
+
+@pytest.mark.slow
+def test_a_token_that_may_not_read_gets_no_session(make_gateway, tmp_path):
+    file = tmp_path / "tokens"
+    secret = tokens.add(file, "bot", "infer")
+    gateway = make_gateway(http_tokens=file)
+    answer = httpx.post(f"{gateway.url}/v1/warmd/login", json={"token": secret}, headers=OWN)
+    assert answer.status_code == 403
+    assert "must have the right read" in answer.json()["error"]["message"]
 
 
 @pytest.mark.slow
@@ -308,9 +329,11 @@ def test_a_file_that_cannot_be_used_lets_in_only_those_whose_entries_can_be_read
         named.file.unlink()
         os.mkfifo(named.file, 0o600)
     named.wait_for("carol", 401)
-    assert named.ask("bob", "/v1/models").status_code == 401
-    assert named.ask("dave", "/v1/models").status_code == 401
-    stays = 200 if fault == "mistake" else 401
+    stays = 401
+    if fault == "mistake":
+        stays = 200
+        for name in ("bob", "dave"):
+            assert named.ask(name, "/v1/models").status_code == 401
     assert named.ask("ada", "/v1/models").status_code == stays
     assert named.ask("http_token", "/v1/models").status_code == 200
     if fault == "not a file":
@@ -331,10 +354,7 @@ def test_a_file_that_editors_write_in_steps_shuts_nobody_out(named):
             time.sleep(0.001)
             named.file.write_text(text)
             time.sleep(0.3)
-        stream.settimeout(0.2)
-        with contextlib.suppress(TimeoutError):
-            while got := stream.recv(65536):
-                assert b"problem\ndata" not in got
+        assert_open(stream)
 
 
 # --- who it was ----------------------------------------------------------------------------------

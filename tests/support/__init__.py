@@ -13,7 +13,7 @@ Faults at random: `random_storm` (of processes, disk, power, Redis), `network_st
     machines); processes killed at each file-system call: `killed`
 Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub);
     `process_limits` (no more threads, no memory), `power` (a disk that loses what was not flushed)
-A browser: `browser`, `dashboard`
+A browser: `browser`, `dashboard`, `web_pages` (servers next to the gateway, a TLS proxy)
 Tiny models and data: `tiny`, `tiny_vision`, `architectures`, `engines`, `adapters`,
     `odd_tokenizers`, `prefill`, `packages` (kinds from other packages)
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....configs.values import is_loopback
 from . import client as clients, rights, session
 from .bodies import SMALL, BodyMemory, Reservation
+from .browser import READING
 from .client import CLIENT, HttpClient
 from .errors import ApiError, frame
 from .open_requests import OpenRequest, OpenRequests
 from .rights import RouteRights
+from .session import Session
+from .tickets import Tickets
 from .tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -36,23 +37,23 @@ FILES = "/v1/files"
 OPEN = ("/health", "/livez", "/readyz")  # paths without token
 OWN = "/v1/warmd/"  # prefix of warmd's own routes
 LOGIN = f"{OWN}login"
+_OF_SESSION = (LOGIN, f"{OWN}logout", f"{OWN}tickets")  # they change no more than the session
 PAGE = "/page/"  # prefix of the dashboard's files
-_READING = ("GET", "HEAD", "OPTIONS")
+SESSION = "warmd.session"  # key in the ASGI scope: the Session of the request, where it has one
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
 _MAX_PER_LOOP = 4  # requests or pieces of bodies per event loop iteration
-_NETLOC = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{0,5})?", re.ASCII)
 
 
 class AuthMiddleware:
-    """Admits requests with a token that has the right or, if none is set, that name this host.
+    """Admits requests with a token that has the right or, if none is set, all.
 
-    Without a token, any web page in a browser on this machine could send requests. Such requests
-    carry the page's domain as Origin or, with DNS rebinding, as Host, and are refused.
+    `browser` has refused those of other pages.
 
-    The dashboard logs in with the token and then sends a cookie. A change that it requests carries
-    the header X-Warmd, which pages of other origins cannot set.
+    The dashboard logs in with the token and then sends both halves of its session, or its cookie
+    and a ticket. A change that it requests carries the header X-Warmd, which pages of other origins
+    cannot set.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class AuthMiddleware:
         tokens: Tokens,
         requests: OpenRequests,
         needs: RouteRights,
-        host: str,
         page: str,
+        tickets: Tickets,
     ) -> None:
         """`requests`: where it notes the open ones. `page`: the setting http_page."""
         self.app = app
-        self.host = host
         self.page = page
+        self.tickets = tickets
         self._tokens = tokens
         self._requests = requests
         self._needs = needs
@@ -131,19 +132,13 @@ class AuthMiddleware:
         *,
         has_session: bool,
     ) -> ApiError | None:
-        if not self._tokens.are_set:
-            if not self._is_ours(headers.get("host", "")):
-                return ApiError(403, "Host: must name this machine unless http_token is set")
-            origin = headers.get("origin")
-            if origin is not None and not self._is_ours(origin.partition("://")[2]):
-                return ApiError(403, "Origin: web pages need a token: set http_token")
         if not self._is_open(scope["path"]):
             if client is None:
                 return _unknown_token()
             if needed not in (rights.ANY, rights.OPEN, *client.rights):
                 log.info("http: %s: refused: needs %s", client.name, needed)
                 return rights.refusal(str(client.name), client.rights, needed, scope)
-        if scope["method"] in _READING:
+        if scope["method"] in READING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
 
@@ -151,15 +146,13 @@ class AuthMiddleware:
         self, path: str, headers: Headers, has_session: bool
     ) -> ApiError | None:
         """Refuse a change that a page of another origin may have requested (CSRF)."""
-        site = headers.get("sec-fetch-site")  # which pages cannot set; other programs send none
-        if self.page == "read" and path != LOGIN and (has_session or site is not None):
+        is_of_page = has_session or "sec-fetch-site" in headers or "origin" in headers
+        if self.page == "read" and path not in _OF_SESSION and is_of_page:
             return ApiError(403, "http_page: is read: the page changes nothing")
         if not has_session and not path.startswith(OWN):
             return None
         if headers.get("x-warmd") != "1":
             return ApiError(403, "X-Warmd: must be 1 in a request that changes something")
-        if site != "same-origin" and (has_session or site is not None):
-            return ApiError(403, "Sec-Fetch-Site: must be same-origin for a change")
         is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
         if path.startswith(OWN) and not is_json:
             return ApiError(415, "Content-Type: must be application/json")
@@ -171,11 +164,25 @@ class AuthMiddleware:
         return path in OPEN or (is_page and self.page != "off")
 
     def _client_of_session(self, scope: Scope, headers: Headers) -> HttpClient | None:
+        """Return the client whose session the request has.
+
+        A valid session is left in the scope for the route of tickets.
+        """
         if not self._tokens.are_set or self.page == "off":
             return None
-        name = session.cookie_name(scope["server"][1])
-        found = HTTPConnection(scope).cookies.get(name)
-        return None if found is None else self._tokens.client_of_session(found, address_of(scope))
+        cookie = HTTPConnection(scope).cookies.get(session.cookie_name(headers.get("host", "")))
+        if cookie is None:
+            return None
+        secret = None
+        if scope["method"] == "GET":
+            secret = self.tickets.redeem(scope["path"], scope["query_string"], cookie)
+        if secret is not None:
+            scope["query_string"] = b""
+        given = Session(cookie, secret or headers.get(session.HEADER, ""))
+        client = self._tokens.client_of_session(given, address_of(scope))
+        if client is not None:
+            scope[SESSION] = given
+        return client
 
     def _client_of_header(self, scope: Scope, headers: Headers) -> HttpClient | None:
         if not self._tokens.are_set:
@@ -184,12 +191,6 @@ class AuthMiddleware:
         if scheme.lower() != "bearer":
             return None
         return self._tokens.client(given.strip(), address_of(scope))
-
-    def _is_ours(self, netloc: str) -> bool:
-        # Not with a URL parser, which would accept user@host.
-        found = _NETLOC.fullmatch(netloc.lower())
-        name = (found[1] or found[2]) if found is not None else ""
-        return name == self.host or is_loopback(name)
 
 
 def address_of(scope: Scope) -> str:

@@ -28,6 +28,7 @@ ROUTES: Mapping[str, Mapping[str, str]] = {
     "/page/{name:path}": {"GET": OPEN},
     "/v1/warmd/login": {"POST": OPEN},
     "/v1/warmd/logout": {"POST": ANY},
+    "/v1/warmd/tickets": {"POST": ANY},  # what it opens needs its own right
     # Clients of each right list the models that they may name.
     "/v1/models": {"GET": ANY},
     "/v1/models/{name}": {"GET": ANY},

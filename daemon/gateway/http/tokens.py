@@ -21,13 +21,13 @@ from ....configs.values import ConfigError
 from ....jobs.files.atomic import write_atomic
 from . import session
 from .client import HttpClient
+from .session import Session
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # between two looks at the file
 _MOST_LOOKS = 3  # before a file that changes all the time is taken as it is
 _KEY_BYTES = 32
-_SESSION = "~"  # between the name of a token and the value that `session` has issued
 
 _Look = tuple[str | None, str | None]  # the content of the file, or why there is none
 
@@ -73,32 +73,24 @@ class Tokens:
         """Return the client of a request where no token is set."""
         return HttpClient(name=None, share=address)
 
-    def issue(self, client: HttpClient) -> str:
-        """Return a cookie's value for a client."""
-        if client.token is None:
-            assert self._main is not None
-            return session.issue(self._main)
-        return f"{client.token.name}{_SESSION}{session.issue(self._secret_of(client.token))}"
+    def issue(self, client: HttpClient) -> Session:
+        """Return a new session of a client with a token."""
+        key = self._key_of(str(client.name))
+        assert key is not None
+        return session.issue(str(client.name), key)
 
-    def client_of_session(self, value: str, address: str) -> HttpClient | None:
-        """Return the client whose cookie has this value; None: it is not valid, or no longer."""
-        name, separator, value = value.rpartition(_SESSION)
-        if not separator:
-            is_valid = self._main is not None and session.is_valid(self._main, value)
-            return self._client_of(None, address) if is_valid else None
-        for token in self._named:
-            if token.name == name and session.is_valid(self._secret_of(token), value):
-                return self._client_of(token, address)
-        return None
+    def client_of_session(self, given: Session, address: str) -> HttpClient | None:
+        """Return the client of a session; None: it is not valid, or its token is no longer."""
+        name = session.verify(given, self._key_of)
+        return None if name is None else self._client_of(self._find(name), address)
 
     def current(self, client: HttpClient) -> HttpClient | None:
         """Return a client with the rights that it has now; None: it is no longer let in."""
         if client.token is None:
             return client
-        for token in self._named:
-            if (token.name, token.digest) == (client.token.name, client.token.digest):
-                return self._client_of(token, client.share)
-        return None
+        token = self._find(client.token.name)
+        is_same = token is not None and token.digest == client.token.digest
+        return self._client_of(token, client.share) if is_same else None
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Read the file again when it changes, and call `on_change` then; until canceled."""
@@ -121,13 +113,18 @@ class Tokens:
             return HttpClient(name, share)
         return HttpClient(name, share, token.rights, token)
 
-    def _secret_of(self, token: NamedToken) -> str:
-        """Return the key of a token's sessions: they end with the token, or with a new secret.
+    def _find(self, name: str) -> NamedToken | None:
+        return next((token for token in self._named if token.name == name), None)
 
-        Not the hash alone: whoever reads the file must not be able to log in.
-        """
-        about = f"warmd sessions of {token.name} {token.digest}".encode()
-        return hmac.new(self._key, about, hashlib.sha256).hexdigest()
+    def _key_of(self, name: str) -> bytes | None:
+        """Return the key of the sessions of a token; they end with it, or with a new secret."""
+        if name == MAIN:
+            return None if self._main is None else self._main.encode()
+        if (token := self._find(name)) is None:
+            return None
+        # Not the hash alone: whoever reads the file must not be able to log in.
+        about = f"warmd sessions of {token.name} {token.digest}"
+        return hmac.new(self._key, about.encode(), hashlib.sha256).digest()
 
     def _look(self) -> _Look:
         assert self._path is not None
