@@ -168,6 +168,15 @@ def test_each_right_opens_its_routes_and_no_others(named):
     named.wait_for("r", 401)
 
 
+def test_without_a_token_only_the_open_routes_answer(named):
+    with httpx.Client(base_url=named.url, headers=OWN) as client:
+        for path, needs in ROUTES.items():
+            for method, needed in needs.items():
+                more: dict[str, Any] = {} if method == "GET" else {"json": {}}
+                status = client.request(method, placed(path), **more).status_code
+                assert (status == 401) is (needed != OPEN), (method, path)
+
+
 @pytest.mark.slow
 def test_wrong_secrets_names_and_hashes_are_not_let_in(named):
     for given in (digest_of("secret-of-ada"), "ada", entry("ada", "read"), "x"):
