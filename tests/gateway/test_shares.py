@@ -159,7 +159,7 @@ def test_threads_are_used_in_turns_and_canceled_work_frees_its_own():
         turns.shutdown()
 
     asyncio.run(run())
-    assert done == ["a0", "a1", "b0", "a3", "b1", "free again"]
+    assert done == ["a0", "a1", "a3", "b0", "b1", "free again"]
 
 
 # --- body memory ---------------------------------------------------------------------------------
