@@ -185,3 +185,18 @@ def test_a_ticket_expires_and_their_number_is_bounded(monkeypatch):
     assert redeem(latest) == owner.secret
     monkeypatch.setattr(tickets, "LIFETIME_S", 0)
     assert redeem(held.issue("/v1/a", owner)) is None
+
+
+@pytest.mark.slow
+def test_a_page_that_only_reads_has_sessions_and_downloads(make_gateway):
+    gateway = make_gateway(http_token=TOKEN, http_page="read")
+    with httpx.Client(base_url=gateway.url, timeout=20, trust_env=False) as http:
+        page = {**OURS, **log_in(http), "origin": gateway.url, "sec-fetch-site": "same-origin"}
+        body = {"path": "/v1/models"}
+        url = http.post("/v1/warmd/tickets", json=body, headers=page).json()["url"]
+        assert http.get(url).status_code == 200
+        unload = {"name": "tiny"}
+        refused = http.post("/v1/warmd/models/unload", json=unload, headers=page)
+        assert refused.status_code == 403
+        assert http.post("/v1/warmd/logout", json={}, headers=page).status_code == 204
+        assert not http.cookies
