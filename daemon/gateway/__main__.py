@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import socket
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -29,8 +32,10 @@ log = logging.getLogger(__name__)
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of malloc.h
 _LARGE = 128 * 1024  # bytes: more than one read from a connection
 _ARENAS = 2
+_RETURN_S = 10.0  # between two returns of freed memory
 _SWITCH_S = 0.001  # how long the parser thread may hold the GIL while the event loop wants it
-_BACKLOG = 512
+_BACKLOG = 512  # connections that wait in the kernel
+_MAX_ACCEPTED = 16  # of them per event loop iteration, so that open connections are served too
 _GRACE_S = 2  # for waiting clients to receive the 503
 
 
@@ -45,19 +50,25 @@ class _Server(uvicorn.Server):
                 http=LimitedConnection,
                 ws="none",
                 timeout_graceful_shutdown=_GRACE_S,
+                backlog=_MAX_ACCEPTED,  # asyncio accepts as many at a time as may wait
                 **settings,
             )
         )
         self._app = app
         self._url = url
         self._heartbeat = Heartbeat()
+        self._memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+        self._memory.begin()
         _report(GatewayStatus(url=self._url))
 
     async def on_tick(self, counter: int) -> bool:
         self._heartbeat.send_if_due()
+        self._memory.return_if_due()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,12 +80,32 @@ def _report(message: GatewayStatus) -> None:
     os.write(1, encode(message))
 
 
-def return_freed_memory() -> None:
-    """Make glibc return the memory of large bodies to the system as soon as it is freed."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        libc.mallopt(_M_ARENA_MAX, _ARENAS)
+class FreedMemory:
+    """Returns memory to the system soon after thousands of connections have closed.
+
+    With another C library than glibc, that library decides when.
+    """
+
+    def __init__(self) -> None:
+        self._trim: Callable[[int], Any] = lambda _: None
+        self._returned_at = time.monotonic()
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)  # large bodies are returned when freed
+            libc.mallopt(_M_ARENA_MAX, _ARENAS)
+            self._trim = libc.malloc_trim
+
+    def begin(self) -> None:
+        """Exclude what exists now, which stays, from garbage collection: it takes 1 ms then."""
+        gc.collect()
+        gc.freeze()
+
+    def return_if_due(self) -> None:
+        """Free closed connections, which are cycles, and return the free pages of the heap."""
+        if time.monotonic() - self._returned_at >= _RETURN_S:
+            gc.collect()
+            self._trim(0)
+            self._returned_at = time.monotonic()
 
 
 def _listen(config: DaemonConfig) -> socket.socket:
@@ -94,7 +125,6 @@ def main() -> None:
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, GatewaySettings)
     config = settings.daemon_config()
-    return_freed_memory()
     sys.setswitchinterval(_SWITCH_S)
     try:
         listener = _listen(config)

@@ -26,6 +26,8 @@ from .file_store import FileStore
 from .metrics import Metrics
 from .models_index import ModelIndex
 from .overview import Overview
+from .readiness import unready_reason
+from .shared import Shared
 from .submitter import Submitter
 from .waiters import Waiters
 
@@ -37,6 +39,7 @@ _CONNECTIONS = 16  # to Redis
 _THREADS = 16  # for disk and Redis
 _DEFAULT_ETA_S = 10.0  # until a request has been measured
 _CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
+_MODEL_THREADS = 2  # for loading models, which may take minutes
 
 
 class AppState:
@@ -54,6 +57,7 @@ class AppState:
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
+        self._model_pool = ThreadPoolExecutor(_MODEL_THREADS, thread_name_prefix="models")
         self.event_reader = EventReader(self.client)
         self.submitter = Submitter(self.client, self.in_thread)
         self.model_index = ModelIndex(self.client)
@@ -65,6 +69,9 @@ class AppState:
         self.images = ImageStore(self.client.home.runs) if has_folder else None
         self.eta = StartEstimator(config)
         self.overview = Overview(self.client, self.in_thread, self.in_control_thread)
+        self.unready_reason = Shared(
+            partial(self.in_control_thread, unready_reason, config, self.client)
+        )
         self.stopping = asyncio.Event()
         self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
 
@@ -85,6 +92,10 @@ class AppState:
         return await asyncio.get_running_loop().run_in_executor(
             self._control_pool, work, *arguments
         )
+
+    async def in_model_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that loads or unloads a model."""
+        return await asyncio.get_running_loop().run_in_executor(self._model_pool, work, *arguments)
 
     async def queue_length(self, queue: str) -> int:
         """Return how many jobs wait in a queue. Raises ApiError 429 beyond the limit."""
@@ -115,7 +126,7 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for pool in (self.pool, self._parser_pool, self._control_pool):
+        for pool in (self.pool, self._parser_pool, self._control_pool, self._model_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 

@@ -17,6 +17,7 @@ from . import session
 from .bodies import SMALL, BodyMemory, Reservation
 from .connection import AUTHORIZED
 from .errors import ApiError
+from .turns import Turns
 
 MAX_BODY = 64 * 1024**2  # bytes of a request with images
 MAX_TEXT = 8 * 1024**2  # bytes of a request without images
@@ -35,6 +36,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
+_MAX_READING = 4  # requests that only read at a time, of clients with token and of others
 _MAX_PER_LOOP = 4  # requests or pieces of bodies per event loop iteration
 _NETLOC = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{0,5})?", re.ASCII)
 
@@ -57,7 +59,9 @@ class AuthMiddleware:
         self.page = page
         self._memory = BodyMemory()
         self._drains = asyncio.Semaphore(_MAX_DRAINS)
-        self._throttle = _Throttle()
+        # Lanes, so that requests of one kind do not wait for thousands of another.
+        self._throttle, self._reading_throttle, self._open_throttle = (_Throttle() for _ in "123")
+        self._reading_turns, self._open_turns = Turns(_MAX_READING), Turns(_MAX_READING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,6 +70,10 @@ class AuthMiddleware:
         headers = Headers(scope=scope)
         has_session = self._has_session(scope, headers)
         is_known = self.token is None or has_session or self._has_token(headers)
+        is_open = not is_known or scope["path"] in OPEN
+        is_reading = scope["method"] in _READING
+        throttle = self._reading_throttle if is_reading else self._throttle
+        await (self._open_throttle if is_open else throttle).wait()
         error = self._objection(scope, headers, is_known=is_known, has_session=has_session)
         if error is not None:
             if error.status == 401 and "authorization" in headers:
@@ -81,14 +89,16 @@ class AuthMiddleware:
         else:
             body = _Body(receive, send, MAX_BODY, reservation, self._drains, self._throttle)
         length = headers.get("content-length", "")
-        if scope["path"] not in OPEN:
-            await self._throttle.wait()
         if int(length or 0) > body.limit:
             await body.too_large().response(scope, body.receive, body.send)
             return
         try:
             scope[RESERVATION] = reservation
-            await self.app(scope, body.receive, body.send)
+            if is_reading:
+                turns = self._open_turns if is_open else self._reading_turns
+                await turns.serve(self.app, scope, body.receive, body.send)
+            else:
+                await self.app(scope, body.receive, body.send)
         finally:
             reservation.shrink(0)
 

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .turns import leave
+
 HEAD_S = 10.0  # for the headers of a request to arrive
 UNREAD_S = 30.0  # in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
@@ -185,6 +187,8 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
         self._idle.pop(self, None)
         self._strangers.pop(self, None)
+        if self.cycle is not None:
+            leave(self.cycle.scope)
         for timer in (self._idle_timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
