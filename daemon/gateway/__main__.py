@@ -34,7 +34,7 @@ _LARGE = 128 * 1024  # bytes: more than one read from a connection
 _ARENAS = 2
 _RETURN_S = 10.0  # between two returns of freed memory
 _SWITCH_S = 0.001  # how long the parser thread may hold the GIL while the event loop wants it
-_BACKLOG = 512  # connections that wait in the kernel
+_BACKLOG = 4096  # connections that wait in the kernel; it drops further ones for a second
 _MAX_ACCEPTED = 16  # of them per event loop iteration, so that open connections are served too
 _GRACE_S = 2  # for waiting clients to receive the 503
 

@@ -70,17 +70,17 @@ class AuthMiddleware:
         headers = Headers(scope=scope)
         has_session = self._has_session(scope, headers)
         is_known = self.token is None or has_session or self._has_token(headers)
+        error = self._objection(scope, headers, is_known=is_known, has_session=has_session)
+        scope[AUTHORIZED] = is_known and error is None  # before any wait
         is_open = not is_known or scope["path"] in OPEN
         is_reading = scope["method"] in _READING
         throttle = self._reading_throttle if is_reading else self._throttle
         await (self._open_throttle if is_open else throttle).wait()
-        error = self._objection(scope, headers, is_known=is_known, has_session=has_session)
         if error is not None:
             if error.status == 401 and "authorization" in headers:
                 await asyncio.sleep(WRONG_S)  # so that guessing is slow
             await error.response(scope, receive, send)
             return
-        scope[AUTHORIZED] = is_known
         reservation = Reservation(self._memory)
         if not is_known:
             body = _Body(receive, send, MAX_OPEN, None, self._drains, self._throttle)

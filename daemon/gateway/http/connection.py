@@ -23,7 +23,7 @@ HEAD_S = 10.0  # for the headers of a request to arrive
 UNREAD_S = 30.0  # in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
 MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
-FRESH_S = 2.0  # for a new connection's first request to be authorized
+FRESH_S = 2.0  # for a connection's next request to arrive and to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
 _OTHER_FILES = 128  # open files that are not connections
 _READ_AT_ONCE = 64 * 1024  # bytes per connection and event loop iteration
@@ -88,8 +88,8 @@ class LimitedConnection(H11Protocol):
     _idle_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
-    # Connections without a request, the longest idle first.
-    _idle: ClassVar[dict[LimitedConnection, None]] = {}
+    # Connections without a request, the longest idle first, and since when.
+    _idle: ClassVar[dict[LimitedConnection, float]] = {}
     # Connections that had no authorized request when last looked at, the oldest first.
     _strangers: ClassVar[dict[LimitedConnection, None]] = {}
 
@@ -133,9 +133,12 @@ class LimitedConnection(H11Protocol):
         """Close the connection that does least; return whether there is one.
 
         It is the one that has been idle longest, else the one whose unfinished body arrives most
-        slowly, else the oldest stream of the client with most of them.
+        slowly, else the oldest stream of the client with most of them. One that has been idle for
+        less than FRESH_S is the last resort: its client may have just connected.
         """
-        least = next(iter(self._idle), None) or self._slowest_body() or self._oldest_stream()
+        fresh, now = next(iter(self._idle), None), self.loop.time()
+        idle = None if fresh is None or now - self._idle[fresh] < FRESH_S else fresh
+        least = idle or self._slowest_body() or self._oldest_stream() or fresh
         if least is None:
             return False
         self._idle.pop(least, None)
@@ -196,7 +199,7 @@ class LimitedConnection(H11Protocol):
     def _watch(self) -> None:
         awaits_head = self.cycle is None or self.cycle.response_complete
         if awaits_head and self._idle_timer is None:
-            self._idle[self] = None
+            self._idle[self] = self.loop.time()
             self._idle_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
         elif not awaits_head and self._idle_timer is not None:
             self._idle.pop(self, None)
