@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,29 @@ def post(path: str, body: str, length: int, *headers: str) -> bytes:
     return get(path, *about, *headers).replace(b"GET", b"POST", 1) + body.encode()
 
 
+def schema_chat(schema: dict[str, Any]) -> str:
+    about = {"name": "a", "schema": schema}
+    return json.dumps(
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "a"}],
+            "response_format": {"type": "json_schema", "json_schema": about},
+        }
+    )
+
+
+EXPLODES = schema_chat({"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghij"]})
 KNOWN = f"Authorization: Bearer {TOKEN}"
 # Connections, what each sends, and whether it sends it again after each response.
 CROWDS: dict[str, tuple[int, bytes, bool]] = {
     "readers of jobs": (1000, get("/v1/warmd/jobs", KNOWN), True),
     "readers of the overview": (1000, get("/v1/warmd/overview", KNOWN), True),
     "readers of metrics": (1000, get("/metrics", KNOWN), True),
+    "schemas that explode": (
+        24,
+        post("/v1/chat/completions", EXPLODES, len(EXPLODES), KNOWN),
+        True,
+    ),
     "streams": (2100, get("/v1/warmd/overview/stream", KNOWN), False),
     "slow bodies": (2100, post("/v1/completions", "{", 60_000, KNOWN), False),
     "slow logins without token": (2100, post("/v1/warmd/login", "{", 4000), False),

@@ -39,6 +39,7 @@ _CONNECTIONS = 16  # to Redis
 _THREADS = 16  # for disk and Redis
 _DEFAULT_ETA_S = 10.0  # until a request has been measured
 _CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
+_CHECK_THREADS = 4  # for checks of data and schemas, which may take seconds
 _MODEL_THREADS = 2  # for loading models, which may take minutes
 
 
@@ -57,9 +58,14 @@ class AppState:
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
+        self._check_pool = ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="checks")
         self._model_pool = ThreadPoolExecutor(_MODEL_THREADS, thread_name_prefix="models")
+        self._pools = (
+            *(self.pool, self._parser_pool, self._control_pool),
+            *(self._check_pool, self._model_pool),
+        )
         self.event_reader = EventReader(self.client)
-        self.submitter = Submitter(self.client, self.in_thread)
+        self.submitter = Submitter(self.client, self.in_thread, self.in_check_thread)
         self.model_index = ModelIndex(self.client)
         self.metrics = Metrics(self.client)
         self.files = FileStore(
@@ -92,6 +98,10 @@ class AppState:
         return await asyncio.get_running_loop().run_in_executor(
             self._control_pool, work, *arguments
         )
+
+    async def in_check_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that checks the data or the schema of a job."""
+        return await asyncio.get_running_loop().run_in_executor(self._check_pool, work, *arguments)
 
     async def in_model_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that loads or unloads a model."""
@@ -126,7 +136,7 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for pool in (self.pool, self._parser_pool, self._control_pool, self._model_pool):
+        for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 

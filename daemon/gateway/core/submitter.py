@@ -63,14 +63,16 @@ class _KeyLock:
 class Submitter:
     """Queues jobs. For one event loop."""
 
-    def __init__(self, client: Client, in_thread: InThread) -> None:
+    def __init__(self, client: Client, in_thread: InThread, in_check_thread: InThread) -> None:
+        """`in_check_thread`: for checks that may take seconds."""
         self._client = client
         self._in_thread = in_thread
+        self._in_check_thread = in_check_thread
         self._locks: dict[str, _KeyLock] = {}
 
     async def submit(self, submission: Submission) -> str:
         """Check and queue a job; return its id once it is durable. Raises WarmdError."""
-        rundir = await self._in_thread(self._prepare, submission)
+        rundir = await self._prepared(submission)
         return await self._queue(rundir, submission.spec.queue)
 
     async def submit_once(
@@ -95,7 +97,7 @@ class Submitter:
                     )
                 if await self._can_answer(known["job"], submission.spec.queue):
                     return known["job"], False
-            rundir = await self._in_thread(self._prepare, submission)
+            rundir = await self._prepared(submission)
             document = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
             try:
                 await self._in_thread(
@@ -143,6 +145,14 @@ class Submitter:
     def _queueing(self) -> dict[str, Any]:
         """What the adoption of a job needs: this home and its Redis, the same for all jobs."""
         return adoption.queueing(self._client.home, self._client.connection)
+
+    async def _prepared(self, submission: Submission) -> RunDir:
+        """Check a job in a thread: one whose data or schema is read, apart from the others."""
+        spec = submission.spec
+        is_quick = spec.queue != TRAIN and not getattr(spec, "json_schema", "")
+        run = self._in_thread if is_quick else self._in_check_thread
+        rundir: RunDir = await run(self._prepare, submission)
+        return rundir
 
     def _prepare(self, submission: Submission) -> RunDir:
         # No folder to import from: an HTTP request must not name code.
