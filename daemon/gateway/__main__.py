@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import socket
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -30,8 +33,10 @@ log = logging.getLogger(__name__)
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of malloc.h
 _LARGE = 128 * 1024  # bytes: more than one read from a connection
 _ARENAS = 2
+_RETURN_S = 10.0  # between two returns of freed memory
 _SWITCH_S = 0.001  # how long the parser thread may hold the GIL while the event loop wants it
-_BACKLOG = 512
+_BACKLOG = 4096  # connections that wait in the kernel; it drops further ones for a second
+_MAX_ACCEPTED = 16  # of them per event loop iteration, so that open connections are served too
 _TICKS_OF_USE = 10  # of 0.1 s, between two reports of who uses the gateway
 _MOST_SHOWN = 20  # names in such a report, and
 _LONGEST = 500  # characters of a problem: a line of at most 4096 bytes is written as a whole
@@ -50,6 +55,7 @@ class _Server(uvicorn.Server):
                 ws="none",
                 proxy_headers=False,  # any program on this machine can send X-Forwarded-*
                 timeout_graceful_shutdown=_GRACE_S,
+                backlog=_MAX_ACCEPTED,  # asyncio accepts as many at a time as may wait
                 **settings,
             )
         )
@@ -58,15 +64,20 @@ class _Server(uvicorn.Server):
         self._heartbeat = Heartbeat()
         self._reports_use = reports_use
         self._use: GatewayUse | None = None  # the latest that was reported
+        self._memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+        self._memory.begin()
         _report(GatewayStatus(url=self._url))
 
     async def on_tick(self, counter: int) -> bool:
         self._heartbeat.send_if_due()
         if self._reports_use and counter % _TICKS_OF_USE == 0:
             self._report_use()
+        self._memory.return_if_due()
         return await super().on_tick(counter)
 
     def _report_use(self) -> None:
@@ -93,12 +104,32 @@ def _report(message: Message) -> None:
     os.write(1, encode(message))
 
 
-def return_freed_memory() -> None:
-    """Make glibc return the memory of large bodies to the system as soon as it is freed."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        libc.mallopt(_M_ARENA_MAX, _ARENAS)
+class FreedMemory:
+    """Returns memory to the system soon after thousands of connections have closed.
+
+    With another C library than glibc, that library decides when.
+    """
+
+    def __init__(self) -> None:
+        self._trim: Callable[[int], Any] = lambda _: None
+        self._returned_at = time.monotonic()
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)  # large bodies are returned when freed
+            libc.mallopt(_M_ARENA_MAX, _ARENAS)
+            self._trim = libc.malloc_trim
+
+    def begin(self) -> None:
+        """Exclude what exists now, which stays, from garbage collection: it takes 1 ms then."""
+        gc.collect()
+        gc.freeze()
+
+    def return_if_due(self) -> None:
+        """Free closed connections, which are cycles, and return the free pages of the heap."""
+        if time.monotonic() - self._returned_at >= _RETURN_S:
+            gc.collect()
+            self._trim(0)
+            self._returned_at = time.monotonic()
 
 
 def _listen(config: DaemonConfig) -> socket.socket:
@@ -118,7 +149,6 @@ def main() -> None:
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, GatewaySettings)
     config = settings.daemon_config()
-    return_freed_memory()
     sys.setswitchinterval(_SWITCH_S)
     try:
         listener = _listen(config)

@@ -21,7 +21,7 @@ from waiting import wait_until
 
 from warmd.configs.tokens import NamedToken, digest_of
 from warmd.daemon.gateway.core.queue_shares import QueueShares
-from warmd.daemon.gateway.core.turns import Turns
+from warmd.daemon.gateway.core.threads import Threads
 from warmd.daemon.gateway.http import bodies, client as clients
 from warmd.daemon.gateway.http.bodies import SMALL, BodyMemory, Reservation
 from warmd.daemon.gateway.http.client import HttpClient
@@ -142,11 +142,11 @@ def test_threads_are_used_in_turns_and_canceled_work_frees_its_own():
         done.append(name)
 
     async def run() -> None:
-        turns = Turns(1, "test")
+        threads = Threads(1, "test")
 
         async def work(share: str, number: int) -> None:
             clients.enter(HttpClient(share, share))
-            await turns.run(note, f"{share}{number}")
+            await threads.run(note, f"{share}{number}")
 
         tasks = [asyncio.create_task(work("a", number)) for number in range(4)]
         tasks += [asyncio.create_task(work("b", number)) for number in range(2)]
@@ -155,8 +155,8 @@ def test_threads_are_used_in_turns_and_canceled_work_frees_its_own():
             canceled.cancel()
         may_end.set()
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-        await turns.run(note, "free again")
-        turns.shutdown()
+        await threads.run(note, "free again")
+        threads.shutdown()
 
     asyncio.run(run())
     assert done == ["a0", "a1", "a3", "b0", "b1", "free again"]

@@ -30,8 +30,10 @@ from .metrics import Metrics
 from .models_index import ModelIndex
 from .overview import Overview
 from .queue_shares import QueueShares
+from .readiness import unready_reason
+from .shared import Shared
 from .submitter import Submitter
-from .turns import Turns
+from .threads import Threads
 from .waiters import Waiters
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ _CONNECTIONS = 16  # to Redis
 _THREADS = 16  # for disk and Redis
 _DEFAULT_ETA_S = 10.0  # until a request has been measured
 _CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
+_CHECK_THREADS = 4  # for checks of data and schemas, which may take seconds
+_MODEL_THREADS = 2  # for loading models, which may take minutes
 
 
 class AppState:
@@ -57,16 +61,20 @@ class AppState:
         self.client.url = url
         # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
         self.redis = async_client(url, max_connections=_CONNECTIONS)
-        self._threads = Turns(_THREADS, "http")
+        self._threads = Threads(_THREADS, "http")
         # One thread: parsing holds the GIL, so a second one would not help.
-        self._parser = Turns(1, "bodies")
+        self._parser = Threads(1, "bodies")
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
+        self._checks = Threads(_CHECK_THREADS, "checks")
+        self._model_pool = ThreadPoolExecutor(_MODEL_THREADS, thread_name_prefix="models")
         self.event_reader = EventReader(self.client)
         # One token tells no clients apart.
         self._queue_shares = None if config.http_tokens is None else QueueShares()
-        self.submitter = Submitter(self.client, self.in_thread, self._queue_shares)
+        self.submitter = Submitter(
+            self.client, self.in_thread, self.in_check_thread, self._queue_shares
+        )
         self.model_index = ModelIndex(self.client)
         self.metrics = Metrics(self.client)
         self.files = FileStore(
@@ -76,6 +84,9 @@ class AppState:
         self.images = ImageStore(self.client.home.runs) if has_folder else None
         self.eta = StartEstimator(config)
         self.overview = Overview(self.client, self.in_thread, self.in_control_thread)
+        self.unready_reason = Shared(
+            partial(self.in_control_thread, unready_reason, config, self.client)
+        )
         self.stopping = asyncio.Event()
         self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
 
@@ -95,6 +106,14 @@ class AppState:
         return await asyncio.get_running_loop().run_in_executor(
             self._control_pool, work, *arguments
         )
+
+    async def in_check_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that checks the data or the schema of a job."""
+        return await self._checks.run(work, *arguments)
+
+    async def in_model_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that loads or unloads a model."""
+        return await asyncio.get_running_loop().run_in_executor(self._model_pool, work, *arguments)
 
     async def queue_length(self, queue: str) -> int:
         """Return how many jobs wait in a queue.
@@ -137,9 +156,10 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        self._threads.shutdown()
-        self._parser.shutdown()
-        self._control_pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._parser, self._checks):
+            threads.shutdown()
+        for pool in (self._control_pool, self._model_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 
 

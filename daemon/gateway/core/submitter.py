@@ -65,16 +65,26 @@ class _KeyLock:
 class Submitter:
     """Queues jobs. For one event loop."""
 
-    def __init__(self, client: Client, in_thread: InThread, shares: QueueShares | None) -> None:
-        """`shares`: in which the places of queues are divided; None: they are not."""
+    def __init__(
+        self,
+        client: Client,
+        in_thread: InThread,
+        in_check_thread: InThread,
+        shares: QueueShares | None,
+    ) -> None:
+        """`in_check_thread`: for checks that may take seconds.
+
+        `shares`: in which the places of queues are divided; None: they are not.
+        """
         self._client = client
         self._shares = shares
         self._in_thread = in_thread
+        self._in_check_thread = in_check_thread
         self._locks: dict[str, _KeyLock] = {}
 
     async def submit(self, submission: Submission) -> str:
         """Check and queue a job; return its id once it is durable. Raises WarmdError."""
-        rundir = await self._in_thread(self._prepare, submission, current_name())
+        rundir = await self._prepared(submission)
         return await self._queue(rundir, submission.spec.queue)
 
     async def submit_once(
@@ -101,7 +111,7 @@ class Submitter:
                     )
                 if await self._can_answer(known["job"], submission.spec.queue):
                     return known["job"], False
-            rundir = await self._in_thread(self._prepare, submission, current_name())
+            rundir = await self._prepared(submission)
             document = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
             try:
                 await self._in_thread(
@@ -149,6 +159,14 @@ class Submitter:
     def _queueing(self) -> dict[str, Any]:
         """What the adoption of a job needs: this home and its Redis, the same for all jobs."""
         return adoption.queueing(self._client.home, self._client.connection)
+
+    async def _prepared(self, submission: Submission) -> RunDir:
+        """Check a job in a thread: one whose data or schema is read, apart from the others."""
+        spec = submission.spec
+        is_quick = spec.queue != TRAIN and not getattr(spec, "json_schema", "")
+        run = self._in_thread if is_quick else self._in_check_thread
+        rundir: RunDir = await run(self._prepare, submission, current_name())
+        return rundir
 
     def _prepare(self, submission: Submission, submitted_by: str | None) -> RunDir:
         # No folder to import from: an HTTP request must not name code.

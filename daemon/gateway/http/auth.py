@@ -21,6 +21,7 @@ from .rights import RouteRights
 from .session import Session
 from .tickets import Tickets
 from .tokens import Tokens
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ SESSION = "warmd.session"  # key in the ASGI scope: the Session of the request, 
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
+_MAX_READING = 4  # requests that only read at a time, of clients with token and of others
 _MAX_PER_LOOP = 4  # requests or pieces of bodies per event loop iteration
 
 
@@ -75,7 +77,9 @@ class AuthMiddleware:
         self._needs = needs
         self._memory = BodyMemory()
         self._drains = asyncio.Semaphore(_MAX_DRAINS)
-        self._throttle = _Throttle()
+        # Lanes, so that requests of one kind do not wait for thousands of another.
+        self._throttle, self._reading_throttle, self._open_throttle = (_Throttle() for _ in "123")
+        self._reading_turns, self._open_turns = Turns(_MAX_READING), Turns(_MAX_READING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,6 +91,8 @@ class AuthMiddleware:
         needed = self._needs.needed(scope)
         error = self._objection(scope, headers, client, needed, has_session=by_session is not None)
         if error is not None:
+            throttle, _ = self._lane(scope, client)
+            await throttle.wait()
             if error.status == 401 and "authorization" in headers:
                 await asyncio.sleep(WRONG_S)  # so that guessing is slow
             await error.response(scope, receive, send)
@@ -116,12 +122,23 @@ class AuthMiddleware:
             log.info("http: %s: %s %s: %s", client.name, scope["method"], path, request.status)
 
     async def _answer(self, scope: Scope, headers: Headers, body: _Body, send: Send) -> None:
-        if scope["path"] not in OPEN:
-            await self._throttle.wait()
+        throttle, turns = self._lane(scope, scope.get(CLIENT))
+        await throttle.wait()
         if int(headers.get("content-length") or 0) > body.limit:
             await body.too_large().response(scope, body.receive, send)
+        elif turns is not None:
+            await turns.serve(self.app, scope, body.receive, send)
         else:
             await self.app(scope, body.receive, send)
+
+    def _lane(self, scope: Scope, client: HttpClient | None) -> tuple[_Throttle, Turns | None]:
+        """Return where a request waits, and the turns that it takes if it only reads."""
+        is_reading = scope["method"] in READING
+        if client is None or scope["path"] in OPEN:
+            return self._open_throttle, self._open_turns if is_reading else None
+        if is_reading:
+            return self._reading_throttle, self._reading_turns
+        return self._throttle, None
 
     def _objection(
         self,

@@ -18,12 +18,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .client import share_of
+from .turns import leave
 
 HEAD_S = 10.0  # for the headers of a request to arrive
 UNREAD_S = 30.0  # in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
 MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
-FRESH_S = 2.0  # for a new connection's first request to be authorized
+FRESH_S = 2.0  # for a connection's next request to arrive and to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
 _OTHER_FILES = 128  # open files that are not connections
 _READ_AT_ONCE = 64 * 1024  # bytes per connection and event loop iteration
@@ -85,8 +86,8 @@ class LimitedConnection(H11Protocol):
     _idle_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
-    # Connections without a request, the longest idle first.
-    _idle: ClassVar[dict[LimitedConnection, None]] = {}
+    # Connections without a request, the longest idle first, and since when.
+    _idle: ClassVar[dict[LimitedConnection, float]] = {}
     # Connections that had no authorized request when last looked at, the oldest first.
     _strangers: ClassVar[dict[LimitedConnection, None]] = {}
 
@@ -131,9 +132,12 @@ class LimitedConnection(H11Protocol):
 
         It is the one that has been idle longest, else one of the client with most requests: the
         one whose unfinished body arrives most slowly, else its oldest stream, else its oldest
-        request.
+        request. One that has been idle for less than FRESH_S is the last resort: its client may
+        have just connected.
         """
-        least = next(iter(self._idle), None) or self._least_of_busiest()
+        fresh, now = next(iter(self._idle), None), self.loop.time()
+        idle = None if fresh is None or now - self._idle[fresh] < FRESH_S else fresh
+        least = idle or self._least_of_busiest() or fresh
         if least is None:
             return False
         self._idle.pop(least, None)
@@ -185,6 +189,8 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
         self._idle.pop(self, None)
         self._strangers.pop(self, None)
+        if self.cycle is not None:
+            leave(self.cycle.scope)
         for timer in (self._idle_timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
@@ -192,7 +198,7 @@ class LimitedConnection(H11Protocol):
     def _watch(self) -> None:
         awaits_head = self.cycle is None or self.cycle.response_complete
         if awaits_head and self._idle_timer is None:
-            self._idle[self] = None
+            self._idle[self] = self.loop.time()
             self._idle_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
         elif not awaits_head and self._idle_timer is not None:
             self._idle.pop(self, None)
