@@ -8,7 +8,9 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from warmd.cli.commands.control import note_tokens
 from warmd.cli.main import warmd
+from warmd.configs.config import load
 from warmd.configs.tokens import digest_of, read
 from warmd.configs.values import ConfigError
 from warmd.daemon.client import tokens
@@ -64,6 +66,15 @@ def test_mistakes_are_refused_and_change_nothing(home):
     assert ran(home, "--remove").exit_code == 2
     (home / "config.yaml").unlink()
     assert "http_tokens: must be a file" in str(ran(home, "bob", "--may", "read").exception)
+
+
+def test_start_says_why_no_named_token_is_let_in(home, capsys):
+    config = load(home=home, environ={})
+    note_tokens(config)
+    assert "no named token is let in: http_tokens: cannot read" in capsys.readouterr().err
+    tokens.add(home / "tokens", "ada", "read")
+    note_tokens(config)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_file_in_a_folder_of_others_or_with_mistakes_is_not_changed(home):

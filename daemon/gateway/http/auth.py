@@ -354,7 +354,7 @@ class _Body:
         assert error is not None
         if not request.has_started:
             error = error if self.is_whole else self._refused(error)
-            await error.response(scope, self.receive, self.send)
+            await error.response(scope, self.receive, request.note)
         elif request.is_stream:
             event = frame(error, is_named=scope["path"].startswith(OWN))
             with contextlib.suppress(TimeoutError):  # the client does not read
