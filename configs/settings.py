@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from .values import (
     integer,
     plain_text,
     redis_url,
+    shown,
     size_bytes,
     wrong,
 )
@@ -110,6 +112,15 @@ def _token(field: str, value: object, base: Path) -> str:
     if not text or not text.isascii() or " " in text:
         raise ConfigError(field, "must be 8 or more characters of ASCII without spaces")
     return text
+
+
+def _named_file(field: str, value: object, base: Path) -> Path:
+    # Links stay: what a link leads to may change while the daemon runs (Kubernetes' secrets).
+    text = plain_text(field, str(value) if isinstance(value, Path) else value, "a path")
+    try:
+        return Path(os.path.abspath(base / Path(text).expanduser()))
+    except RuntimeError as error:  # no such user
+        raise ConfigError(field, f"must be a path, got {shown(text)}: {error}") from error
 
 
 def _origins(field: str, value: object) -> tuple[str, ...]:
@@ -266,6 +277,14 @@ SETTINGS = (
         "Bearer token that HTTP requests must carry; none: no token needed on this machine.",
         "http_token",
         _or_none("none", _token),
+    ),
+    Setting(
+        "http_tokens",
+        "WARMD_HTTP_TOKENS",
+        "none",
+        "File of named tokens, each with its rights (read, infer, train): see `warmd token`.",
+        "http_tokens",
+        _or_none("none", _named_file),
     ),
     Setting(
         "http_page",

@@ -614,6 +614,16 @@ class GatewayStatus(Message, op="gateway"):
 
 
 @dataclass(frozen=True)
+class GatewayUse(Message, op="gateway_use"):
+    """Who uses the gateway, by the names of their tokens: those with most requests."""
+
+    named: int  # named tokens that are let in
+    problem: str | None = None  # of the file of named tokens
+    requests: dict[str, int] = field(default_factory=dict)  # name -> open ones
+    streams: dict[str, int] = field(default_factory=dict)  # name -> those among them
+
+
+@dataclass(frozen=True)
 class Booted(Message, op="booted"):
     """All models are loaded and all workers ready."""
 

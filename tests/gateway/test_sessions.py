@@ -36,7 +36,7 @@ def test_the_token_becomes_a_cookie_and_a_secret_for_the_page(http, locked):
     assert http.get("/page/app.js").status_code == 200
     wrong = http.post("/v1/warmd/login", json={"token": "wrong"}, headers=OURS)
     assert wrong.status_code == 401
-    assert wrong.json()["error"]["message"] == "token: is not the daemon's http_token"
+    assert wrong.json()["error"]["message"] == "token: is not one that this daemon knows"
     done = http.post("/v1/warmd/login", json={"token": TOKEN}, headers=OURS)
     cookie = done.headers["set-cookie"].lower()
     assert cookie.startswith(f"warmd-{http.base_url.port}=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
+import logging
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -13,10 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....jobs.errors import Conflict
 from ..core.state import StateDep
 from ..http import session
-from ..http.auth import SESSION, TOKEN_NAME, WRONG_S
+from ..http.auth import SESSION, WRONG_S, address_of
 from ..http.errors import RESPONSES, ApiError
+from ..http.rights import READ
 from ..http.strict import StrictRoute
 from .changes import ChangeDep, Nothing
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd", tags=["operation"], responses=RESPONSES
@@ -24,7 +27,7 @@ router = APIRouter(
 
 
 class Login(BaseModel):
-    """The daemon's `http_token`."""
+    """The daemon's `http_token`, or one of `http_tokens` that may read."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,13 +57,17 @@ class Ticket(BaseModel):
 @router.post("/login", response_model=LoggedIn)
 async def log_in(body: Login, request: Request, state: StateDep, _: ChangeDep) -> Response:
     """Begin a session of the dashboard: set its cookie and return its second secret."""
-    token = state.config.http_token
-    if token is None or state.config.http_page == "off":
+    if not state.tokens.are_set or state.config.http_page == "off":
         raise Conflict("token: this daemon has no login: see http_token and http_page")
-    if not hmac.compare_digest(body.token.encode(errors="replace"), token.encode()):
+    client = state.tokens.client(body.token, address_of(request.scope))
+    if client is None:
         await asyncio.sleep(WRONG_S)
-        raise ApiError(401, "token: is not the daemon's http_token", code="invalid_api_key")
-    issued = session.issue(TOKEN_NAME, token.encode())
+        raise ApiError(401, "token: is not one that this daemon knows", code="invalid_api_key")
+    if READ not in client.rights:
+        problem = f"token: must have the right read for the dashboard, got {client.name}"
+        raise ApiError(403, problem, code="insufficient_permissions")
+    log.info("http: %s: logged in", client.name)
+    issued = state.tokens.issue(client)
     done = JSONResponse({"session": issued.secret}, headers={"cache-control": "no-store"})
     done.set_cookie(
         _name(request),

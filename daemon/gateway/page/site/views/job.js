@@ -29,7 +29,7 @@ export function Job({ id, section = "curves" }) {
   if (!job || !detail) return html`<${Heading}>${id}<//><p>Loading …</p>`;
   return html`
     <${Heading}>${id}<//>
-    <${State} job=${job} isReadOnly=${overview.page === "read"} />
+    <${State} job=${job} isReadOnly=${!overview.may.includes("train")} />
     <${Sections} id=${id} current=${section} />
     <${Section} key=${section} name=${section} job=${job} detail=${detail} />
   `;
