@@ -68,7 +68,11 @@ PARTS = {
     ),
     "networks": Part(
         "several machines in network namespaces: cut off, slow, with clocks that are off",
-        ("daemon/client", "daemon/host", "daemon/queue", "daemon/supervise", "daemon/work"),
+        (
+            *("daemon/client", "daemon/host", "daemon/queue", "daemon/supervise", "daemon/work"),
+            *("daemon/fork/rank_processes.py", "daemon/fork/rendezvous.py"),
+            *("jobs/training/gloo_group.py", "jobs/training/rank_proofs.py"),
+        ),
         processes=2,
     ),
     "slurm": Part("a real Slurm", ("deploy/slurm", "daemon/host/home.py", "daemon/supervise")),

@@ -42,6 +42,7 @@ _KEYS = {setting.name: setting for setting in SETTINGS if setting.field}
 _VARIABLES = {setting.variable: setting for setting in SETTINGS if setting.variable}
 _FORMER_KEYS = {s.former_name: s for s in SETTINGS if s.former_name}
 _FORMER_VARIABLES = {f"WARMD_{name.upper()}": s for name, s in _FORMER_KEYS.items()}
+_PATHS = ("home", "http_files", "http_tokens")  # fields that are text in JSON
 _SURELY_MEANT = 0.8  # WARMD_MODEL for WARMD_MODELS, but not Kubernetes' own WARMD_REDIS_PORT
 
 
@@ -61,7 +62,9 @@ class DaemonConfig:
     http_host: str = "127.0.0.1"
     http_port: int | None = 8421  # 0: any free one; None: no HTTP
     http_token: str | None = field(default=None, repr=False)
+    http_tokens: Path | None = None  # absolute; None: no named tokens
     http_page: str = "on"  # on, read or off
+    http_origin: tuple[str, ...] = ()  # as browsers send them: https://warmd.example.com
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
     http_graders: tuple[str, ...] = ()  # module:function
@@ -100,8 +103,9 @@ class DaemonConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, the password included; `from_json` reads them back."""
-        files = None if self.http_files is None else str(self.http_files)
-        return {**asdict(self), "home": str(self.home), "http_files": files}
+        paths = {name: getattr(self, name) for name in _PATHS}
+        texts = {name: None if path is None else str(path) for name, path in paths.items()}
+        return {**asdict(self), **texts}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -109,8 +113,8 @@ class DaemonConfig:
         former = {n: s.field for n, s in _FORMER_KEYS.items() if n in values}
         values = {former.get(name, name): value for name, value in values.items()}
         rebuilt = {
-            "home": Path(values["home"]),
-            "http_files": Path(values["http_files"]) if values.get("http_files") else None,
+            **{name: Path(values[name]) if values.get(name) else None for name in _PATHS},
+            "http_origin": tuple(values.get("http_origin", ())),
             "http_graders": tuple(values.get("http_graders", ())),
             "notify_on": tuple(values["notify_on"]),
             "models": tuple(ModelConfig(**model) for model in values["models"]),
@@ -175,9 +179,15 @@ def _check_owner(home: Path, environ: Mapping[str, str]) -> None:
 
 def check_http(config: DaemonConfig) -> None:
     """Raise ConfigError when other machines could connect without a token."""
-    is_open = config.http_port is not None and not is_loopback(config.http_host)
-    if is_open and config.http_token is None:
-        raise ConfigError("http_token", f"must be set to listen on {config.http_host}")
+    has_token = config.http_token is not None or config.http_tokens is not None
+    if config.http_port is None or has_token:
+        return
+    if not is_loopback(config.http_host):
+        problem = f"must be set to listen on {config.http_host}, or http_tokens"
+        raise ConfigError("http_token", problem)
+    if config.http_origin:  # a proxy that other machines can reach
+        problem = f"must be set for http_origin {config.http_origin[0]}, or http_tokens"
+        raise ConfigError("http_token", problem)
 
 
 def _read(keys: Mapping[str, object], base: Path, *, source: str = "") -> dict[str, Any]:

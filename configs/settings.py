@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +27,15 @@ from .values import (
     integer,
     plain_text,
     redis_url,
+    shown,
     size_bytes,
     wrong,
 )
+
+_ORIGIN = re.compile(
+    r"(https?)://((?:[a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\]))(?::([0-9]{1,5}))?", re.ASCII
+)
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 # (field, raw value, folder that relative paths start from) -> value of the DaemonConfig field.
 Reader = Callable[[str, object, Path], object]
@@ -104,6 +112,32 @@ def _token(field: str, value: object, base: Path) -> str:
     if not text or not text.isascii() or " " in text:
         raise ConfigError(field, "must be 8 or more characters of ASCII without spaces")
     return text
+
+
+def _named_file(field: str, value: object, base: Path) -> Path:
+    # Links stay: what a link leads to may change while the daemon runs (Kubernetes' secrets).
+    text = plain_text(field, str(value) if isinstance(value, Path) else value, "a path")
+    try:
+        return Path(os.path.abspath(base / Path(text).expanduser()))
+    except RuntimeError as error:  # no such user
+        raise ConfigError(field, f"must be a path, got {shown(text)}: {error}") from error
+
+
+def _origins(field: str, value: object) -> tuple[str, ...]:
+    """Read origins, several separated by commas or in a list, as browsers send them."""
+    if value is None or value == "none":
+        return ()
+    items = value if isinstance(value, list) and value else str(value).split(",")
+    return tuple(dict.fromkeys(_origin(field, item) for item in items))
+
+
+def _origin(field: str, item: object) -> str:
+    found = _ORIGIN.fullmatch(item.strip().lower()) if isinstance(item, str) else None
+    if found is None or not 0 < int(found[3] or 1) < 65536:
+        raise wrong(field, "https://HOST[:PORT] without a path, several with commas, or none", item)
+    scheme, host, port = found.groups()
+    shows_port = port is not None and int(port) != int(_DEFAULT_PORTS[scheme])
+    return f"{scheme}://{host}:{int(port)}" if shows_port else f"{scheme}://{host}"
 
 
 def _target(field: str, value: object) -> str:
@@ -245,12 +279,29 @@ SETTINGS = (
         _or_none("none", _token),
     ),
     Setting(
+        "http_tokens",
+        "WARMD_HTTP_TOKENS",
+        "none",
+        "File of named tokens, each with its rights (read, infer, train): see `warmd token`.",
+        "http_tokens",
+        _or_none("none", _named_file),
+    ),
+    Setting(
         "http_page",
         "WARMD_HTTP_PAGE",
         "on",
         "Dashboard at the gateway's address: on; read: it changes nothing; off: none.",
         "http_page",
         lambda field, value, _: _page(field, value),
+    ),
+    Setting(
+        "http_origin",
+        "WARMD_HTTP_ORIGIN",
+        "none",
+        "Origin (https://HOST[:PORT],...) at which browsers reach the gateway through a proxy; "
+        "requires http_token.",
+        "http_origin",
+        lambda field, value, _: _origins(field, value),
     ),
     Setting(
         "http_queue_limit",

@@ -207,7 +207,8 @@ class Ranks(Protocol):
     """The processes of one job, numbered from 0. All of them run the kind on the same spec.
 
     Every rank makes the same calls in the same order: a call waits until all have made it. Rank 0
-    alone writes files and emits events.
+    alone writes files and emits events. Values between ranks are plain JSON values, also NaN and
+    infinity; tuples arrive as lists.
     """
 
     @property

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...configs import gpus
+from ...configs.values import ConfigError
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.given import GivenPath
 from ..view import render
@@ -72,6 +73,7 @@ def start(
     given = {"models": list(models), "redis_url": redis_url, "workers": list(workers)}
     overrides = {name: value for name, value in given.items() if value}
     config = app.config(file=config_file, overrides=overrides)
+    note_tokens(config)
     if foreground:
         from ...daemon.supervise.guardian import guard
 
@@ -91,6 +93,17 @@ def start(
         _note_addresses(config)
         note(f"Next: {app.command('run PROMPT')}, or {app.command('submit grpo --help')}")
     return 0
+
+
+def note_tokens(config: DaemonConfig) -> None:
+    """Print what is wrong with the file of named tokens; the daemon starts without it."""
+    from ...configs.tokens import read
+
+    if config.http_tokens is not None:
+        try:
+            read(config.http_tokens)
+        except ConfigError as error:
+            note(f"no named token is let in: {error}")
 
 
 def _note_addresses(config: DaemonConfig) -> None:
@@ -185,6 +198,8 @@ def status(app: App) -> None:
     parts = {"daemon": "daemon", "redis": "server", "zygote": "zygote", "http": "http"}
     render.print_fields({title: _summary(found[name]) for title, name in parts.items()})
     click.echo()
+    if tokens := found["http"].get("tokens"):  # an earlier version, still running, has none
+        _print_tokens(tokens)
     _print_workers(found["workers"])
     click.echo()
     if found["gpus"]:
@@ -194,6 +209,16 @@ def status(app: App) -> None:
     click.echo()
     _print_queues(found["queues"])
     _note_upgrades(found["daemon"])
+
+
+def _print_tokens(tokens: Mapping[str, Any]) -> None:
+    """Who uses the HTTP API now, by the names of their tokens."""
+    if tokens["problem"] is not None:
+        note(f"http_tokens: {tokens['named']} let in: {render.one_line(tokens['problem'])}")
+    if tokens["open"]:
+        rows = [[one["name"], str(one["requests"]), str(one["streams"])] for one in tokens["open"]]
+        render.print_table(["TOKEN", ">REQUESTS", ">STREAMS"], rows)
+        click.echo()
 
 
 def _summary(fields: Mapping[str, Any]) -> str:

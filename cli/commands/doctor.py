@@ -283,6 +283,20 @@ def check_uploads(config: DaemonConfig) -> Check:
     return Check("uploads", "ok", found)
 
 
+def check_tokens(config: DaemonConfig) -> Check:
+    """Whether the file of named tokens can be read, and by this user only."""
+    from ...configs import tokens
+
+    if config.http_tokens is None:
+        return Check("tokens", "ok", "no file of named tokens (http_tokens)")
+    try:
+        found = tokens.read(config.http_tokens)
+    except ConfigError as error:
+        advice = "fix it, or add a token: warmd token NAME --may read,infer"
+        return Check("tokens", "fail", str(error), advice)
+    return Check("tokens", "ok", f"{config.http_tokens}: {len(found)} named tokens")
+
+
 def check_sockets(config: DaemonConfig) -> Check:
     """Check that the folder for unix sockets cannot be taken over by another user."""
     from ...daemon.host.home import Home
@@ -413,6 +427,7 @@ def check_daemon(config: DaemonConfig) -> Check:
 _CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check | list[Check]], ...] = (
     check_home,
     check_uploads,
+    check_tokens,
     check_sockets,
     check_redis,
     check_runs,

@@ -96,12 +96,14 @@ class Curricula(Submitting, Reading):
         timeout_s: float | None = None,
         init: Weights | None = None,
         origin: str = "cli",
+        submitted_by: str | None = None,
         labels: Labels = NO_LABELS,
         needs: Mapping[str, str] | None = None,
     ) -> str:
-        """Check a curriculum and queue its first stage; return its id. Arguments as for `submit`.
+        """Check a curriculum and queue its first stage; return its id.
 
-        Once its folder exists, the daemon advances it from stage to stage.
+        Arguments as for `submit_sweep`. Once its folder exists, the daemon advances it from stage
+        to stage.
         """
         plan, state = self.plan_curriculum(kind, values, given, init=init, labels=labels)
         self.connection.ping()
@@ -115,7 +117,8 @@ class Curricula(Submitting, Reading):
         if needs:
             plan = _with_stages(plan, lambda document: {**document, "needs": dict(needs)})
         if origin == "http":  # no folder to import from: a request must not name code
-            plan = _with_all(plan, lambda document: {**document, "python_path": []})
+            http: dict[str, Any] = {"python_path": [], "submitted_by": submitted_by}
+            plan = _with_all(plan, lambda document: {**document, **http})
         if init is not None:
             own = {"name": f"{plan.id}:init", "path": str(self.home.curricula / plan.id / "init")}
             plan = _with_all(plan, lambda document: _with_model(document, own))

@@ -143,13 +143,15 @@ class Sweeping(Submitting, Reading):
         init: Weights | None = None,
         model: ModelConfig | None = None,
         origin: str = "cli",
+        submitted_by: str | None = None,
         labels: Labels = NO_LABELS,
         delay_s: float | None = None,
         needs: Mapping[str, str] | None = None,
     ) -> str:
         """Check and queue all jobs of a sweep; return its id.
 
-        Arguments as for `plan_sweep` and `submit`. Once the folder of the sweep is there, the
+        Arguments as for `plan_sweep` and `submit`; `submitted_by`: the name of the token by which
+        they came over HTTP. Once the folder of the sweep is there, the
         daemon finishes the submission if this process does not. Raises SpecError, NotFound and
         Unavailable.
         """
@@ -176,7 +178,8 @@ class Sweeping(Submitting, Reading):
         if needs:
             sweep = replace(sweep, document={**sweep.document, "needs": dict(needs)})
         if origin == "http":  # no folder to import from: a request must not name code
-            sweep = replace(sweep, document={**sweep.document, "python_path": []})
+            own: dict[str, Any] = {"python_path": [], "submitted_by": submitted_by}
+            sweep = replace(sweep, document={**sweep.document, **own})
         with SweepFolder.creating(self.home, sweep, state) as staging:
             if init is not None:
                 weights.link(init, staging / "init")

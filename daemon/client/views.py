@@ -146,6 +146,7 @@ def _view(
         "init_from": document.get("init_from"),
         "sweep": document.get("sweep"),
         "curriculum": document.get("curriculum"),
+        "submitted_by": document.get("submitted_by"),
         "step": _step(recent),
         "steps_total": steps_total,
         "rows_done": estimate.rows_done,

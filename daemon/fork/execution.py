@@ -33,8 +33,8 @@ from .before_run import check_device, check_processes, choose_threads, warn_of_c
 from .horse_models import HorseModels
 from .models import WarmModels
 from .placement import Placement
-from .rank_processes import RanksLost, run_in_processes, run_ranks
-from .rendezvous import TcpRendezvous
+from .rank_processes import RanksLost, run_in_processes, run_on_nodes
+from .rendezvous import Rendezvous
 from .worker_connection import JobControl
 
 
@@ -209,11 +209,11 @@ def _run(
         **some,
     )
     if request.gang is not None:
-        rendezvous = TcpRendezvous(request.gang, processes)
+        rendezvous = Rendezvous(request.gang, processes)
         execution.send(GangListening(request.job_id, rendezvous.port))
         met = partial(execution.send, GangMet(request.job_id))
         software = software_of(weights)
-        run = partial(run_ranks, rendezvous, run, hold_files, on_met=met, software=software)
+        run = partial(run_on_nodes, rendezvous, run, hold_files, on_met=met, software=software)
     elif processes > 1:
         run = partial(run_in_processes, processes, run, hold_files)
     try:

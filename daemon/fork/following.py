@@ -23,8 +23,8 @@ from .before_run import check_processes, choose_threads
 from .execution import models_for, run_of, software_of
 from .models import WarmModels
 from .placement import Placement
-from .rank_processes import RanksLost, run_ranks
-from .rendezvous import TcpRendezvous
+from .rank_processes import RanksLost, run_on_nodes
+from .rendezvous import Rendezvous
 
 
 def follow(
@@ -81,8 +81,8 @@ def _follow(
     run = partial(run_of(document["kind"]), spec)
     met = partial(send, GangMet(request.job_id))
     with own_modules(folders):
-        run_ranks(
-            TcpRendezvous(request.gang, processes),
+        run_on_nodes(
+            Rendezvous(request.gang, processes),
             run,
             hold_files,
             context,

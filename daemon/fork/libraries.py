@@ -42,7 +42,8 @@ ENVIRONMENT = {
 # torch.
 _FIRST_USED_BY_JOBS = (
     "...jobs.training.arguments",
-    "...jobs.training.process_group",
+    "...jobs.training.gloo_group",
+    "...jobs.training.local_group",
     "torch.utils.serialization.config",  # by the first checkpoint
 )
 

@@ -17,7 +17,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...jobs.context import Context
 from ...jobs.errors import JobFailed, WarmdError
@@ -26,16 +27,19 @@ from ..host import rank_names
 from ..host.parent_death import end_with_parent
 from .libraries import pause_openmp
 from .rank_contexts import context_of_rank
-from .rendezvous import FileRendezvous, TcpRendezvous
+from .rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from ...jobs.training.rank_group import RankGroup
 
 log = logging.getLogger(__name__)
 
 _FAILED = b"failed "
 _DONE = b"done"
 _REPORT_S = 30.0  # for the report of a rank after its connections have closed
+_NOTICE_S = 5.0  # for this process to notice that a rank has failed before all were connected
 
-# Makes a rank's ProcessGroup and runs its part of the job.
-RunRank = Callable[[int, Callable[[Exception], NoReturn]], None]
+Broken = Callable[[Exception], NoReturn]  # called when the connections of a rank have broken
 
 
 class RanksLost(WarmdError):
@@ -53,53 +57,73 @@ def run_in_processes(
     Returns its result. `prepare` is called in each of the others. Raises JobFailed when one of them
     fails.
     """
-    return run_ranks(FileRendezvous(context.run_dir, size), run, prepare, context)
+    from ...jobs.training.local_group import LocalChannels, LocalGroup
+
+    connect = partial(LocalGroup, LocalChannels(size))
+    return _run_ranks(size, connect, run, prepare, context, is_spread=False)
 
 
-def run_ranks(
-    rendezvous: FileRendezvous | TcpRendezvous,
+def run_on_nodes(
+    rendezvous: Rendezvous,
+    run: Callable[[Context], dict[str, Any]],
+    prepare: Callable[[], None],
+    context: Context,
+    *,
+    on_met: Callable[[], None],
+    software: Mapping[str, str | None],
+) -> dict[str, Any]:
+    """Run the ranks of this node, of which this process is the first; return its result.
+
+    `on_met` is called in it when all ranks of the job are connected. `software`: what must be the
+    same on all nodes. Raises JobFailed when a rank of this node fails, and RanksLost when others
+    cannot be reached.
+    """
+    from ...jobs.training.gloo_group import GlooGroup
+
+    def connect(number: int, on_broken: Broken) -> GlooGroup:
+        made = GlooGroup(rendezvous, rendezvous.first_rank + number, on_broken)
+        _require_equal(made.gather(software))
+        return made
+
+    def met() -> None:
+        rendezvous.close()
+        on_met()
+
+    with closing(rendezvous):
+        return _run_ranks(
+            rendezvous.per_node, connect, run, prepare, context, on_met=met, is_spread=True
+        )
+
+
+def _run_ranks(
+    size: int,
+    connect: Callable[[int, Broken], RankGroup],
     run: Callable[[Context], dict[str, Any]],
     prepare: Callable[[], None],
     context: Context,
     *,
     on_met: Callable[[], None] = lambda: None,
-    software: Mapping[str, str | None] | None = None,
+    is_spread: bool,
 ) -> dict[str, Any]:
-    """Run the ranks of this machine, of which this process is the first; return its result.
+    """Run `size` ranks on this machine, each with the group that `connect` makes in its process."""
 
-    `on_met` is called in it when all ranks of the job are connected. `software`: what must be the
-    same on all machines. Raises JobFailed when a rank of this machine fails, and RanksLost when
-    others cannot be reached.
-    """
-    from ...jobs.training.process_group import ProcessGroup
-
-    def group(number: int, on_broken: Callable[[Exception], NoReturn]) -> ProcessGroup:
-        rank = rendezvous.first_rank + number
-        made = ProcessGroup(rendezvous, rank, rendezvous.size, on_broken)
-        _require_equal(made.gather(software))
-        return made
-
-    def run_rank(number: int, on_broken: Callable[[Exception], NoReturn]) -> None:
+    def run_rank(number: int, on_broken: Broken) -> None:
         prepare()
-        run(context_of_rank(context, group(number, on_broken)))
+        with closing(connect(number, on_broken)) as group:
+            run(context_of_rank(context, group))
 
-    is_spread = rendezvous.size > rendezvous.per_node
-    with (
-        closing(rendezvous),
-        RankProcesses(rendezvous.per_node, run_rank, is_spread=is_spread) as ranks,
-    ):
-        first = group(0, ranks.broken)
+    with RankProcesses(size, run_rank, is_spread=is_spread) as ranks:
+        first = connect(0, ranks.broken)
         ranks.met()
-        rendezvous.close()
         on_met()
         return run(context_of_rank(context, first))
 
 
-def _require_equal(software: Sequence[Mapping[str, str | None] | None]) -> None:
+def _require_equal(software: Sequence[Mapping[str, str | None]]) -> None:
     """Raise JobFailed unless all ranks have the same software: their weights would differ."""
-    first = software[0] or {}
+    first = software[0]
     for other in software:
-        for name, there in (other or {}).items():
+        for name, there in other.items():
             if there != first.get(name):
                 raise JobFailed(
                     f"nodes: must have the same {name}, got {first.get(name)} and {there}"
@@ -114,7 +138,7 @@ class RankProcesses:
     forever. `is_spread`: other machines have ranks, too.
     """
 
-    def __init__(self, size: int, run: RunRank, *, is_spread: bool) -> None:
+    def __init__(self, size: int, run: Callable[[int, Broken], None], *, is_spread: bool) -> None:
         self._is_spread = is_spread
         self._failure: str | None = None  # of the first rank that failed
         self._has_failed = threading.Event()
@@ -157,7 +181,7 @@ class RankProcesses:
         Called in the first rank when its connections have broken. If a rank of this machine has
         died instead, the watcher ends this process; if another machine has failed, the worker does.
         """
-        from ...jobs.training.process_group import UNREACHABLE_S, is_unreachable
+        from ...jobs.training.gloo_group import UNREACHABLE_S, is_unreachable
 
         if is_unreachable(error):
             reason = f"processes: another node could not be reached for {UNREACHABLE_S} s"
@@ -168,7 +192,7 @@ class RankProcesses:
             raise RanksLost(reason) from error
         raise JobFailed(self._failure or reason) from error
 
-    def _fork(self, rank: int, run: RunRank) -> _Rank:
+    def _fork(self, rank: int, run: Callable[[int, Broken], None]) -> _Rank:
         parent = os.getpid()
         reads, writes = os.pipe()
         pid = os.fork()
@@ -190,20 +214,28 @@ class RankProcesses:
     def _watch(self) -> None:
         """Wait for the ranks to end. Ends this process when one of them dies."""
         running = {rank.pidfd: rank for rank in self._ranks}
-        while running:
-            ready, _, _ = select.select([self._wake, *running], [], [])
+        has_failed = False
+        while running or (has_failed and not self._have_met):
+            timeout_s = _NOTICE_S if has_failed and not self._have_met else None
+            ready, _, _ = select.select([self._wake, *running], [], [], timeout_s)
             if self._is_ending:
                 return
+            if not ready and not self._have_met:
+                self._end(f"a rank has failed before all were connected: {self._failure}")
             for descriptor in ready:
                 rank = running.pop(descriptor)
                 report = rank.report()
-                if report.startswith(_FAILED) and self._have_met:
+                if report.startswith(_FAILED):
                     self._failure = report.removeprefix(_FAILED).decode(errors="replace")
                     self._has_failed.set()
+                    has_failed = True
                 elif report != _DONE:
-                    log.critical("rank %d %s: ending the other ranks", rank.number, rank.end())
-                    sys.stderr.flush()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    self._end(f"rank {rank.number} {rank.end()}")
+
+    def _end(self, reason: str) -> None:
+        log.critical("%s: ending all ranks", reason)
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Rank:
@@ -238,7 +270,7 @@ class _Rank:
         os.close(self._reports)
 
 
-def _become_rank(rank: int, run: RunRank, reports: int) -> NoReturn:
+def _become_rank(rank: int, run: Callable[[int, Broken], None], reports: int) -> NoReturn:
     """Run a rank in the forked process; report how it ended."""
     report = b""
     try:

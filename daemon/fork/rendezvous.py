@@ -1,53 +1,27 @@
-"""How the ranks of a job find each other: through a file on one machine, over TCP on several.
+"""How the ranks of a job on several nodes find each other.
 
-On several machines it is the rendezvous of torchrun: rank 0 serves a TCPStore, at which all ranks
-leave the addresses where they listen. gloo and the store have no authentication, so they listen
-only at the address that the operator has set (gang_address). The keys have a prefix that only the
-ranks of this execution know: a rank of an earlier one cannot take part by accident.
+It is the rendezvous of torchrun: rank 0 serves a TCPStore, at which all ranks leave the addresses
+where they listen. gloo and the store have no authentication, so they listen only at the address
+that the operator has set (gang_address), and ranks prove to each other that they know the secret of
+this execution (jobs/training/rank_proofs.py). The keys have a prefix that depends on the secret: a
+rank of an earlier execution cannot take part by accident.
 
 Imports torch in functions only.
 """
 
 from __future__ import annotations
 
-import shutil
 import socket
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from ...jobs.errors import JobFailed
 from ..host.messages import GangPlan
 
-FOLDER = "ranks"  # in the run directory, until all ranks have met
 _CONNECT_TIMEOUT = timedelta(seconds=60)  # to rank 0, which listens already
 
 
-class FileRendezvous:
-    """The rendezvous of the ranks of one machine."""
-
-    address = host = "127.0.0.1"
-    port = None
-    first_rank = 0
-
-    def __init__(self, run_dir: Path, per_node: int) -> None:
-        self.per_node = per_node
-        self.size = per_node
-        self._folder = run_dir / FOLDER
-        shutil.rmtree(self._folder, ignore_errors=True)  # of an execution that was killed
-        self._folder.mkdir(mode=0o700)
-
-    def store(self, rank: int, size: int) -> Any:
-        import torch.distributed as distributed
-
-        return distributed.FileStore(str(self._folder / "rendezvous"), size)  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        """Called when all ranks are connected, and at the end."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class TcpRendezvous:
+class Rendezvous:
     """The rendezvous of the ranks of several machines, as seen by one of them."""
 
     def __init__(self, plan: GangPlan, per_node: int) -> None:
@@ -57,14 +31,16 @@ class TcpRendezvous:
         self.size = per_node * len(plan.nodes)
         self.first_rank = per_node * plan.node
         self.host, self.port = plan.host, plan.port
-        self._token = plan.token
+        self.secret = plan.secret
         self._listener: socket.socket | None = None
         if plan.node == 0:
             self._listener = _listen(plan.address)
             self.host, self.port = plan.address, self._listener.getsockname()[1]
 
-    def store(self, rank: int, size: int) -> Any:
+    def store(self, rank: int) -> Any:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+        from ...jobs.training.rank_proofs import SignedStore, proof
 
         # The store of rank 0 owns the descriptor; other ranks have inherited a copy.
         listener, self._listener = self._listener, None
@@ -82,7 +58,8 @@ class TcpRendezvous:
             timeout=_CONNECT_TIMEOUT,
             **served,
         )
-        return PrefixStore(self._token, store)
+        prefix = proof(self.secret, "prefix").hex()
+        return SignedStore(PrefixStore(prefix, store), self.secret)
 
     def close(self) -> None:
         """Called when all ranks are connected, and at the end; the store continues to serve."""

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import socket
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -19,9 +22,10 @@ from fastapi import FastAPI
 from ...configs.config import DaemonConfig, check_http
 from ...configs.values import ConfigError, is_loopback
 from ..host.heartbeat import Heartbeat
-from ..host.messages import GatewaySettings, GatewayStatus, decode, encode
+from ..host.messages import GatewaySettings, GatewayStatus, GatewayUse, Message, decode, encode
 from ..host.parent_death import end_with_parent
 from .app import create_app
+from .core.state import AppState
 from .http.connection import LimitedConnection
 
 log = logging.getLogger(__name__)
@@ -29,52 +33,103 @@ log = logging.getLogger(__name__)
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of malloc.h
 _LARGE = 128 * 1024  # bytes: more than one read from a connection
 _ARENAS = 2
+_RETURN_S = 10.0  # between two returns of freed memory
 _SWITCH_S = 0.001  # how long the parser thread may hold the GIL while the event loop wants it
-_BACKLOG = 512
+_BACKLOG = 4096  # connections that wait in the kernel; it drops further ones for a second
+_MAX_ACCEPTED = 16  # of them per event loop iteration, so that open connections are served too
+_TICKS_OF_USE = 10  # of 0.1 s, between two reports of who uses the gateway
+_MOST_SHOWN = 20  # names in such a report, and
+_LONGEST = 500  # characters of a problem: a line of at most 4096 bytes is written as a whole
 _GRACE_S = 2  # for waiting clients to receive the 503
 
 
 class _Server(uvicorn.Server):
     """uvicorn with a heartbeat, a report when it listens, and a shutdown that ends all waits."""
 
-    def __init__(self, app: FastAPI, url: str) -> None:
+    def __init__(self, app: FastAPI, url: str, *, reports_use: bool) -> None:
         settings: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
         super().__init__(
             uvicorn.Config(
                 app,
                 http=LimitedConnection,
                 ws="none",
+                proxy_headers=False,  # any program on this machine can send X-Forwarded-*
                 timeout_graceful_shutdown=_GRACE_S,
+                backlog=_MAX_ACCEPTED,  # asyncio accepts as many at a time as may wait
                 **settings,
             )
         )
         self._app = app
         self._url = url
         self._heartbeat = Heartbeat()
+        self._reports_use = reports_use
+        self._use: GatewayUse | None = None  # the latest that was reported
+        self._memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+        self._memory.begin()
         _report(GatewayStatus(url=self._url))
 
     async def on_tick(self, counter: int) -> bool:
         self._heartbeat.send_if_due()
+        if self._reports_use and counter % _TICKS_OF_USE == 0:
+            self._report_use()
+        self._memory.return_if_due()
         return await super().on_tick(counter)
+
+    def _report_use(self) -> None:
+        state: AppState = self._app.state.warmd
+        numbers = state.requests.numbers()
+        most = sorted(numbers, key=lambda name: numbers[name], reverse=True)[:_MOST_SHOWN]
+        use = GatewayUse(
+            named=len(state.tokens.names),
+            problem=None if state.tokens.problem is None else state.tokens.problem[:_LONGEST],
+            requests={name: numbers[name][0] for name in most},
+            streams={name: numbers[name][1] for name in most},
+        )
+        if use != self._use:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # as for the heartbeat
+                _report(use)
+                self._use = use
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.warmd.stop()
         await super().shutdown(sockets)
 
 
-def _report(message: GatewayStatus) -> None:
+def _report(message: Message) -> None:
     os.write(1, encode(message))
 
 
-def return_freed_memory() -> None:
-    """Make glibc return the memory of large bodies to the system as soon as it is freed."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        libc.mallopt(_M_ARENA_MAX, _ARENAS)
+class FreedMemory:
+    """Returns memory to the system soon after thousands of connections have closed.
+
+    With another C library than glibc, that library decides when.
+    """
+
+    def __init__(self) -> None:
+        self._trim: Callable[[int], Any] = lambda _: None
+        self._returned_at = time.monotonic()
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)  # large bodies are returned when freed
+            libc.mallopt(_M_ARENA_MAX, _ARENAS)
+            self._trim = libc.malloc_trim
+
+    def begin(self) -> None:
+        """Exclude what exists now, which stays, from garbage collection: it takes 1 ms then."""
+        gc.collect()
+        gc.freeze()
+
+    def return_if_due(self) -> None:
+        """Free closed connections, which are cycles, and return the free pages of the heap."""
+        if time.monotonic() - self._returned_at >= _RETURN_S:
+            gc.collect()
+            self._trim(0)
+            self._returned_at = time.monotonic()
 
 
 def _listen(config: DaemonConfig) -> socket.socket:
@@ -94,7 +149,6 @@ def main() -> None:
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, GatewaySettings)
     config = settings.daemon_config()
-    return_freed_memory()
     sys.setswitchinterval(_SWITCH_S)
     try:
         listener = _listen(config)
@@ -109,7 +163,9 @@ def main() -> None:
         )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    _Server(create_app(config, settings.url), f"http://{shown}:{port}").run([listener])
+    reports_use = config.http_tokens is not None
+    app = create_app(config, settings.url)
+    _Server(app, f"http://{shown}:{port}", reports_use=reports_use).run([listener])
 
 
 if __name__ == "__main__":

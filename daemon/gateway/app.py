@@ -8,9 +8,11 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ... import __version__
@@ -35,7 +37,12 @@ from .api import (
 from .core.metrics import Metrics
 from .core.state import AppState
 from .http import errors
-from .http.auth import AuthMiddleware
+from .http.auth import AuthMiddleware, end_unauthorized
+from .http.browser import BrowserMiddleware
+from .http.open_requests import OpenRequests
+from .http.rights import RouteRights
+from .http.tickets import Tickets
+from .http.tokens import Tokens
 from .page import routes as page
 
 log = logging.getLogger(__name__)
@@ -63,15 +70,22 @@ _ROUTERS = (
 def create_app(config: DaemonConfig, url: str) -> FastAPI:
     """Create the application of one daemon whose jobs are in the Redis at `url`."""
 
+    tokens, requests = Tokens(config), OpenRequests()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.warmd = state = AppState(config, url)
-        reading = asyncio.create_task(state.event_reader.run())
-        reading.add_done_callback(exit_unless_canceled)
+        app.state.warmd = state = AppState(config, url, tokens, requests)
+        watching = partial(end_unauthorized, tokens, requests)
+        tasks = {asyncio.create_task(state.event_reader.run())}
+        if config.http_tokens is not None:
+            tasks.add(asyncio.create_task(tokens.watch(watching)))
+        for task in tasks:
+            task.add_done_callback(exit_unless_canceled)
         yield
-        while not reading.done():
-            reading.cancel()  # repeated: redis-py sometimes swallows a cancellation
-            await asyncio.wait({reading}, timeout=0.1)
+        while tasks:
+            for task in tasks:
+                task.cancel()  # repeated: redis-py sometimes swallows a cancellation
+            _, tasks = await asyncio.wait(tasks, timeout=0.1)
         await state.close()
 
     app = FastAPI(
@@ -84,22 +98,37 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
     )
     for router in _ROUTERS:
         app.include_router(router)
-    errors.install(app)
+    runs = {} if config.runs_folder is None else {config.runs_folder: "RUNS"}
+    errors.install(app, hidden={config.home: "HOME", **runs})
+    app.state.tickets = tickets = Tickets()
+    served = [*app.routes, *(route for router in _ROUTERS for route in router.routes)]
     # The last one added is the outermost.
     app.add_middleware(
-        AuthMiddleware, token=config.http_token, host=config.http_host, page=config.http_page
+        AuthMiddleware,
+        tokens=tokens,
+        requests=requests,
+        needs=RouteRights(route for route in served if isinstance(route, Route)),
+        page=config.http_page,
+        tickets=tickets,
+    )
+    app.add_middleware(
+        BrowserMiddleware,
+        host=config.http_host,
+        origins=config.http_origin,
+        has_token=tokens.are_set,
     )
     app.add_middleware(_Counted, state=app.state)
     return app
 
 
 def exit_unless_canceled(task: asyncio.Task[None]) -> None:
-    """End the process when the event reader ends; the supervisor starts a new one.
+    """End the process when one of its own tasks ends; the supervisor starts a new one.
 
-    Without the event reader every request would wait forever while /health reported success.
+    Without the event reader every request would wait forever while /health reported success, and
+    without the task that watches the tokens nobody could be shut out.
     """
     if not task.cancelled():
-        log.critical("http: the event reader has ended", exc_info=task.exception())
+        log.critical("http: a task of the gateway has ended", exc_info=task.exception())
         os._exit(1)
 
 

@@ -40,7 +40,15 @@ def machine_labels(configured: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted({**found, **configured}.items()))
 
 
+# Version of what ranks on several nodes send to each other (jobs/training/gloo_group.py).
+# 1: pickles, without a proof of the secret.
+RANK_EXCHANGE = 2
+
+
 def software_label() -> str:
-    """Return warmd's version with a digest of the versions of all libraries that compute."""
-    text = repr((__version__, sorted(versions().items())))
+    """Return warmd's version with a digest of what the nodes of a job must have in common.
+
+    That is the versions of all libraries that compute, and the exchange between ranks.
+    """
+    text = repr((__version__, RANK_EXCHANGE, sorted(versions().items())))
     return f"{__version__}-{blake2b(text.encode(), digest_size=6).hexdigest()}"

@@ -135,7 +135,7 @@ class GangPlan:
     nodes: list[str]  # the names of all, in the order of their ranks
     node: int  # the number of this one; node 0 has rank 0
     address: str  # at which the ranks of this node listen
-    token: str  # known to the ranks of this execution only
+    secret: str = field(repr=False)  # known to the ranks of this execution only
     host: str = ""  # where rank 0 listens for the others; not known to node 0 yet
     port: int = 0
 
@@ -611,6 +611,16 @@ class GatewayStatus(Message, op="gateway"):
 
     url: str | None = None
     problem: str | None = None
+
+
+@dataclass(frozen=True)
+class GatewayUse(Message, op="gateway_use"):
+    """Who uses the gateway, by the names of their tokens: those with most requests."""
+
+    named: int  # named tokens that are let in
+    problem: str | None = None  # of the file of named tokens
+    requests: dict[str, int] = field(default_factory=dict)  # name -> open ones
+    streams: dict[str, int] = field(default_factory=dict)  # name -> those among them
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ them, or none. Meanwhile the job is queued, popped for that worker. Only one job
 two that each held half of the nodes would wait for each other. If too few nodes come in time, the
 job is set aside, and jobs with the same needs do not gather again for a while.
 
-A gang is a hash whose expiry the leader renews; `token` distinguishes it from earlier gangs of the
-job.
+A gang is a hash whose expiry the leader renews. Its `token` distinguishes it from earlier gangs of
+the job, and is the secret by which the ranks of its nodes recognize each other: whoever may read it
+owns this Redis.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class Gangs:
 
     def open(self, job_id: str, leader: str, node: str, needs: Labels) -> str | None:
         """Begin to gather nodes for a job; return the token, None while another job gathers."""
-        token = secrets.token_hex(8)
+        token = secrets.token_hex(32)
         fields = {
             "token": token,
             "leader": leader,

@@ -17,7 +17,16 @@ from typing import Any
 from ...configs.config import WorkerConfig
 from ...jobs.files.shortage import of_start
 from ..host.home import Home
-from ..host.messages import Alive, GatewayStatus, JobsHeld, Malformed, Message, decode, encode
+from ..host.messages import (
+    Alive,
+    GatewayStatus,
+    GatewayUse,
+    JobsHeld,
+    Malformed,
+    Message,
+    decode,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +205,11 @@ class GatewayChild(OptionalChild):
         super().__init__("http")
         self.url: str | None = None  # while it listens
         self.problem: str | None = None  # why it could not listen
+        self.use: GatewayUse | None = None  # the latest
 
     def handle(self, message: Message) -> None:
+        if isinstance(message, GatewayUse):
+            self.use = message
         if not isinstance(message, GatewayStatus):
             return
         self.url, self.problem = message.url, message.problem
@@ -206,7 +218,7 @@ class GatewayChild(OptionalChild):
     def must_start(self) -> bool:
         is_due = super().must_start()
         if self.process is None:
-            self.url = None
+            self.url = self.use = None
         return is_due
 
 

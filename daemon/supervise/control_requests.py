@@ -175,7 +175,23 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
             "pid": supervisor.services.gateway.pid,
             "url": supervisor.services.gateway.url,
             "problem": supervisor.services.gateway.problem,
+            "tokens": _tokens(supervisor),
         },
+    }
+
+
+def _tokens(supervisor: Supervisor) -> dict[str, Any] | None:
+    """Who uses the gateway by which named token; None where no such tokens are set."""
+    use = supervisor.services.gateway.use
+    if supervisor.config.http_tokens is None or use is None:
+        return None
+    return {
+        "named": use.named,
+        "problem": use.problem,
+        "open": [
+            {"name": name, "requests": number, "streams": use.streams.get(name, 0)}
+            for name, number in use.requests.items()
+        ],
     }
 
 

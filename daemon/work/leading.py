@@ -66,7 +66,7 @@ class LedJobs:
         if gang is None or not has_begun or self._address is None:
             attempt.end_ranks("a node has left before the start")
             return
-        plan = GangPlan(gang.nodes, node=0, address=self._address, token=token)
+        plan = GangPlan(gang.nodes, node=0, address=self._address, secret=token)
         attempt.request = replace(attempt.request, gang=plan)
 
     def watch(self, now: float) -> None:

@@ -92,7 +92,7 @@ class Seat:
                 nodes=gang.nodes,
                 node=gang.workers.index(self._worker),
                 address=address,
-                token=self._token,
+                secret=self._token,
                 host=gang.host,
                 port=gang.port,
             )

@@ -24,7 +24,8 @@ _STACK_TIMEOUT_S = 1.0  # for the stacks to be written; a suspended process writ
 _MAX_FRAMES = 6
 _MOST_WAITS = 100  # latest waits for a resource, whose time does not count as a stall
 _MAX_LOG_BYTES = 1 << 16  # that are searched for the stacks
-_EXCHANGE = "/training/process_group.py:"  # the code in which a rank waits for the others
+# The code in which a rank waits for the others.
+_EXCHANGE = re.compile(r"/training/(local|gloo)_group\.py:")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -40,7 +41,8 @@ class Place:
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for another rank."""
-        return self.stack is not None and _EXCHANGE in self.stack.partition(" < ")[0]
+        innermost = (self.stack or "").partition(" < ")[0]
+        return _EXCHANGE.search(innermost) is not None
 
     def __str__(self) -> str:
         where = f"hangs in {self.stack}" if self.stack else f"is in state {self.state}"

@@ -14,6 +14,7 @@ from ..user_code.limited_processes import LimitedProcesses
 from ..user_code.limited_server import MEMORY_BYTES
 
 FIELD = "json_schema"
+_MOST_SIZE = 2**20  # characters of a schema; large ones have 100,000
 LIMIT_S = 0.8  # processor time of a schema, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
 
@@ -61,6 +62,8 @@ def grammar_of(schema: str) -> str:
     Raises SpecError for an unsupported one, and for one that takes longer than LIMIT_S or more
     memory than any usual schema.
     """
+    if len(schema) > _MOST_SIZE:
+        raise SpecError(FIELD, f"must have at most {_MOST_SIZE:,} characters, got {len(schema):,}")
     narrowed = _narrowed(schema)
     try:
         answer = _processes.answer({"schema": narrowed}, _WAIT_S, processor_s=LIMIT_S)

@@ -106,10 +106,11 @@ def generate(
         positions = positions + 1
     if ranks.size == 1:
         return completions
-    found = ranks.gather((drawn, completions))
-    for _ in range(max(steps for steps, _ in found) - drawn):
+    written = [[one.ids, one.entropies, one.logps] for one in completions]
+    found = ranks.gather({"drawn": drawn, "completions": written})
+    for _ in range(max(part["drawn"] for part in found) - drawn):
         torch.rand(every, dtype=torch.float64, device=device)  # keeps all generators equal
-    return [completion for _, part in found for completion in part]
+    return [Completion(*fields) for part in found for fields in part["completions"]]
 
 
 def run_of(count: int, ranks: Ranks) -> slice:

@@ -6,6 +6,7 @@ scores a part of the groups. Imports trl.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,11 @@ MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job
 
 # Outcome of the rewards of a group: None, or the row of its prompt and the reason of the failure.
 Outcome = tuple[int, str] | None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that a reward has logged, and that JSON lacks: as numbers or as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 class ScoredTrainer(PackedTrainer):
@@ -70,16 +76,24 @@ class ScoredTrainer(PackedTrainer):
         found = torch.empty(0, len(self.rewards))
         if groups.start < groups.stop:
             found = self.scores(rows[own], completions[own], completion_ids[own], size, outcomes)
-        logged = dict(self._pending_extra_logs), dict(self._pending_metrics)
+        part: dict[str, Any] = {
+            "scores": found.tolist(),
+            "extra": json.loads(json.dumps(self._pending_extra_logs, default=_plain)),
+            "metrics": {
+                name: list(map(float, numbers)) for name, numbers in self._pending_metrics.items()
+            },
+            "outcomes": outcomes,
+        }
         self._pending_extra_logs, self._pending_metrics = extra, metrics
-        parts = self.ranks.gather((found.cpu(), *logged, outcomes))
-        for _, of_rank, numbers, outcomes_of_rank in parts:
-            for column, values in of_rank.items():
+        parts = self.ranks.gather(part)
+        for of_rank in parts:
+            for column, values in of_rank["extra"].items():
                 extra[column] += values
-            for name, values in numbers.items():
-                metrics[name] += values
-            self._count_failures(outcomes_of_rank)
-        return torch.cat([part[0] for part in parts]).to(self.accelerator.device)
+            for name, numbers in of_rank["metrics"].items():
+                metrics[name] += numbers
+            self._count_failures(of_rank["outcomes"])
+        scores = [row for of_rank in parts for row in of_rank["scores"]]
+        return torch.tensor(scores, device=self.accelerator.device)
 
     def scores(
         self,

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -100,6 +101,35 @@ def test_http_on_other_addresses_needs_a_token(home):
     assert "correct-horse" not in repr(config)
     for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1"):
         assert loaded(home, http_host=host).http_token is None
+
+
+def test_the_public_origin_is_read_as_browsers_send_it_and_needs_a_token(home):
+    read = partial(loaded, home, http_token="correct-horse")
+    assert read().http_origin == ()
+    assert read("http_origin: none").http_origin == ()
+    assert read("http_origin: HTTPS://Warmd.Example.com:443").http_origin == (
+        "https://warmd.example.com",
+    )
+    several = "http_origin: [https://a.test:8443, 'http://[fd00::1]:80', https://a.test:08443]"
+    assert read(several).http_origin == ("https://a.test:8443", "http://[fd00::1]")
+    config = read(environ={"WARMD_HTTP_ORIGIN": "https://a.test, https://b.test"})
+    assert config.http_origin == ("https://a.test", "https://b.test")
+    assert DaemonConfig.from_json(config.to_json()) == config
+    with pytest.raises(ConfigError, match=r"^http_token: must be set for http_origin https://a"):
+        loaded(home, "http_origin: https://a.test")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("a.test", "https://a.test/", "https://a.test/page", "ftp://a.test", "https://u@a.test"),
+        *("https://a.test:0", "https://a.test:65536", "https://*.a.test", "https://", "*", "null"),
+        *("https://a.test?b", "https://bücher.test", 8443, [], [7], "https://a.test,", True),
+    ],
+)
+def test_what_is_no_origin_is_refused(home, value):
+    with pytest.raises(ConfigError, match=r"^http_origin: must be https://HOST\[:PORT\] without"):
+        loaded(home, http_token="correct-horse", http_origin=value)
 
 
 def test_error_messages_do_not_show_the_token(home):

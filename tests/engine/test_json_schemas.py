@@ -433,3 +433,10 @@ def test_schemas_are_compiled_while_others_explode():
             compiled += 1
         assert all(isinstance(one.exception(), SpecError) for one in exploding)
     assert compiled > 2
+
+
+def test_a_schema_of_more_than_a_million_characters_is_refused_at_once():
+    schema = json.dumps({"enum": ["e" * 100 + str(n) for n in range(10_000)]})
+    problem = f"json_schema: must have at most 1,048,576 characters, got {len(schema):,}"
+    with pytest.raises(SpecError, match=problem):
+        grammar_of(schema)

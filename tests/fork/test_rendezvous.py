@@ -8,28 +8,38 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
-from torch.distributed import DistNetworkError
+from gloo_stranger import GlooStranger
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistNetworkError,
+    DistStoreError,
+    PrefixStore,
+    TCPStore,
+)
 
 from warmd.daemon.fork.rank_processes import _require_equal
-from warmd.daemon.fork.rendezvous import TcpRendezvous
+from warmd.daemon.fork.rendezvous import Rendezvous
+from warmd.daemon.host import machine
 from warmd.daemon.host.messages import GangPlan
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.training.process_group import ProcessGroup
+from warmd.jobs.training.gloo_group import GlooGroup
+from warmd.jobs.training.rank_proofs import proof
 
-FIRST = GangPlan(["a", "b"], node=0, address="127.0.0.1", token="t1")
+FIRST = GangPlan(["a", "b"], node=0, address="127.0.0.1", secret="s1")
 
 
-def second(first: TcpRendezvous, token: str = "t1") -> TcpRendezvous:
+def second(first: Rendezvous, secret: str = "s1") -> Rendezvous:
     """The rendezvous of the other node, as it reads the address of rank 0 in Redis."""
     assert first.port is not None
-    return TcpRendezvous(
-        replace(FIRST, node=1, token=token, host=first.host, port=first.port), first.per_node
+    return Rendezvous(
+        replace(FIRST, node=1, secret=secret, host=first.host, port=first.port), first.per_node
     )
 
 
@@ -38,19 +48,22 @@ def broken(error: Exception) -> NoReturn:
 
 
 def test_ranks_of_two_nodes_connect_and_know_their_numbers():
-    with closing(TcpRendezvous(FIRST, 2)) as first, closing(second(first)) as other:
+    with closing(Rendezvous(FIRST, 2)) as first, closing(second(first)) as other:
         assert [rendezvous.first_rank for rendezvous in (first, other)] == [0, 2]
-    with closing(TcpRendezvous(FIRST, 1)) as first, closing(second(first)) as other:
+    with closing(Rendezvous(FIRST, 1)) as first, closing(second(first)) as other:
 
-        def meet(rendezvous: TcpRendezvous) -> tuple[list[int], dict[str, str]]:
-            group = ProcessGroup(rendezvous, rendezvous.first_rank, rendezvous.size, broken)
-            return group.gather(group.rank), dict(group.environment)
+        def meet(rendezvous: Rendezvous) -> tuple[GlooGroup, list[int]]:
+            group = GlooGroup(rendezvous, rendezvous.first_rank, broken)
+            return group, group.gather(group.rank)
 
         with ThreadPoolExecutor(2) as pool:
             met = list(pool.map(meet, (first, other)))
-    assert [ranks for ranks, _ in met] == [[0, 1], [0, 1]]
-    for number, (_, environment) in enumerate(met):
-        assert environment == {
+        # Code of the job may use the store of rank 0, as long as the job runs.
+        assert first.port is not None
+        TCPStore("127.0.0.1", first.port, is_master=False, timeout=timedelta(seconds=5))
+    assert [ranks for _, ranks in met] == [[0, 1], [0, 1]]
+    for number, (group, _) in enumerate(met):
+        assert group.environment == {
             "RANK": str(number),
             "WORLD_SIZE": "2",
             "LOCAL_RANK": "0",
@@ -63,7 +76,7 @@ def test_ranks_of_two_nodes_connect_and_know_their_numbers():
 
 
 def test_rank_0_listens_at_the_address_of_its_node_only():
-    with closing(TcpRendezvous(FIRST, 1)) as first:
+    with closing(Rendezvous(FIRST, 1)) as first:
         assert first.port is not None
         with socket.create_connection((first.host, first.port), timeout=5):
             pass
@@ -73,23 +86,25 @@ def test_rank_0_listens_at_the_address_of_its_node_only():
 
 def test_an_address_of_another_machine_is_refused_by_name():
     with pytest.raises(JobFailed, match="gang_address: must be an address of this machine"):
-        TcpRendezvous(replace(FIRST, address="192.0.2.1"), 1)
+        Rendezvous(replace(FIRST, address="192.0.2.1"), 1)
 
 
 def test_a_rank_of_an_earlier_execution_sees_nothing_of_this_one():
-    with closing(TcpRendezvous(FIRST, 1)) as first:
-        store: Any = first.store(0, 2)
-        store.set("where", "here")
-        assert second(first).store(1, 2).check(["where"])
-        assert not second(first, token="t0").store(1, 2).check(["where"])
+    with closing(Rendezvous(FIRST, 1)) as first:
+        store = first.store(0)  # serves while it is referred to
+        store.set("where", b"here")
+        assert second(first).store(1).get("where") == b"here"
+        earlier = second(first, secret="s0").store(1)
+        with pytest.raises(DistStoreError):
+            earlier.wait(["where"], timedelta(milliseconds=100))
 
 
 # In a process of its own: a fork of this one, with the threads of other tests, may hang.
 LEADER = """
 import signal
-from test_rendezvous import FIRST, TcpRendezvous
-first = TcpRendezvous(FIRST, 1)
-port, store = first.port, first.store(0, 2)
+from test_rendezvous import FIRST, Rendezvous
+first = Rendezvous(FIRST, 1)
+port, store = first.port, first.store(0)
 print(port, flush=True)
 signal.pause()
 """
@@ -104,8 +119,7 @@ def test_the_others_stop_waiting_at_once_when_the_leader_is_killed():
             assert leader.stdout is not None
             port = int(leader.stdout.readline())
             plan = replace(FIRST, node=1, host=FIRST.address, port=port)
-            store: Any = TcpRendezvous(plan, 1).store(1, 2)
-            assert not store.check(["ready"])
+            store: Any = Rendezvous(plan, 1).store(1)
         finally:
             leader.kill()
     begun = time.monotonic()
@@ -114,7 +128,92 @@ def test_the_others_stop_waiting_at_once_when_the_leader_is_killed():
     assert time.monotonic() - begun < 10  # its timeout is 60 s
 
 
+# A node whose ranks may connect once a line comes on its stdin; until then, it only listens.
+NODE = """
+import sys
+from test_rendezvous import FIRST, GlooGroup, JobFailed, Rendezvous, broken, replace
+node, port = map(int, sys.argv[1:])
+class Late(Rendezvous):
+    def store(self, rank):
+        print(self.port, flush=True)
+        input()
+        return super().store(rank)
+rendezvous = Late(replace(FIRST, node=node, host="127.0.0.1", port=port), 1)
+try:
+    group = GlooGroup(rendezvous, node, broken)
+    print(group.gather(f"of rank {node}"))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_a_stranger_that_connects_before_the_other_rank_ends_the_job_by_name(tmp_path: Path):
+    """It speaks gloo's protocol, and sends a pickle that creates a file, in every message."""
+    ran = tmp_path / "ran"
+    with ExitStack() as cleaned:
+
+        def start(node: int, port: int) -> tuple[subprocess.Popen[str], int]:
+            command = [sys.executable, "-c", NODE, str(node), str(port)]
+            folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+            one = subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": folders},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            cleaned.enter_context(one)
+            cleaned.callback(one.kill)
+            assert one.stdout is not None
+            return one, int(one.stdout.readline())
+
+        first, port = start(0, 0)
+        other, _ = start(1, port)
+        ports = {
+            found.laddr.port
+            for one in (first, other)
+            for found in psutil.Process(one.pid).net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN
+        }
+        assert len(ports) == 3
+        stranger = GlooStranger(f"touch {ran}", ports - {port})
+        cleaned.enter_context(stranger)
+        with ThreadPoolExecutor(2) as pool:
+            ends = list(pool.map(lambda one: one.communicate("\n", timeout=30)[0], (first, other)))
+    assert stranger.num_messages
+    assert "does not know the secret of this job: another program has connected" in "".join(ends)
+    assert not [end for end in ends if "of rank" in end.replace("of rank 1 of", "")], ends
+    assert not ran.exists()
+
+
+def test_an_address_that_a_stranger_leaves_in_the_store_is_refused_by_name():
+    with closing(Rendezvous(FIRST, 1)) as first:
+        store = first.store(0)
+        store.set("0/0", b"mine")
+        assert store.get("0/0") == b"mine"
+        known = first.secret
+        # It has read the other keys on the network, and writes under the same ones.
+        raw: Any = PrefixStore(
+            proof(known, "prefix").hex(), TCPStore("127.0.0.1", first.port, is_master=False)
+        )
+        signed = raw.get("0/0")
+        raw.set("0/1", b"elsewhere")
+        raw.set("0/2", signed)
+        for key in ("0/1", "0/2"):
+            with pytest.raises(JobFailed, match="is not signed with the secret of this job"):
+                store.get(key)
+
+
 def test_nodes_with_other_versions_or_model_files_are_refused_by_name():
     _require_equal([{"torch": "2.13.0", "model": None}] * 2)
     with pytest.raises(JobFailed, match=r"nodes: must have the same torch, got 2.13.0 and 2.12.1"):
         _require_equal([{"torch": "2.13.0"}, {"torch": "2.12.1"}])
+
+
+def test_nodes_with_another_exchange_between_ranks_are_not_of_one_software(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    ours = machine.software_label()
+    monkeypatch.setattr(machine, "RANK_EXCHANGE", 1)
+    assert machine.software_label() != ours

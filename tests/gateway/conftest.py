@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gateway_requests import PUBLIC, TOKEN
 from gateways import Gateway
 
 
@@ -28,6 +29,15 @@ def gateway(one_gateway: Gateway) -> Iterator[Gateway]:
     yield one_gateway
     one_gateway.hang_up()
     one_gateway.drop_waiting()
+
+
+@pytest.fixture(scope="package")
+def locked(tiny_model: Path) -> Iterator[Gateway]:
+    """A gateway with a token, and a public origin at a TLS proxy."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        made = Gateway(Path(folder, "home"), tiny_model, http_token=TOKEN, http_origin=(PUBLIC,))
+        yield made
+        made.close()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import httpx2 as httpx
 import psutil
 import pytest
 import uvicorn
+from gateway_requests import TOKEN
 from gateways import Gateway
 from uvicorn.server import ServerState
 from waiting import wait_until
@@ -31,7 +32,6 @@ from warmd.daemon.gateway.http.connection import (
     LimitedConnection,
 )
 
-TOKEN = "a-token-of-tests"
 LOGIN = (
     b"POST /v1/warmd/login HTTP/1.1\r\nHost: localhost\r\nX-Warmd: 1\r\n"
     b"Content-Type: application/json\r\n"

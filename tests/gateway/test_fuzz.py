@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +11,7 @@ from typing import Any, cast
 import httpx2 as httpx
 import pytest
 import schemathesis
-from gateways import WORKER, Execution, Gateway
+from gateways import Answerer, Gateway
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -20,8 +19,6 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-
-from warmd.daemon.queue import keys
 
 CHECKS: list[Any] = [
     not_a_server_error,
@@ -32,31 +29,6 @@ CHECKS: list[Any] = [
 NOT_READY = 503  # of these routes, where no daemon runs
 ASKS_DAEMON = ("/health", "/v1/warmd/models/load", "/v1/warmd/models/unload")
 EXAMPLES = 40  # for each route
-
-
-class Answerer(threading.Thread):
-    """A worker that completes every job."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        super().__init__(daemon=True)
-        self.gateway = gateway
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        store = self.gateway.client.store
-        source, target = store.queue("infer").key, keys.taken(WORKER)
-        while not self.done.is_set():
-            popped: Any = store.connection.blmove(source, target, 1, "LEFT", "RIGHT")
-            begun = store.begin(popped, "infer", WORKER) if popped is not None else None
-            if begun is None:
-                continue
-            job = Execution(self.gateway, *begun)
-            if "text" in job.spec:
-                vectors = [[0.5, -1.0]] * len(job.spec["text"])
-                job.finish(embeddings=vectors, tokens=len(vectors))
-            else:
-                job.write("so")
-                job.finish(*["so"] * job.spec["n"])
 
 
 @pytest.fixture(scope="module")

@@ -258,6 +258,31 @@ def test_a_library_is_imported_only_where_it_belongs(library, packages):
     assert [module for module in found if not within(module, *packages)] == []
 
 
+def test_no_process_sends_pickles_to_another():
+    """Whoever can write to a connection, a store or a queue would run code in the other process."""
+    libraries = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "multiprocessing")
+    found = {name: importers(name) for name in libraries}
+    assert {name: modules for name, modules in found.items() if modules} == {
+        "pickle": {"jobs.training.compare"},  # for torch's error of a file that it refuses
+        "multiprocessing": {"jobs.grpo.reward_process"},  # for connections that send bytes
+    }
+    names = {
+        module: {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for module in SOURCES
+        for tree in [ast.parse(SOURCES[module].read_text())]
+    }
+    compare = ast.parse(SOURCES["jobs.training.compare"].read_text())
+    used = {ast.unparse(node) for node in ast.walk(compare) if isinstance(node, ast.Attribute)}
+    assert {one for one in used if one.startswith("pickle.")} == {"pickle.UnpicklingError"}
+    assert not names["jobs.grpo.reward_process"] & {"send", "recv", "Pool", "Process", "Queue"}
+    collectives = {"all_gather_object", "gather_object"} | {  # of torch.distributed
+        f"{name}_object_list" for name in ("broadcast", "scatter", "send", "recv")
+    }
+    assert {
+        module: collectives & names[module] for module in SOURCES if collectives & names[module]
+    } == {}
+
+
 def test_no_module_outside_the_zygote_loads_torch_when_it_is_imported():
     at_import = {module: set(imports_of(module, at_import=True)) for module in SOURCES}
     heavy = {"torch", "transformers", "trl", "peft"}

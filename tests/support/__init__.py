@@ -6,14 +6,15 @@ Redis and a home without a daemon: `desks`, `ended_jobs` (thousands of jobs), `w
 One process, the test acting as the others: `workplaces` (a worker), `gateways`,
     `gateway_requests`, `watch` (a gateway's latency and memory)
 Commands: `shell` (in the process of the test), `terminal` (on a pseudo-terminal)
-Other users of the machine: `other_users`
+Other users of the machine: `other_users`; a stranger on the network of ranks: `gloo_stranger`;
+    the sockets at which processes listen: `listeners`
 Several machines: `clusters` and `gangs` (nodes on loopback), `machines` and `cables` (network
     namespaces and their links), `hanging_proxy`, `slurm`
 Faults at random: `random_storm` (of processes, disk, power, Redis), `network_storm` (of links and
     machines); processes killed at each file-system call: `killed`
 Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub);
     `process_limits` (no more threads, no memory), `power` (a disk that loses what was not flushed)
-A browser: `browser`, `dashboard`
+A browser: `browser`, `dashboard`, `web_pages` (servers next to the gateway, a TLS proxy)
 Tiny models and data: `tiny`, `tiny_vision`, `architectures`, `engines`, `adapters`,
     `odd_tokenizers`, `prefill`, `packages` (kinds from other packages)
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`

@@ -40,11 +40,15 @@ class Browser:
         wait_until(self._is_up, timeout_s=30)
         arguments = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--lang=en-US"]
         arguments.append("--hide-scrollbars")  # which a screenshot would have room for, not show
+        arguments.append(
+            "--host-resolver-rules=MAP *.test 127.0.0.1"
+        )  # a domain reserved for tests
         if os.geteuid() == 0:
             arguments.append("--no-sandbox")  # Chromium refuses to start as root with it
         options = {"args": [*arguments, f"--user-data-dir={self._profile.name}/profile"]}
         wanted = {
             "browserName": "chrome",
+            "acceptInsecureCerts": True,  # of proxies in tests
             "goog:chromeOptions": options,
             "goog:loggingPrefs": {"browser": "ALL"},
         }
@@ -184,6 +188,10 @@ class Browser:
     def cookies(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._http.get(f"{self._session}/cookie").json()["value"]
         return found
+
+    def save_downloads(self, folder: Path) -> None:
+        """Save downloads in a folder, without a dialog."""
+        self.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
     def problems(self) -> list[str]:
         """What the console has reported since the last call: errors and refusals by the CSP."""

@@ -15,6 +15,10 @@ import orjson
 from gateways import Gateway
 from PIL import Image
 
+TOKEN = "a-token-of-tests"
+PUBLIC = "https://warmd.test"  # where a TLS proxy would be
+OURS = {"x-warmd": "1"}  # a change below /v1/warmd/
+
 
 def request(gateway: Gateway, prompt: str = "1", **options: Any) -> Any:
     settings = options.pop("settings", {})

@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
@@ -13,10 +14,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import tiny
 import torch
 
+from warmd.daemon.fork import rank_processes
 from warmd.daemon.fork.rank_processes import run_in_processes
 from warmd.daemon.host.descendants import adopt_orphans
 from warmd.jobs.context import Context
@@ -34,7 +38,7 @@ def run_apart(
 
     They are forked from a process of one thread: a test may have computed with several. The
     replicas are compared bit for bit after every step. `options`: attributes of the Surroundings;
-    `dropout`: of the warm model.
+    `dropout`: of the warm model; `prepare`: as for run_in_processes.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["warm_imports"])
@@ -62,6 +66,7 @@ def _run(size: int, run: Run, folder: Path, sends: Connection, options: dict[str
         adopt_orphans()
         torch.set_num_threads(1)
         JobTrainer.check_replicas = _check_every_bit  # type: ignore[method-assign]
+        prepare = options.pop("prepare", lambda: None)
         around = tiny.surroundings(folder, tiny.model(dropout=options.pop("dropout", 0.0)))
         for name, value in options.items():
             setattr(around, name, value)
@@ -69,7 +74,7 @@ def _run(size: int, run: Run, folder: Path, sends: Connection, options: dict[str
             if size == 1:
                 outcome = run(around.ctx)
             else:
-                outcome = run_in_processes(size, run, lambda: None, around.ctx)
+                outcome = run_in_processes(size, run, prepare, around.ctx)
         except (JobFailed, Stopped) as error:
             outcome = error
         except BaseException as error:
@@ -103,15 +108,96 @@ def fails_on_rank_1(
     return [1.0 for _ in prompts]
 
 
+def logs_odd_values(
+    completions: list[str], log_extra: Any, log_metric: Any, **kwargs: Any
+) -> list[float]:
+    """A reward that logs what JSON lacks."""
+    log_extra("array", [np.arange(2) for _ in completions])
+    log_extra("number", [np.float32(0.5), torch.tensor(1), 2**70, {1: float("nan")}])
+    log_extra("path", [Path("a") for _ in completions])
+    log_metric("length", np.float32(len(completions[0])))
+    return [len(text) / 10 for text in completions]
+
+
 def add_gradients(ctx: Context) -> dict[str, Any]:
     """Sum random gradients, which only the last rank has of every weight."""
     torch.manual_seed(ctx.ranks.rank)
     weights = [torch.nn.Parameter(torch.zeros(size)) for size in (5, 1000, 3)]
     for weight in weights[: 1 + ctx.ranks.rank]:
         weight.grad = torch.randn_like(weight)
-    given = ctx.ranks.gather([weight.grad for weight in weights])
+
+    def gradients() -> list[list[Any]]:
+        found = [None if weight.grad is None else weight.grad.tolist() for weight in weights]
+        return ctx.ranks.gather(found)
+
+    given = gradients()
     sum_gradients(weights, ctx.ranks)
-    return {"given": given, "summed": ctx.ranks.gather([weight.grad for weight in weights])}
+    return {"given": given, "summed": gradients()}
+
+
+def cannot_prepare() -> None:
+    raise JobFailed("no memory for a copy")
+
+
+def waits_for_a_failed_rank(ctx: Context) -> dict[str, Any]:
+    """Rank 0 waits to be connected, as for an address, while rank 1 fails."""
+
+    def fail(number: int, on_broken: Any) -> None:
+        raise JobFailed("no address")
+
+    rank_processes._NOTICE_S = 0.1
+    with rank_processes.RankProcesses(2, fail, is_spread=True):
+        time.sleep(60)
+    return {}
+
+
+def random_tensors(rank: int) -> list[torch.Tensor]:
+    """Numbers whose sums depend on the order, of several types and sizes."""
+    generator = torch.Generator().manual_seed(rank)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+    return [
+        (torch.randn(size, generator=generator) * 1000).to(dtype)
+        for size in (1, 7, 1001, 700_001)
+        for dtype in dtypes
+    ]
+
+
+def add_tensors(ctx: Context) -> dict[str, Any]:
+    """Sum random tensors."""
+    found = random_tensors(ctx.ranks.rank)
+    for one in found:
+        ctx.ranks.sum(one)
+    return {"sums": found}
+
+
+def exchange(values: Sequence[Any], ctx: Context) -> dict[str, Any]:
+    """Exchange a value of each rank in every way; list what the ranks communicate over."""
+    ranks = ctx.ranks
+    own = values[ranks.rank]
+    gathered = ranks.gather(own)
+    first = ranks.from_first(lambda: own)
+    order = ctx.run_dir / "order"
+    ranks.after_first(lambda: [order.open("a").write(f"{ranks.rank}")])
+    kinds = [one.family.name for one in psutil.Process().net_connections(kind="all")]
+    return {
+        "of_all": ranks.gather({"gathered": gathered, "first": first, "sockets": kinds}),
+        "order": order.read_text(),
+        "environment": dict(ranks.environment),
+    }
+
+
+def fails_beside_a_child(ctx: Context) -> dict[str, Any]:
+    """Rank 1 fails; a process that it has forked has its connections, too, and stays."""
+    child = os.fork() if ctx.ranks.rank == 1 else 0
+    if child == 0 and ctx.ranks.rank == 1:
+        time.sleep(60)
+        os._exit(0)
+    _, pid = ctx.ranks.gather(child)
+    if ctx.ranks.rank == 1:
+        raise ValueError("no reward today")
+    ctx.emit("child", pid=pid)
+    ctx.ranks.gather(None)
+    return {}
 
 
 def of_rank(runs: Sequence[Run], ctx: Context) -> dict[str, Any]:

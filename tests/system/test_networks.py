@@ -17,7 +17,7 @@ from waiting import holds_for, wait_until
 
 from warmd.daemon.queue.lease import LEASE_S, RENEWALS
 from warmd.jobs import spec_class
-from warmd.jobs.training.process_group import UNREACHABLE_S
+from warmd.jobs.training.gloo_group import UNREACHABLE_S
 
 pytestmark = [
     pytest.mark.nightly(

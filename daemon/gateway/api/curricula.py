@@ -14,6 +14,7 @@ from ...client.client import Client
 from ...runs.labels import Labels
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
+from ..http.client import current_name
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import groups, methods
@@ -117,11 +118,12 @@ async def create_curriculum(
     if body.gate is not None:
         given["gate"] = await state.in_thread(_gate, body.gate, state)
     labels = Labels.parse(body.name, body.tags)
+    submitted_by = current_name()
 
     def submit() -> dict[str, Any]:
         options = {**state.config.defaults.get(kind, {}), **values}
         submitted = state.client.submit_curriculum(
-            kind, options, given, origin="http", labels=labels
+            kind, options, given, origin="http", submitted_by=submitted_by, labels=labels
         )
         return state.client.curriculum(submitted)
 

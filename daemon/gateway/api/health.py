@@ -10,17 +10,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from ....configs.config import DaemonConfig
-from ....configs.queues import INFER
-from ....jobs.errors import Unavailable
-from ...client import control
-from ...client.client import Client
 from ..core.state import StateDep
 from ..http.errors import RESPONSES, ErrorBody, unavailable
 
 router = APIRouter(tags=["operation"])
-
-_TIMEOUT_S = 5.0  # for the daemon's reply: the wait holds one of few threads
 
 
 class Health(BaseModel):
@@ -29,27 +22,10 @@ class Health(BaseModel):
     status: Literal["ok"]
 
 
-def unready_reason(config: DaemonConfig, client: Client) -> str | None:
-    """Return why no worker can take requests now, or None. Asks the daemon, or Redis for nodes."""
-    if not config.workers:
-        return None if client.serving(INFER) else "no node takes jobs of the queue infer"
-    if not any(worker.queue == INFER for worker in config.workers):
-        return "the daemon has no worker for the queue infer"
-    ready = control.ready(config, timeout_s=_TIMEOUT_S)
-    if not ready["zygote"]:
-        return "libraries and models are loading"
-    if INFER not in ready["queues"]:
-        return "the workers of the queue infer are starting"
-    return None
-
-
 @router.get("/health", response_model=Health, responses={503: {"model": ErrorBody}})
 async def health(state: StateDep) -> Any:
     """Report whether a worker can take requests."""
-    try:
-        reason = await state.in_control_thread(unready_reason, state.config, state.client)
-    except Unavailable as error:
-        reason = str(error)
+    reason = await state.unready_reason.get()
     if reason is not None:
         raise unavailable(reason)
     return JSONResponse({"status": "ok"})

@@ -45,6 +45,7 @@ class JobView(BaseModel):
     init_from: str | None
     sweep: str | None
     curriculum: str | None
+    submitted_by: str | None
     step: int
     steps_total: int | None
     rows_done: int | None

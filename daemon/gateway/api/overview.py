@@ -9,9 +9,12 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from ....configs.tokens import RIGHTS
 from ..core import live
 from ..core.state import AppState, StateDep
+from ..http.client import current
 from ..http.errors import RESPONSES
+from ..http.rights import READ
 from .jobs import JobView
 
 router = APIRouter(prefix="/v1/warmd/overview", tags=["operation"], responses=RESPONSES)
@@ -57,6 +60,7 @@ class OverviewView(BaseModel):
     gone: list[str]  # ids of jobs that were removed; only in changes
     groups: list[GroupView]  # the newest, and all active ones
     page: str  # the setting http_page
+    may: list[str]  # what the client may do on the page: read, infer, train
     daemon: dict[str, Any] | None = None
     server: dict[str, Any] | None = None
     zygote: dict[str, Any] | None = None
@@ -68,7 +72,7 @@ class OverviewView(BaseModel):
 @router.get("", response_model=OverviewView)
 async def show_overview(state: StateDep) -> Any:
     """Show the daemon, its queues and models, the machine and the pending jobs."""
-    return await state.overview.snapshot()
+    return {**await state.overview.snapshot(), "may": _may(state)}
 
 
 @router.get("/stream", response_class=Response, responses=live.STREAM)
@@ -78,11 +82,18 @@ async def stream_overview(state: StateDep) -> Response:
     A change has the keys of the overview that changed; its `jobs` has the jobs that changed. Every
     connection begins with a snapshot, so nothing is missed by connecting again.
     """
-    return live.response(_parts(state))
+    return live.response(_parts(state, _may(state)))
 
 
-async def _parts(state: AppState) -> AsyncIterator[bytes]:
+async def _parts(state: AppState, may: list[str]) -> AsyncIterator[bytes]:
     name = "snapshot"
     async for part in state.overview.watch():
-        yield live.event(part, name=name)
+        yield live.event({**part, "may": may} if name == "snapshot" else part, name=name)
         name = "change"
+
+
+def _may(state: AppState) -> list[str]:
+    client = current()
+    assert client is not None
+    rights = {READ} if state.config.http_page == "read" else client.rights
+    return [right for right in RIGHTS if right in rights]

@@ -18,6 +18,7 @@ from ...client.sweep_views import steps_total
 from ...runs.labels import Labels
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
+from ..http.client import current_name
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import groups, methods
@@ -180,12 +181,18 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
     if caller.key is not None:
         raise SpecError("Idempotency-Key", "must be left out for a sweep, got one")
     await state.queue_length(TRAIN)
+    submitted_by = current_name()
 
     def submit() -> dict[str, Any]:
         request = _read_request(body, state)
         with _named_by_request(request.kind):
             sweep_id = state.client.submit_sweep(
-                request.kind, request.values, request.given, origin="http", labels=request.labels
+                request.kind,
+                request.values,
+                request.given,
+                origin="http",
+                submitted_by=submitted_by,
+                labels=request.labels,
             )
         return state.client.sweep(sweep_id)
 

@@ -53,7 +53,7 @@ async def load_model(body: ModelName, state: StateDep, _: ChangeDep) -> Any:
     await state.in_thread(state.model_index.check, body.name)
     model = await state.in_thread(_config_of, state, body.name)
     try:
-        return await state.in_control_thread(control.load_model, state.config, model)
+        return await state.in_model_thread(control.load_model, state.config, model)
     except JobFailed as error:
         raise ApiError(400, str(error), param="name") from error
 
@@ -61,7 +61,7 @@ async def load_model(body: ModelName, state: StateDep, _: ChangeDep) -> Any:
 @router.post("/unload", response_model=UnloadedModel)
 async def unload_model(body: ModelName, state: StateDep, _: ChangeDep) -> Any:
     """Unload a model; jobs that run with it keep it until they end."""
-    return await state.in_control_thread(control.unload_model, state.config, body.name)
+    return await state.in_model_thread(control.unload_model, state.config, body.name)
 
 
 def _config_of(state: AppState, name: str) -> ModelConfig:

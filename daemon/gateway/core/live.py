@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from fastapi.responses import StreamingResponse
 
-from ..http.errors import from_any
+from ..http.errors import frame, from_any
 from .sse import comment
 
 KEEP_ALIVE_S = 5.0  # of silence before a comment
@@ -54,7 +54,7 @@ async def _kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             except StopAsyncIteration:
                 return
             except Exception as error:  # the status line is sent: report it in an event
-                yield event(from_any(error).body, name="problem")
+                yield frame(from_any(error), is_named=True)
                 return
             following = None
     finally:

@@ -1,7 +1,7 @@
 """The overview of the daemon: a snapshot, and its changes for all watchers.
 
-One task reads Redis and the daemon for all watchers, and only while there are some: ten open pages
-cost as much as one.
+One task reads Redis and the daemon for all watchers, and only while there are some, and those that
+begin at the same time share a snapshot: ten open pages cost as much as one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import redis
 from ....jobs.errors import WarmdError
 from ...client import control
 from ...client.client import Client
+from .shared import Shared
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ _WAITING = ("queued", "scheduled", "deferred")
 _MAX_WAITING = 200  # jobs that are watched while they wait: the newest
 _NEWEST = 20  # jobs that are watched although they may have ended between two reads
 _NEWEST_GROUPS = 20  # sweeps, and curricula, that are watched although they have ended
+_AT_ONCE = 8  # watchers that are sent a part in one event loop iteration
 _UNREAD = 100  # parts per watcher; one that is further behind is sent a whole snapshot
 
 
@@ -46,11 +48,14 @@ class Overview:
         self._watchers: list[asyncio.Queue[Part | None]] = []
         self._jobs: dict[str, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] | None = None  # None: not sent yet
-        self._status: Part = {}
         self._task: asyncio.Task[None] | None = None
+        self._snapshot = Shared(self._read_snapshot)
 
     async def snapshot(self) -> Part:
         """Return the daemon's status, the machine, and the jobs that run or wait."""
+        return await self._snapshot.get()
+
+    async def _read_snapshot(self) -> Part:
         status, jobs = await asyncio.gather(self._read_status(), self._in_thread(self._read_jobs))
         pending = [job for job in jobs.values() if job["status"] in ("started", *_WAITING)]
         page = self._client.config.http_page
@@ -94,8 +99,10 @@ class Overview:
                 if number % _STATUS_ROUNDS == 0:
                     part |= await self._read_status()
                 if part:
-                    for inbox in list(self._watchers):
+                    for place, inbox in enumerate(list(self._watchers)):
                         self._send(inbox, part)
+                        if place % _AT_ONCE == 0:
+                            await asyncio.sleep(0)  # other requests are not kept waiting
         except Exception:  # a bug: it is logged, and must not end the updates for good
             log.exception("http: the overview cannot be read")
             self._task = None

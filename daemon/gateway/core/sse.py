@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from fastapi.responses import StreamingResponse
 
+from ..http import errors
 from ..http.errors import from_any
 from . import answers
 from .answers import Begun, Text, fingerprint_of
@@ -83,7 +84,7 @@ def response(
                     last = time.monotonic()
             except Exception as error:  # the status line is sent: report it in a frame
                 state.metrics.count_failed_stream()
-                yield frame(from_any(error).body)
+                yield errors.frame(from_any(error), is_named=False)
 
     return StreamingResponse(
         frames(),

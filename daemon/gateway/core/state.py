@@ -19,14 +19,21 @@ from ....jobs.spec import Spec
 from ...client.client import Client
 from ...host.image_store import ImageStore
 from ...queue.clients import async_client
+from ..http.client import current
 from ..http.errors import ApiError
+from ..http.open_requests import OpenRequests
+from ..http.tokens import Tokens
 from .eta import StartEstimator, next_training_s
 from .event_reader import EventReader
 from .file_store import FileStore
 from .metrics import Metrics
 from .models_index import ModelIndex
 from .overview import Overview
+from .queue_shares import QueueShares
+from .readiness import unready_reason
+from .shared import Shared
 from .submitter import Submitter
+from .threads import Threads
 from .waiters import Waiters
 
 log = logging.getLogger(__name__)
@@ -37,25 +44,37 @@ _CONNECTIONS = 16  # to Redis
 _THREADS = 16  # for disk and Redis
 _DEFAULT_ETA_S = 10.0  # until a request has been measured
 _CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
+_CHECK_THREADS = 4  # for checks of data and schemas, which may take seconds
+_MODEL_THREADS = 2  # for loading models, which may take minutes
 
 
 class AppState:
     """The state of one gateway process."""
 
-    def __init__(self, config: DaemonConfig, url: str) -> None:
+    def __init__(
+        self, config: DaemonConfig, url: str, tokens: Tokens, requests: OpenRequests
+    ) -> None:
         self.config = config
+        self.tokens = tokens
+        self.requests = requests
         self.client = Client(config)
         self.client.url = url
         # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
         self.redis = async_client(url, max_connections=_CONNECTIONS)
-        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
+        self._threads = Threads(_THREADS, "http")
         # One thread: parsing holds the GIL, so a second one would not help.
-        self._parser_pool = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+        self._parser = Threads(1, "bodies")
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
+        self._checks = Threads(_CHECK_THREADS, "checks")
+        self._model_pool = ThreadPoolExecutor(_MODEL_THREADS, thread_name_prefix="models")
         self.event_reader = EventReader(self.client)
-        self.submitter = Submitter(self.client, self.in_thread)
+        # One token tells no clients apart.
+        self._queue_shares = None if config.http_tokens is None else QueueShares()
+        self.submitter = Submitter(
+            self.client, self.in_thread, self.in_check_thread, self._queue_shares
+        )
         self.model_index = ModelIndex(self.client)
         self.metrics = Metrics(self.client)
         self.files = FileStore(
@@ -65,20 +84,22 @@ class AppState:
         self.images = ImageStore(self.client.home.runs) if has_folder else None
         self.eta = StartEstimator(config)
         self.overview = Overview(self.client, self.in_thread, self.in_control_thread)
+        self.unready_reason = Shared(
+            partial(self.in_control_thread, unready_reason, config, self.client)
+        )
         self.stopping = asyncio.Event()
         self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that blocks on disk or Redis in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)
+        return await self._threads.run(work, *arguments)
 
     async def in_parser_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that computes on a request body in the parser thread, one at a time."""
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._parser_pool, _or_refusal, work, *arguments)
+        found: Any = await self._parser.run(_or_refusal, work, *arguments)
         if isinstance(found, ApiError | WarmdError):
             raise found
-        return found
+        return cast(T, found)
 
     async def in_control_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that queries the daemon; separate threads, so /health never queues."""
@@ -86,10 +107,22 @@ class AppState:
             self._control_pool, work, *arguments
         )
 
+    async def in_check_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that checks the data or the schema of a job."""
+        return await self._checks.run(work, *arguments)
+
+    async def in_model_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that loads or unloads a model."""
+        return await asyncio.get_running_loop().run_in_executor(self._model_pool, work, *arguments)
+
     async def queue_length(self, queue: str) -> int:
-        """Return how many jobs wait in a queue. Raises ApiError 429 beyond the limit."""
+        """Return how many jobs wait in a queue.
+
+        Raises ApiError 429 beyond the limit; where several tokens are set, only for a client that
+        has its share of the places.
+        """
         length: int = await cast(Any, self.redis.llen(self.client.store.queue(queue).key))
-        if length >= self.config.http_queue_limit:
+        if length >= self.config.http_queue_limit and not await self._has_share(queue):
             if queue == TRAIN:
                 eta = await self.in_thread(next_training_s, self.client)
             else:
@@ -101,6 +134,14 @@ class AppState:
                 headers={"retry-after": str(max(1, round(eta)))},
             )
         return length
+
+    async def _has_share(self, queue: str) -> bool:
+        """Whether the client of this request holds less than its fair share of a full queue."""
+        client = current()
+        if self._queue_shares is None or client is None:
+            return False
+        waiting = await self.in_thread(self.client.store.order, queue)
+        return self._queue_shares.has_room(waiting, client.share, self.config.http_queue_limit)
 
     def parse(self, kind: str, values: dict[str, Any]) -> Spec:
         """Check the options of a job together with the configured defaults. Raises SpecError."""
@@ -115,7 +156,9 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for pool in (self.pool, self._parser_pool, self._control_pool):
+        for threads in (self._threads, self._parser, self._checks):
+            threads.shutdown()
+        for pool in (self._control_pool, self._model_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 

@@ -28,7 +28,9 @@ from ...host.image_store import ImageStore
 from ...queue import adoption, keys
 from ...queue.jobs import JobStatus
 from ...runs.rundir import RunDir
+from ..http.client import HttpClient, current, current_name
 from ..http.errors import ApiError, unwritable
+from .queue_shares import QueueShares
 
 _COPIES = 3  # of the texts: in the spec, while it is checked, while it is written
 KEPT_S = 86_400  # lifetime of an Idempotency-Key
@@ -63,14 +65,26 @@ class _KeyLock:
 class Submitter:
     """Queues jobs. For one event loop."""
 
-    def __init__(self, client: Client, in_thread: InThread) -> None:
+    def __init__(
+        self,
+        client: Client,
+        in_thread: InThread,
+        in_check_thread: InThread,
+        shares: QueueShares | None,
+    ) -> None:
+        """`in_check_thread`: for checks that may take seconds.
+
+        `shares`: in which the places of queues are divided; None: they are not.
+        """
         self._client = client
+        self._shares = shares
         self._in_thread = in_thread
+        self._in_check_thread = in_check_thread
         self._locks: dict[str, _KeyLock] = {}
 
     async def submit(self, submission: Submission) -> str:
         """Check and queue a job; return its id once it is durable. Raises WarmdError."""
-        rundir = await self._in_thread(self._prepare, submission)
+        rundir = await self._prepared(submission)
         return await self._queue(rundir, submission.spec.queue)
 
     async def submit_once(
@@ -80,7 +94,9 @@ class Submitter:
 
         Raises ApiError 409 when the key was used for a different request (another fingerprint).
         """
-        name = hashlib.sha256(key.encode()).hexdigest()
+        # Another client's key is another key.
+        named = key if self._shares is None else f"{current_name()}\n{key}"
+        name = hashlib.sha256(named.encode()).hexdigest()
         async with self._locked(name):
             note = keys.http_request(self._client.home.key, name)
             known = await self._in_thread(self._read_note, note)
@@ -95,7 +111,7 @@ class Submitter:
                     )
                 if await self._can_answer(known["job"], submission.spec.queue):
                     return known["job"], False
-            rundir = await self._in_thread(self._prepare, submission)
+            rundir = await self._prepared(submission)
             document = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
             try:
                 await self._in_thread(
@@ -144,9 +160,18 @@ class Submitter:
         """What the adoption of a job needs: this home and its Redis, the same for all jobs."""
         return adoption.queueing(self._client.home, self._client.connection)
 
-    def _prepare(self, submission: Submission) -> RunDir:
+    async def _prepared(self, submission: Submission) -> RunDir:
+        """Check a job in a thread: one whose data or schema is read, apart from the others."""
+        spec = submission.spec
+        is_quick = spec.queue != TRAIN and not getattr(spec, "json_schema", "")
+        run = self._in_thread if is_quick else self._in_check_thread
+        rundir: RunDir = await run(self._prepare, submission, current_name())
+        return rundir
+
+    def _prepare(self, submission: Submission, submitted_by: str | None) -> RunDir:
         # No folder to import from: an HTTP request must not name code.
         about = {**submission.about, "python_path": [], "origin": "http"}
+        about |= {"submitted_by": submitted_by}
         about |= self._queueing
         # The job refuses a prompt that is too long as soon: the client waits for it. Tokenizing in
         # this process would let a few such requests delay all others.
@@ -175,7 +200,7 @@ class Submitter:
         job_id = rundir.path.name
         try:
             spec = rundir.read_spec()["spec"] if queue == TRAIN else {}
-            enqueue = partial(self._client.store.enqueue, job_id, queue)
+            enqueue = partial(self._enqueue, job_id, queue, current())
             await asyncio.gather(
                 self._in_thread(partial(enqueue, needs=with_ranks(None, spec))),
                 *(self._in_thread(_flush, path) for path in rundir.unflushed),
@@ -184,6 +209,22 @@ class Submitter:
             rundir.remove()
             raise
         return job_id
+
+    def _enqueue(
+        self, job_id: str, queue: str, client: HttpClient | None, *, needs: dict[str, str] | None
+    ) -> None:
+        store = self._client.store
+        if self._shares is None or client is None:
+            store.enqueue(job_id, queue, needs=needs)
+            return
+        self._shares.note(job_id, client.share)
+        store.enqueue(job_id, queue, needs=needs)
+        if queue == TRAIN:  # its order is the user's
+            return
+        others = [other for other in store.order(queue) if other != job_id]
+        position = self._shares.turn(others, client.share)
+        if position is not None and (job := store.fetch(job_id)) is not None:
+            store.move(job, position)
 
 
 def _flush(path: Path) -> None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import re
+import logging
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....configs.values import is_loopback
-from . import session
+from . import client as clients, rights, session
 from .bodies import SMALL, BodyMemory, Reservation
-from .connection import AUTHORIZED
-from .errors import ApiError
+from .browser import READING
+from .client import CLIENT, HttpClient
+from .errors import ApiError, frame
+from .open_requests import OpenRequest, OpenRequests
+from .rights import RouteRights
+from .session import Session
+from .tickets import Tickets
+from .tokens import Tokens
+from .turns import Turns
+
+log = logging.getLogger(__name__)
 
 MAX_BODY = 64 * 1024**2  # bytes of a request with images
 MAX_TEXT = 8 * 1024**2  # bytes of a request without images
@@ -26,89 +33,129 @@ LINGER_S = 10  # for reading the rest of a body that is too large
 SILENCE_S = 30  # without data before a body is given up
 SLOWEST = 16 * 1024  # bytes per second of a body, on average over SILENCE_S
 WRONG_S = 1.0  # before a wrong token is refused
+_LAST_S = 1.0  # for the last event of a stream that is ended
 FILES = "/v1/files"
 OPEN = ("/health", "/livez", "/readyz")  # paths without token
 OWN = "/v1/warmd/"  # prefix of warmd's own routes
 LOGIN = f"{OWN}login"
+_OF_SESSION = (LOGIN, f"{OWN}logout", f"{OWN}tickets")  # they change no more than the session
 PAGE = "/page/"  # prefix of the dashboard's files
-_READING = ("GET", "HEAD", "OPTIONS")
+SESSION = "warmd.session"  # key in the ASGI scope: the Session of the request, where it has one
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
+_MAX_READING = 4  # requests that only read at a time, of clients with token and of others
 _MAX_PER_LOOP = 4  # requests or pieces of bodies per event loop iteration
-_NETLOC = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{0,5})?", re.ASCII)
 
 
 class AuthMiddleware:
-    """Admits requests with the token or, if none is set, requests that name this host.
+    """Admits requests with a token that has the right or, if none is set, all.
 
-    Without a token, any web page in a browser on this machine could send requests. Such requests
-    carry the page's domain as Origin or, with DNS rebinding, as Host, and are refused.
+    `browser` has refused those of other pages.
 
-    The dashboard logs in with the token and then sends a cookie. A change that it requests carries
-    the header X-Warmd, which pages of other origins cannot set.
+    The dashboard logs in with the token and then sends both halves of its session, or its cookie
+    and a ticket. A change that it requests carries the header X-Warmd, which pages of other origins
+    cannot set.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, host: str, page: str) -> None:
-        """`page`: the setting http_page."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tokens: Tokens,
+        requests: OpenRequests,
+        needs: RouteRights,
+        page: str,
+        tickets: Tickets,
+    ) -> None:
+        """`requests`: where it notes the open ones. `page`: the setting http_page."""
         self.app = app
-        self.token = token
-        self.host = host
         self.page = page
+        self.tickets = tickets
+        self._tokens = tokens
+        self._requests = requests
+        self._needs = needs
         self._memory = BodyMemory()
         self._drains = asyncio.Semaphore(_MAX_DRAINS)
-        self._throttle = _Throttle()
+        # Lanes, so that requests of one kind do not wait for thousands of another.
+        self._throttle, self._reading_throttle, self._open_throttle = (_Throttle() for _ in "123")
+        self._reading_turns, self._open_turns = Turns(_MAX_READING), Turns(_MAX_READING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        has_session = self._has_session(scope, headers)
-        is_known = self.token is None or has_session or self._has_token(headers)
-        error = self._objection(scope, headers, is_known=is_known, has_session=has_session)
+        by_session = self._client_of_session(scope, headers)
+        client = by_session or self._client_of_header(scope, headers)
+        needed = self._needs.needed(scope)
+        error = self._objection(scope, headers, client, needed, has_session=by_session is not None)
         if error is not None:
+            throttle, _ = self._lane(scope, client)
+            await throttle.wait()
             if error.status == 401 and "authorization" in headers:
                 await asyncio.sleep(WRONG_S)  # so that guessing is slow
             await error.response(scope, receive, send)
             return
-        scope[AUTHORIZED] = is_known
-        reservation = Reservation(self._memory)
-        if not is_known:
+        clients.enter(client)
+        if client is None:
             body = _Body(receive, send, MAX_OPEN, None, self._drains, self._throttle)
-        elif scope["path"] == FILES:  # written to disk in chunks, not held in memory
+            await self._answer(scope, headers, body, body.send)
+            return
+        scope[CLIENT] = client
+        reservation = scope[RESERVATION] = Reservation(self._memory, client.share)
+        if scope["path"] == FILES:  # written to disk in chunks, not held in memory
             body = _Body(receive, send, MAX_FILE, None, self._drains, self._throttle)
         else:
             body = _Body(receive, send, MAX_BODY, reservation, self._drains, self._throttle)
-        length = headers.get("content-length", "")
-        if scope["path"] not in OPEN:
-            await self._throttle.wait()
-        if int(length or 0) > body.limit:
-            await body.too_large().response(scope, body.receive, body.send)
-            return
+        request = OpenRequest(client, needed, body.send)
+        reservation.on_revoked = request.end
         try:
-            scope[RESERVATION] = reservation
-            await self.app(scope, body.receive, body.send)
+            with self._requests.holding(request):
+                await self._answer(scope, headers, body, request.note)
         finally:
             reservation.shrink(0)
+        if request.was_ended:
+            await body.end(request, scope)
+        if needed == rights.TRAIN and client.name is not None:
+            path = scope["raw_path"].decode("ascii", "replace")
+            log.info("http: %s: %s %s: %s", client.name, scope["method"], path, request.status)
+
+    async def _answer(self, scope: Scope, headers: Headers, body: _Body, send: Send) -> None:
+        throttle, turns = self._lane(scope, scope.get(CLIENT))
+        await throttle.wait()
+        if int(headers.get("content-length") or 0) > body.limit:
+            await body.too_large().response(scope, body.receive, send)
+        elif turns is not None:
+            await turns.serve(self.app, scope, body.receive, send)
+        else:
+            await self.app(scope, body.receive, send)
+
+    def _lane(self, scope: Scope, client: HttpClient | None) -> tuple[_Throttle, Turns | None]:
+        """Return where a request waits, and the turns that it takes if it only reads."""
+        is_reading = scope["method"] in READING
+        if client is None or scope["path"] in OPEN:
+            return self._open_throttle, self._open_turns if is_reading else None
+        if is_reading:
+            return self._reading_throttle, self._reading_turns
+        return self._throttle, None
 
     def _objection(
-        self, scope: Scope, headers: Headers, *, is_known: bool, has_session: bool
+        self,
+        scope: Scope,
+        headers: Headers,
+        client: HttpClient | None,
+        needed: str,
+        *,
+        has_session: bool,
     ) -> ApiError | None:
-        if self.token is None:
-            if not self._is_ours(headers.get("host", "")):
-                return ApiError(403, "Host: must name this machine unless http_token is set")
-            origin = headers.get("origin")
-            if origin is not None and not self._is_ours(origin.partition("://")[2]):
-                return ApiError(403, "Origin: web pages need a token: set http_token")
-        if not is_known and not self._is_open(scope["path"]):
-            return ApiError(
-                401,
-                "Authorization: must be a bearer token, the daemon's http_token",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
-        if scope["method"] in _READING:
+        if not self._is_open(scope["path"]):
+            if client is None:
+                return _unknown_token()
+            if needed not in (rights.ANY, rights.OPEN, *client.rights):
+                log.info("http: %s: refused: needs %s", client.name, needed)
+                return rights.refusal(str(client.name), client.rights, needed, scope)
+        if scope["method"] in READING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
 
@@ -116,15 +163,13 @@ class AuthMiddleware:
         self, path: str, headers: Headers, has_session: bool
     ) -> ApiError | None:
         """Refuse a change that a page of another origin may have requested (CSRF)."""
-        site = headers.get("sec-fetch-site")  # which pages cannot set; other programs send none
-        if self.page == "read" and path != LOGIN and (has_session or site is not None):
+        is_of_page = has_session or "sec-fetch-site" in headers or "origin" in headers
+        if self.page == "read" and path not in _OF_SESSION and is_of_page:
             return ApiError(403, "http_page: is read: the page changes nothing")
         if not has_session and not path.startswith(OWN):
             return None
         if headers.get("x-warmd") != "1":
             return ApiError(403, "X-Warmd: must be 1 in a request that changes something")
-        if site != "same-origin" and (has_session or site is not None):
-            return ApiError(403, "Sec-Fetch-Site: must be same-origin for a change")
         is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
         if path.startswith(OWN) and not is_json:
             return ApiError(415, "Content-Type: must be application/json")
@@ -135,24 +180,61 @@ class AuthMiddleware:
         is_page = path in ("/", LOGIN) or path.startswith(PAGE)
         return path in OPEN or (is_page and self.page != "off")
 
-    def _has_session(self, scope: Scope, headers: Headers) -> bool:
-        if self.token is None or self.page == "off":
-            return False
-        name = session.cookie_name(scope["server"][1])
-        found = HTTPConnection(scope).cookies.get(name)
-        return found is not None and session.is_valid(self.token, found)
+    def _client_of_session(self, scope: Scope, headers: Headers) -> HttpClient | None:
+        """Return the client whose session the request has.
 
-    def _has_token(self, headers: Headers) -> bool:
+        A valid session is left in the scope for the route of tickets.
+        """
+        if not self._tokens.are_set or self.page == "off":
+            return None
+        cookie = HTTPConnection(scope).cookies.get(session.cookie_name(headers.get("host", "")))
+        if cookie is None:
+            return None
+        secret = None
+        if scope["method"] == "GET":
+            secret = self.tickets.redeem(scope["path"], scope["query_string"], cookie)
+        if secret is not None:
+            scope["query_string"] = b""
+        given = Session(cookie, secret or headers.get(session.HEADER, ""))
+        client = self._tokens.client_of_session(given, address_of(scope))
+        if client is not None:
+            scope[SESSION] = given
+        return client
+
+    def _client_of_header(self, scope: Scope, headers: Headers) -> HttpClient | None:
+        if not self._tokens.are_set:
+            return self._tokens.anyone(address_of(scope))
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        assert self.token is not None
-        is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
-        return scheme.lower() == "bearer" and is_right
+        if scheme.lower() != "bearer":
+            return None
+        return self._tokens.client(given.strip(), address_of(scope))
 
-    def _is_ours(self, netloc: str) -> bool:
-        # Not with a URL parser, which would accept user@host.
-        found = _NETLOC.fullmatch(netloc.lower())
-        name = (found[1] or found[2]) if found is not None else ""
-        return name == self.host or is_loopback(name)
+
+def address_of(scope: Scope) -> str:
+    """Return the address and the port of the other end: no two open connections have the same."""
+    host, port = scope.get("client") or ("", 0)
+    return f"{host} {port}"
+
+
+def end_unauthorized(tokens: Tokens, requests: OpenRequests) -> None:
+    """End the open requests whose tokens were taken out, or have lost the right for them."""
+    for request in requests:
+        now = tokens.current(request.client)
+        if now is None:
+            request.end(_unknown_token())
+        elif request.right not in (rights.ANY, *now.rights):
+            problem = f"Authorization: {now.name} has lost the right {request.right}"
+            request.end(ApiError(403, problem, code="insufficient_permissions"))
+
+
+def _unknown_token() -> ApiError:
+    return ApiError(
+        401,
+        "Authorization: must be a bearer token that this daemon knows: http_token, or one of "
+        "http_tokens",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 class _Throttle:
@@ -217,6 +299,8 @@ class _Body:
         message = await self._receive_in_time()
         piece = message.get("body", b"")
         self.is_whole = not message.get("more_body", False)
+        if self.is_whole and self._reservation is not None:
+            self._reservation.is_arriving = False
         self.received += len(piece)
         if self.received > SMALL:
             await self._throttle.wait()
@@ -263,6 +347,19 @@ class _Body:
             await self._drain()
             message = {"type": "http.response.body"}
         await self._send(message)
+
+    async def end(self, request: OpenRequest, scope: Scope) -> None:
+        """Answer a request that was ended from outside; a stream gets a last event."""
+        error = request.error
+        assert error is not None
+        if not request.has_started:
+            error = error if self.is_whole else self._refused(error)
+            await error.response(scope, self.receive, request.note)
+        elif request.is_stream:
+            event = frame(error, is_named=scope["path"].startswith(OWN))
+            with contextlib.suppress(TimeoutError):  # the client does not read
+                async with asyncio.timeout(_LAST_S):
+                    await self._send({"type": "http.response.body", "body": event})
 
     async def _drain(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -17,11 +17,14 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .client import share_of
+from .turns import leave
+
 HEAD_S = 10.0  # for the headers of a request to arrive
 UNREAD_S = 30.0  # in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
 MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
-FRESH_S = 2.0  # for a new connection's first request to be authorized
+FRESH_S = 2.0  # for a connection's next request to arrive and to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
 _OTHER_FILES = 128  # open files that are not connections
 _READ_AT_ONCE = 64 * 1024  # bytes per connection and event loop iteration
@@ -29,9 +32,6 @@ _MAX_HEAD = 16 * 1024  # bytes
 _MAX_HEADERS = 100
 _MAX_SMALL_CHUNKS = 128  # chunks of a body; beyond these they must have, on average,
 _SMALL_CHUNK = 256  # at least this many bytes
-AUTHORIZED = (
-    "warmd.authorized"  # key in the ASGI scope: whether token or session, if needed, is right
-)
 _BLANK = re.compile(rb"\n\r?\n")
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\n"
@@ -86,8 +86,8 @@ class LimitedConnection(H11Protocol):
     _idle_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
-    # Connections without a request, the longest idle first.
-    _idle: ClassVar[dict[LimitedConnection, None]] = {}
+    # Connections without a request, the longest idle first, and since when.
+    _idle: ClassVar[dict[LimitedConnection, float]] = {}
     # Connections that had no authorized request when last looked at, the oldest first.
     _strangers: ClassVar[dict[LimitedConnection, None]] = {}
 
@@ -125,41 +125,45 @@ class LimitedConnection(H11Protocol):
             del self._strangers[oldest]
 
     def _is_authorized(self) -> bool:
-        return self.cycle is not None and self.cycle.scope.get(AUTHORIZED) is True
+        return self.cycle is not None and share_of(self.cycle.scope) is not None
 
     def _make_room(self) -> bool:
         """Close the connection that does least; return whether there is one.
 
-        It is the one that has been idle longest, else the one whose unfinished body arrives most
-        slowly, else the oldest stream of the client with most of them.
+        It is the one that has been idle longest, else one of the client with most requests: the
+        one whose unfinished body arrives most slowly, else its oldest stream, else its oldest
+        request. One that has been idle for less than FRESH_S is the last resort: its client may
+        have just connected.
         """
-        least = next(iter(self._idle), None) or self._slowest_body() or self._oldest_stream()
+        fresh, now = next(iter(self._idle), None), self.loop.time()
+        idle = None if fresh is None or now - self._idle[fresh] < FRESH_S else fresh
+        least = idle or self._least_of_busiest() or fresh
         if least is None:
             return False
         self._idle.pop(least, None)
         least.transport.abort()
         return True
 
-    def _slowest_body(self) -> LimitedConnection | None:
-        now = self.loop.time()
-
-        def speed(one: LimitedConnection) -> float:
-            """Bytes per second; a body that has just begun is not slow."""
-            return (one._received + _READ_AT_ONCE) / (now - one._begun + 1)
-
-        unfinished = [one for one in self._others() if one.cycle.more_body]
-        return min(unfinished, key=speed, default=None)
-
-    def _oldest_stream(self) -> LimitedConnection | None:
-        streams = [one for one in self._others() if one.cycle.response_started]
-        numbers = Counter(one._address for one in streams)
+    def _least_of_busiest(self) -> LimitedConnection | None:
+        others = self._others()
+        numbers = Counter(one._share for one in others)
         most = max(numbers.values(), default=0)
-        of_client = (one for one in streams if numbers[one._address] == most)
-        return min(of_client, key=lambda one: one._begun, default=None)
+        others = [one for one in others if numbers[one._share] == most]
+        unfinished = [one for one in others if one.cycle.more_body]
+        if unfinished:
+            return min(unfinished, key=lambda one: one._speed)
+        streams = [one for one in others if one.cycle.response_started]
+        return min(streams or others, key=lambda one: one._begun, default=None)
 
     @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""
+    def _speed(self) -> float:
+        """Bytes per second of its body; one that has just begun is not slow."""
+        return (self._received + _READ_AT_ONCE) / (self.loop.time() - self._begun + 1)
+
+    @property
+    def _share(self) -> str:
+        """The share of its client; a request without token has one of its own."""
+        return share_of(self.cycle.scope) or f"stranger {id(self)}"
 
     def _others(self) -> list[LimitedConnection]:
         """Return the other connections that have a request and are not being closed."""
@@ -185,6 +189,8 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
         self._idle.pop(self, None)
         self._strangers.pop(self, None)
+        if self.cycle is not None:
+            leave(self.cycle.scope)
         for timer in (self._idle_timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
@@ -192,7 +198,7 @@ class LimitedConnection(H11Protocol):
     def _watch(self) -> None:
         awaits_head = self.cycle is None or self.cycle.response_complete
         if awaits_head and self._idle_timer is None:
-            self._idle[self] = None
+            self._idle[self] = self.loop.time()
             self._idle_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
         elif not awaits_head and self._idle_timer is not None:
             self._idle.pop(self, None)

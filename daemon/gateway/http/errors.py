@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -73,7 +74,7 @@ class ApiError(Exception):
         fallback = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
-                "message": str(self),
+                "message": _without_paths(str(self)),
                 "type": _TYPES.get(self.status, fallback),
                 "param": self.param,
                 "code": self.code or _CODES.get(self.status),
@@ -83,6 +84,21 @@ class ApiError(Exception):
     @property
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def frame(error: ApiError, *, is_named: bool) -> bytes:
+    """Return an error as the last server-sent event of a stream; `is_named`: it is a `problem`."""
+    name = b"event: problem\n" if is_named else b""
+    return name + b"data: " + orjson.dumps(error.body) + b"\n\n"
+
+
+_hidden: dict[str, str] = {}  # path -> what messages say instead; one home per process
+
+
+def _without_paths(message: str) -> str:
+    for path, shown in _hidden.items():
+        message = message.replace(path, shown)
+    return message
 
 
 def from_warmd(error: WarmdError) -> ApiError:
@@ -163,8 +179,13 @@ def _allowed(request: Request) -> str:
 CLIENT_DISCONNECTED = ApiError(499, "the client has disconnected")
 
 
-def install(app: FastAPI) -> None:
-    """Make the application return every error in OpenAI's shape."""
+def install(app: FastAPI, hidden: Mapping[Path, str]) -> None:
+    """Make the application return every error in OpenAI's shape.
+
+    `hidden`: folders that messages of errors must not show, and what they say instead.
+    """
+    _hidden.clear()
+    _hidden.update((str(path), shown) for path, shown in hidden.items())
 
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return from_any(error).response
@@ -194,7 +215,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     for status, description in {
         400: "Invalid request; `param` names the field.",
         401: "The token is missing or wrong.",
-        403: "This host or web origin is not allowed.",
+        403: "The token lacks the right, or this host or web origin is not allowed.",
         404: "No such model, job or file.",
         408: "The request body did not arrive in time.",
         409: "The state of the job does not allow this.",

@@ -25,9 +25,11 @@ _TYPES = {
 }
 _FILES = {str(path.relative_to(SITE)): path for path in SITE.rglob("*") if path.suffix in _TYPES}
 _HEADERS = {
-    # No inline scripts and nothing from elsewhere: text of a model cannot become code.
+    # No inline scripts, nothing from elsewhere, and no text as HTML (trusted types): text of a
+    # model cannot become code, which could read the secret of the session.
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'; object-src 'none'",
+    "frame-ancestors 'none'; object-src 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",

@@ -26,6 +26,9 @@ const VIEWS = {
   chat: ["Chat", Chat],
 };
 
+// View -> the right without which it is not shown.
+const NEEDS = { submit: "train", chat: "infer" };
+
 function routeOf(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
@@ -52,8 +55,8 @@ function View({ route }) {
 }
 
 function Navigation({ current }) {
-  const { page } = useOverview();
-  const names = Object.keys(VIEWS).filter((name) => page !== "read" || !["submit", "chat"].includes(name));
+  const { may } = useOverview();
+  const names = Object.keys(VIEWS).filter((name) => !NEEDS[name] || may.includes(NEEDS[name]));
   return html`<nav aria-label="Main">
     <a class="brand" href="#/">warmd</a>
     ${names.map(

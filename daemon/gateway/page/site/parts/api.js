@@ -1,5 +1,7 @@
 // Requests to the gateway. The routes are described in /openapi.json.
 
+import { session } from "./session.js";
+
 const RETRY_MS = 1000; // while the gateway cannot be reached
 
 export class ApiError extends Error {
@@ -26,6 +28,17 @@ export function get(path, query) {
 
 export function getText(path) {
   return read(path, (response) => response.text());
+}
+
+// The response of a stream, which `signal` ends.
+export function getStream(path, signal) {
+  return request(path, { signal });
+}
+
+// An address that the browser can open by itself: it sends no header with it, so a session requests
+// one that works once, within seconds.
+export async function addressOf(path) {
+  return session() === null ? path : (await (await post("/v1/warmd/tickets", { path })).json()).url;
 }
 
 // Tries again until the gateway can be reached: a read changes nothing, and a view keeps what it shows
@@ -60,10 +73,12 @@ export async function upload(file) {
   return (await request("/v1/files", options)).json();
 }
 
-async function request(path, options) {
+async function request(path, { headers = {}, ...options } = {}) {
+  const secret = session();
+  if (secret !== null) headers = { ...headers, "X-Warmd-Session": secret };
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, { message: "the gateway cannot be reached" });

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "./libraries.js";
 import { get, upload } from "./api.js";
+import { Download } from "./download.js";
 import { Problem, Scroll } from "./elements.js";
 import { optionText, size } from "./format.js";
 
@@ -30,6 +31,7 @@ export function DataSet({ kind, value, onChange }) {
     }
   }
 
+  const chosen = files.find((file) => file.id === value);
   return html`<fieldset>
     <legend>Data set</legend>
     <div class="fields">
@@ -42,6 +44,7 @@ export function DataSet({ kind, value, onChange }) {
       </label>
       <label>Upload a JSONL file <input type="file" name="upload" accept=".jsonl,.json" onChange=${take} /></label>
     </div>
+    ${chosen && html`<p><${Download} path=${`/v1/files/${chosen.id}/content`} name=${chosen.filename} label="Download the file" /></p>`}
     <${Problem} error=${error} />
     ${rows && html`<${Preview} rows=${rows} />`}
   </fieldset>`;

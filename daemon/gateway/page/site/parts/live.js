@@ -1,7 +1,10 @@
-// Live updates by server-sent events, which connect again by themselves.
+// Live updates by server-sent events, over connections that are opened again when they end.
 //
 // A browser opens at most six connections to one host, so a hidden page closes its own. It continues
 // where it was when it is shown again.
+
+import { getStream } from "./api.js";
+import { eventsOf } from "./sse.js";
 
 const RETRY_MS = 1000;
 const listeners = new Set();
@@ -24,43 +27,60 @@ function report(follower, isConnected) {
 // name that is `message`. Returns a function that ends it.
 export function follow(address, handlers) {
   const follower = {};
-  let source = null;
+  let connection = null; // an AbortController while there is one
   let timer = null;
   let lastId = null;
 
-  function open() {
+  function connect() {
     timer = null;
-    if (document.hidden || source) return;
-    source = new EventSource(address(lastId));
-    source.onopen = () => report(follower, true);
-    source.onerror = () => {
-      report(follower, false);
-      if (source?.readyState === EventSource.CLOSED) {
-        close(); // an error status: a browser does not retry after one
-        timer = setTimeout(open, RETRY_MS);
+    if (document.hidden || connection) return;
+    connection = new AbortController();
+    read(connection.signal);
+  }
+
+  async function read(signal) {
+    try {
+      const response = await getStream(address(lastId), signal);
+      report(follower, true);
+      for await (const { id, name, data } of eventsOf(response)) {
+        if (signal.aborted) return;
+        if (id !== null) lastId = id;
+        deliver(name, JSON.parse(data));
       }
-    };
-    for (const [name, handle] of Object.entries(handlers)) {
-      source.addEventListener(name, (event) => {
-        if (event.lastEventId) lastId = event.lastEventId;
-        handle(JSON.parse(event.data));
-      });
+    } catch {
+      // Refused, lost or aborted.
+    }
+    if (!signal.aborted) retry();
+  }
+
+  // An error of a handler does not end the stream.
+  function deliver(name, data) {
+    try {
+      handlers[name]?.(data);
+    } catch (error) {
+      reportError(error);
     }
   }
 
+  function retry() {
+    connection = null;
+    report(follower, false);
+    timer = setTimeout(connect, RETRY_MS);
+  }
+
   function close() {
-    source?.close();
-    source = null;
+    connection?.abort();
+    connection = null;
     clearTimeout(timer);
   }
 
   function onVisibility() {
     if (document.hidden) close();
-    else open();
+    else connect();
   }
 
   document.addEventListener("visibilitychange", onVisibility);
-  open();
+  connect();
   return () => {
     document.removeEventListener("visibilitychange", onVisibility);
     close();

@@ -8,8 +8,16 @@ const PENDING = ["started", "queued", "scheduled", "deferred"];
 const watchers = new Set();
 
 // `jobs` has the latest state of each job in the stream since the page was opened. `connection` counts the
-// snapshots: a list that was loaded before the latest one may have missed a change.
-export const overview = { jobs: new Map(), gone: new Set(), connection: 0, isLoaded: false, groups: [] };
+// snapshots: a list that was loaded before the latest one may have missed a change. `may`: the user's rights on
+// the page.
+export const overview = {
+  jobs: new Map(),
+  gone: new Set(),
+  connection: 0,
+  isLoaded: false,
+  groups: [],
+  may: ["read", "infer", "train"],
+};
 
 export function watchOverview() {
   return follow(() => "/v1/warmd/overview/stream", {

@@ -17,10 +17,10 @@ const LISTED = 30; // jobs to choose from
 const MAX_JOBS = 6; // as many as there are colors
 
 export function Compare({ query }) {
-  const { page } = useOverview();
+  const { may } = useOverview();
   return html`
     <${Heading}>Compare<//>
-    ${page !== "read" && html`<${Answers} chosen=${query.getAll("model")} />`}
+    ${may.includes("infer") && html`<${Answers} chosen=${query.getAll("model")} />`}
     <${Evaluations} />
     <${Jobs} chosen=${query.getAll("job")} />
   `;

@@ -29,7 +29,7 @@ function stageText({ attempts, stages }) {
 // --- one curriculum -------------------------------------------------------------------------------
 
 function Curriculum({ id }) {
-  const { page } = useOverview();
+  const { may } = useOverview();
   const [found, error] = useGroups(() => get(`/v1/warmd/curricula/${id}`), (one) => one === id);
   if (!found) return html`<${Heading}>${id}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
   const compared = found.attempts.slice(-COMPARED).map((attempt) => `job=${attempt.job}`);
@@ -38,7 +38,7 @@ function Curriculum({ id }) {
     <div class="card">
       <div class="line">
         <${Status} job=${found} /> <${Labels} job=${found} />
-        ${page !== "read" && html`<${ActionButtons} id=${id} actions=${groupActions(found, "curricula")} />`}
+        ${may.includes("train") && html`<${ActionButtons} id=${id} actions=${groupActions(found, "curricula")} />`}
       </div>
       ${found.problem && html`<p class="problem">${found.problem}</p>`}
       <p class="line quiet">

@@ -7,6 +7,7 @@ import { ActionButtons } from "../parts/buttons.js";
 import { Chart, smoothed } from "../parts/chart.js";
 import { commandOf, isSame } from "../parts/command.js";
 import { useCurves } from "../parts/curves.js";
+import { Download } from "../parts/download.js";
 import { useEvents } from "../parts/events.js";
 import { Copy, Eta, GroupLink, Heading, Labels, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, optionText, size } from "../parts/format.js";
@@ -28,7 +29,7 @@ export function Job({ id, section = "curves" }) {
   if (!job || !detail) return html`<${Heading}>${id}<//><p>Loading …</p>`;
   return html`
     <${Heading}>${id}<//>
-    <${State} job=${job} isReadOnly=${overview.page === "read"} />
+    <${State} job=${job} isReadOnly=${!overview.may.includes("train")} />
     <${Sections} id=${id} current=${section} />
     <${Section} key=${section} name=${section} job=${job} detail=${detail} />
   `;
@@ -276,5 +277,9 @@ function Log({ job }) {
   const [text, error] = useLoaded(() => getText(`/v1/warmd/jobs/${job.id}/log`), [job.id, job.status]);
   if (error) return html`<${Problem} error=${error} />`;
   if (text === null) return html`<p>Loading …</p>`;
-  return text ? html`<pre class="card" tabindex="0">${text}</pre>` : html`<p class="empty">The log is empty.</p>`;
+  if (!text) return html`<p class="empty">The log is empty.</p>`;
+  return html`
+    <p><${Download} path=${`/v1/warmd/jobs/${job.id}/log`} name=${`${job.id}.txt`} label="Download" /></p>
+    <pre class="card" tabindex="0">${text}</pre>
+  `;
 }

@@ -28,7 +28,7 @@ export function Jobs({ query }) {
     <${Heading}>Jobs<//>
     <${Filter} kinds=${kinds} filter=${filter} setFilter=${setFilter} />
     <${Problem} error=${error} />
-    <${Table} jobs=${rows} isReadOnly=${overview.page === "read"} />
+    <${Table} jobs=${rows} isReadOnly=${!overview.may.includes("train")} />
     ${hasMore && html`<p><button type="button" onClick=${more}>Older jobs</button></p>`}
   `;
 }

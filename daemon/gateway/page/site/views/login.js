@@ -3,6 +3,7 @@
 import { html, useState } from "../parts/libraries.js";
 import { post } from "../parts/api.js";
 import { Heading, Problem } from "../parts/elements.js";
+import { keepSession } from "../parts/session.js";
 
 export function Login({ onDone }) {
   const [error, setError] = useState(null);
@@ -11,7 +12,8 @@ export function Login({ onDone }) {
     event.preventDefault();
     const { token } = Object.fromEntries(new FormData(event.target));
     try {
-      await post("/v1/warmd/login", { token });
+      const { session } = await (await post("/v1/warmd/login", { token })).json();
+      keepSession(session);
       onDone();
     } catch (problem) {
       setError(problem);

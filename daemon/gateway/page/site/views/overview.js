@@ -19,10 +19,10 @@ export function Overview() {
   return html`
     <${Heading}>Overview<//>
     <${Attention} overview=${overview} failed=${failed} />
-    <${Pending} jobs=${pendingJobs()} isReadOnly=${overview.page === "read"} />
+    <${Pending} jobs=${pendingJobs()} isReadOnly=${!overview.may.includes("train")} />
     <${Groups} groups=${overview.groups ?? []} />
     <div class="columns">
-      <${Models} models=${overview.models ?? []} isReadOnly=${overview.page === "read"} />
+      <${Models} models=${overview.models ?? []} isReadOnly=${!overview.may.includes("train")} />
       <div>
         <${Queues} queues=${overview.queues ?? []} />
         <${Machine} machine=${overview.machine} overview=${overview} />

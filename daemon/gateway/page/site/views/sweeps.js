@@ -31,7 +31,7 @@ function statusesText({ statuses }) {
 // --- one sweep ------------------------------------------------------------------------------------
 
 function Sweep({ id }) {
-  const { page } = useOverview();
+  const { may } = useOverview();
   const [sweep, error] = useGroups(() => get(`/v1/warmd/sweeps/${id}`), (one) => one === id);
   if (!sweep) return html`<${Heading}>${id}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
   return html`
@@ -39,7 +39,7 @@ function Sweep({ id }) {
     <div class="card">
       <div class="line">
         <${Status} job=${sweep} /> <${Labels} job=${sweep} /> <${Progress} job=${sweep} /> <${Eta} job=${sweep} />
-        ${page !== "read" && html`<${ActionButtons} id=${id} actions=${groupActions(sweep, "sweeps")} />`}
+        ${may.includes("train") && html`<${ActionButtons} id=${id} actions=${groupActions(sweep, "sweeps")} />`}
       </div>
       <p class="line quiet">
         <span>${sweep.kind}, ${statusesText(sweep)}</span>

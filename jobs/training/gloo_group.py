@@ -1,8 +1,8 @@
-"""Communication between the processes of one job, over the loopback interface or between nodes.
+"""Communication between the processes of a job on several nodes: a gloo process group.
 
-A gloo process group of its own, without torch's global one: the libraries of a rank (transformers,
-accelerate, TRL) must not know about the others, or they would divide batches and wrap the model.
-Imports torch.
+It has no connection to torch's global group: the libraries of a rank (transformers, accelerate,
+TRL) must not know about the others, or they would divide batches and wrap the model. What it sends
+is not encrypted: the network between nodes must be private. Imports torch.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pickle
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+
+from .rank_group import RankGroup
+from .rank_proofs import prove
 
 T = TypeVar("T")
 
@@ -44,52 +46,39 @@ class Rendezvous(Protocol):
         """The address of rank 0."""
 
     @property
-    def port(self) -> int | None:
-        """The port of the TCPStore of rank 0; None without one."""
+    def port(self) -> int:
+        """The port of the TCPStore of rank 0."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
 
     @property
     def per_node(self) -> int:
         """The number of ranks on each machine; with consecutive numbers."""
 
-    def store(self, rank: int, size: int) -> Any:
+    @property
+    def secret(self) -> str:
+        """What the ranks of this execution know, and nobody else."""
+
+    def store(self, rank: int) -> Any:
         """Return the torch.distributed.Store of a rank. Raises RuntimeError and OSError."""
 
 
-def _environment(rendezvous: Rendezvous, rank: int, size: int) -> dict[str, str]:
-    """Return the variables of torchrun for a rank."""
-    per_node = rendezvous.per_node
-    found = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank % per_node),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "GROUP_RANK": str(rank // per_node),
-        "MASTER_ADDR": rendezvous.host,
-    }
-    if rendezvous.port is not None:
-        # Makes `init_process_group` use the store of rank 0 instead of serving another one.
-        found |= {"MASTER_PORT": str(rendezvous.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    return found
-
-
-class ProcessGroup:
-    """One rank of a group of processes (jobs.context.Ranks).
+class GlooGroup(RankGroup):
+    """One rank of the processes of a job on several nodes.
 
     `on_broken` is called when another rank has closed its connections, with the error.
     """
 
     def __init__(
-        self,
-        rendezvous: Rendezvous,
-        rank: int,
-        size: int,
-        on_broken: Callable[[Exception], NoReturn],
+        self, rendezvous: Rendezvous, rank: int, on_broken: Callable[[Exception], NoReturn]
     ) -> None:
-        """Wait for the other ranks."""
-        self.rank = rank
-        self.size = size
-        self._per_node = rendezvous.per_node
-        self.environment = _environment(rendezvous, rank, size)
+        """Wait for the other ranks. Raises JobFailed if another program connects as one of them."""
+        size = rendezvous.size
+        super().__init__(
+            rank, size, rendezvous.per_node, host=rendezvous.host, port=rendezvous.port
+        )
         self._on_broken = on_broken
         gloo = cast(Any, distributed).ProcessGroupGloo
         options = gloo._Options()
@@ -97,40 +86,22 @@ class ProcessGroup:
         options._devices = [gloo.create_device(hostname=rendezvous.address)]
         options._timeout = _NO_TIMEOUT
         known = _sockets()
-        self._group = self._call(lambda: gloo(rendezvous.store(rank, size), rank, size, options))
-        self.gather(None)  # after this, every process is connected to every other
-        if rendezvous.port is not None:
-            _end_with_the_network(_sockets() - known)
-
-    def from_first(self, make: Callable[[], T]) -> T:
-        content = pickle.dumps(make()) if self.rank == 0 else b""
-        return cast(T, pickle.loads(self._exchange(content)[0]))
-
-    def after_first(self, make: Callable[[], T]) -> T:
-        # The first rank of each other machine makes its own: files such as caches may be local.
-        own_round, last_round = self._rounds()
-        for _ in range(own_round):
-            self._exchange(b"")
-        made = make()
-        for _ in range(last_round - own_round):
-            self._exchange(b"")
-        return made
-
-    def _rounds(self) -> tuple[int, int]:
-        """Return the round in which this rank calls `make` in `after_first`, and the last round."""
-        last_round = 2 if 1 < self._per_node < self.size else 1
-        if self.rank == 0:
-            return 0, last_round
-        return (1 if self.rank % self._per_node == 0 else last_round), last_round
-
-    def gather(self, value: T) -> list[T]:
-        return [pickle.loads(content) for content in self._exchange(pickle.dumps(value))]
+        # The store of rank 0 serves others, and code of users, for as long as it is referred to.
+        self._store = self._call(lambda: rendezvous.store(rank))
+        self._group = self._call(lambda: gloo(self._store, rank, size, options))
+        self._call(lambda: prove(self._group, rank, size, rendezvous.secret))
+        self._connections = _sockets() - known
+        _end_with_the_network(self._connections)
 
     def sum(self, tensor: Tensor) -> None:
         self._call(lambda: self._group.allreduce([tensor]).wait())
 
+    def close(self) -> None:
+        for connection in _open(self._connections & _sockets()):
+            with contextlib.suppress(OSError):  # the other end is closed, or it listens
+                connection.shutdown(socket.SHUT_RDWR)
+
     def _exchange(self, content: bytes) -> list[bytes]:
-        """Return the bytes of all ranks. They are this job's own processes: pickle is safe."""
         lengths = torch.zeros(self.size, dtype=torch.int64)
         lengths[self.rank] = len(content)
         self.sum(lengths)
@@ -179,17 +150,23 @@ def _end_with_the_network(sockets: set[tuple[int, int]]) -> None:
     By default the system waits for about 15 minutes, and forever where nothing is to be sent. It
     is the other system that answers, so ranks that compute, wait or are suspended are not affected.
     """
+    for connection in _open(sockets):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, UNREACHABLE_S // 2),
+            (socket.TCP_KEEPINTVL, 2),
+            (socket.TCP_KEEPCNT, UNREACHABLE_S // 4),
+            (socket.TCP_USER_TIMEOUT, UNREACHABLE_S * 1000),
+        ):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _open(sockets: set[tuple[int, int]]) -> Iterator[socket.socket]:
+    """Iterate over the TCP sockets among these, which are gloo's and stay open."""
     for descriptor, _ in sockets:
         connection = socket.socket(fileno=descriptor)
         try:
             if connection.type == socket.SOCK_STREAM and connection.family != socket.AF_UNIX:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in (
-                    (socket.TCP_KEEPIDLE, UNREACHABLE_S // 2),
-                    (socket.TCP_KEEPINTVL, 2),
-                    (socket.TCP_KEEPCNT, UNREACHABLE_S // 4),
-                    (socket.TCP_USER_TIMEOUT, UNREACHABLE_S * 1000),
-                ):
-                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                yield connection
         finally:
-            connection.detach()  # it is gloo's
+            connection.detach()

@@ -1,0 +1,51 @@
+"""The client of a request: who sent it, what it may do, and with whom it shares the gateway.
+
+Everything that is divided between clients (connections, body memory, queue places) is divided by
+`HttpClient.share`: by token where several are set, else by connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from ....configs.tokens import RIGHTS, NamedToken
+
+CLIENT = "warmd.client"  # key in the ASGI scope: the HttpClient of an authorized request
+
+
+@dataclass(frozen=True)
+class HttpClient:
+    """The client of an authorized request."""
+
+    name: str | None  # of its token; None: no token is set
+    share: str  # clients with the same share count as one
+    rights: frozenset[str] = frozenset(RIGHTS)
+    token: NamedToken | None = None  # the entry by which it was let in; None: not from the file
+
+
+_current: ContextVar[HttpClient | None] = ContextVar("client", default=None)
+
+
+def enter(client: HttpClient | None) -> None:
+    """Note the client of the request that the current task answers."""
+    _current.set(client)
+
+
+def current() -> HttpClient | None:
+    """Return the client of the request that the current task answers; None outside of one."""
+    return _current.get()
+
+
+def current_name() -> str | None:
+    """Return the name of its token; None: no token is set."""
+    client = current()
+    return None if client is None else client.name
+
+
+def share_of(scope: Mapping[str, Any]) -> str | None:
+    """Return the share of an authorized request; None for one without token, where one is set."""
+    client: HttpClient | None = scope.get(CLIENT)
+    return None if client is None else client.share
