@@ -26,6 +26,7 @@ from warmd.daemon.host.descendants import adopt_orphans
 from warmd.jobs.context import Context
 from warmd.jobs.errors import JobFailed, Stopped
 from warmd.jobs.training.gradients import sum_gradients
+from warmd.jobs.training.loop import Training
 from warmd.jobs.training.trainer import JobTrainer
 
 Run = Callable[[Context], dict[str, Any]]
@@ -66,6 +67,7 @@ def _run(size: int, run: Run, folder: Path, sends: Connection, options: dict[str
         adopt_orphans()
         torch.set_num_threads(1)
         JobTrainer.check_replicas = _check_every_bit  # type: ignore[method-assign]
+        Training._check_replicas = _check_every_bit_of_loop  # type: ignore[method-assign]
         prepare = options.pop("prepare", lambda: None)
         around = tiny.surroundings(folder, tiny.model(dropout=options.pop("dropout", 0.0)))
         for name, value in options.items():
@@ -94,6 +96,10 @@ def digest(model: Any) -> str:
 
 def _check_every_bit(self: JobTrainer, norm: float) -> None:
     assert len(set(self.ranks.gather(digest(self.model)))) == 1
+
+
+def _check_every_bit_of_loop(self: Training, norm: float) -> None:
+    assert len(set(self.ctx.ranks.gather(digest(self.model)))) == 1
 
 
 # Functions that the tests run in the processes.
