@@ -24,8 +24,8 @@ from ..view import render
 def token(app: App, name: str | None, may: str | None, is_removed: bool) -> None:
     """Add, remove or list named tokens of the HTTP API.
 
-    Without NAME, list them. A running gateway notices the change within 5 seconds: a name that was removed loses its
-    sessions and its open requests. The setting `http_tokens` names the file.
+    Without NAME, list them. A running gateway notices the change within 5 seconds: a name that was
+    removed loses its sessions and its open requests. The setting `http_tokens` names the file.
     """
     if name is None and (may is not None or is_removed):
         raise click.UsageError("Missing argument 'NAME'.")
