@@ -22,10 +22,10 @@ from ..view import render
 @common_options
 @click.pass_obj
 def token(app: App, name: str | None, may: str | None, is_removed: bool) -> None:
-    """Add or remove NAME in the file of named tokens, or list them.
+    """Add, remove or list named tokens of the HTTP API.
 
-    A running gateway notices the change within 5 seconds: a name that was removed loses its
-    sessions and its open requests. The setting `http_tokens` names the file.
+    Without NAME, list them. A running gateway notices the change within 5 seconds: a name that was
+    removed loses its sessions and its open requests. The setting `http_tokens` names the file.
     """
     if name is None and (may is not None or is_removed):
         raise click.UsageError("Missing argument 'NAME'.")
