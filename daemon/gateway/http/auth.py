@@ -33,6 +33,7 @@ OWN = "/v1/warmd/"  # prefix of warmd's own routes
 LOGIN = f"{OWN}login"
 PAGE = "/page/"  # prefix of the dashboard's files
 _READING = ("GET", "HEAD", "OPTIONS")
+_CHANGING = ("POST", "PUT", "PATCH", "DELETE")  # no route has another method
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
@@ -118,7 +119,7 @@ class AuthMiddleware:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        if scope["method"] in _READING:
+        if scope["method"] not in _CHANGING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
 
