@@ -496,3 +496,10 @@ def test_unknown_training_job_is_not_found(served):
     for name in ("nope", "infer-20260101-000000-abcd", "grpo-20260101-000000-abcd"):
         with pytest.raises(openai.NotFoundError):
             served.openai.fine_tuning.jobs.retrieve(name)
+
+
+def test_a_model_that_is_not_warm_cannot_be_unloaded(served):
+    url = f"{str(served.openai.base_url).rstrip('/')}/warmd/models/unload"
+    answer = httpx.post(url, json={"name": "nope"}, headers={"X-Warmd": "1"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].startswith("model: 'nope' is not warm")

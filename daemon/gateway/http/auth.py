@@ -41,6 +41,7 @@ LOGIN = f"{OWN}login"
 _OF_SESSION = (LOGIN, f"{OWN}logout", f"{OWN}tickets")  # they change no more than the session
 PAGE = "/page/"  # prefix of the dashboard's files
 SESSION = "warmd.session"  # key in the ASGI scope: the Session of the request, where it has one
+_CHANGING = ("POST", "PUT", "PATCH", "DELETE")  # no route has another method
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
@@ -155,7 +156,7 @@ class AuthMiddleware:
             if needed not in (rights.ANY, rights.OPEN, *client.rights):
                 log.info("http: %s: refused: needs %s", client.name, needed)
                 return rights.refusal(str(client.name), client.rights, needed, scope)
-        if scope["method"] in READING:
+        if scope["method"] not in _CHANGING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
 
