@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import client as clients, rights, session
 from .bodies import SMALL, BodyMemory, Reservation
-from .browser import READING
+from .browser import CHANGING, READING
 from .client import CLIENT, HttpClient
 from .errors import ApiError, frame
 from .open_requests import OpenRequest, OpenRequests
@@ -41,7 +41,6 @@ LOGIN = f"{OWN}login"
 _OF_SESSION = (LOGIN, f"{OWN}logout", f"{OWN}tickets")  # they change no more than the session
 PAGE = "/page/"  # prefix of the dashboard's files
 SESSION = "warmd.session"  # key in the ASGI scope: the Session of the request, where it has one
-_CHANGING = ("POST", "PUT", "PATCH", "DELETE")  # no route has another method
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
@@ -156,7 +155,7 @@ class AuthMiddleware:
             if needed not in (rights.ANY, rights.OPEN, *client.rights):
                 log.info("http: %s: refused: needs %s", client.name, needed)
                 return rights.refusal(str(client.name), client.rights, needed, scope)
-        if scope["method"] not in _CHANGING:
+        if scope["method"] not in CHANGING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
 
