@@ -236,6 +236,18 @@ class InferSpec(SamplingSpec):
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
             )
 
+    def check_completions(self, most: int) -> None:
+        """Check the number of prompts times n; files are answered a few records at a time."""
+        count = len(prompt_list(self.prompts)) if self.prompts else 1
+        if count > most:
+            raise SpecError("prompts", f"must be at most {most} (max_completions), got {count}")
+        if self.n * count > most:
+            raise SpecError(
+                "n",
+                f"must be at most {most // count} with {count} prompt{'s' * (count > 1)} ({most} "
+                f"completions of one request: max_completions), got {self.n}",
+            )
+
     def check_model_files(self, folder: Path) -> str | None:
         """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.
 
