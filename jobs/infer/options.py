@@ -24,6 +24,7 @@ MAX_TOKENS = 256  # default length of a completion
 MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
 SOURCES = ("prompt", "messages", "input", "prompts")
 MOST_PROMPTS = 1024
+MOST_STOP = 1000  # characters of a stop sequence: it is compared at every token
 MOST_TOP = 20  # most likely tokens given with logprobs
 _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
@@ -188,6 +189,8 @@ class InferSpec(SamplingSpec):
             raise SpecError("max_tokens", "must be at least 1 without echo, got 0")
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
+        if (longest := max(map(len, self.stop), default=0)) > MOST_STOP:
+            raise SpecError("stop", f"must have at most {MOST_STOP} characters each, got {longest}")
         if self.screen:
             gui_actions.parse_screen(self.screen)
             if self.actions == "none":
