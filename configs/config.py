@@ -68,6 +68,7 @@ class DaemonConfig:
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
     http_graders: tuple[str, ...] = ()  # module:function
+    max_completions: int = 16_384  # prompts x n of one request
     max_uploads_bytes: int = 10_000_000_000
     keep_uploads_s: float | None = 2_592_000.0  # None: forever
     keep_answers_s: float | None = 86400.0  # None: forever

@@ -328,6 +328,14 @@ SETTINGS = (
         _functions,
     ),
     Setting(
+        "max_completions",
+        "WARMD_MAX_COMPLETIONS",
+        "16384",
+        "Largest number of completions of one request: its prompts times n; more are refused.",
+        "max_completions",
+        lambda field, value, _: integer(field, value, minimum=1, maximum=1_000_000),
+    ),
+    Setting(
         "max_uploads",
         "WARMD_MAX_UPLOADS",
         "10GB",

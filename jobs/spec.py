@@ -316,6 +316,9 @@ class Spec:
         """
         return None
 
+    def check_completions(self, most: int) -> None:
+        """Check that at most so many completions are requested at once. Raises SpecError."""
+
     def check_layers(self, folder: Path) -> None:
         """Check what depends on the layers of the model in `folder`. Raises SpecError."""
 

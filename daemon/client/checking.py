@@ -44,6 +44,7 @@ def document_of(
     is called with a note on checks that are left to the job. `reads_tokenizer`: whether prompts are
     counted, which may take a second. Raises SpecError, NotFound or StoreUnavailable.
     """
+    spec.check_completions(config.max_completions)
     located = spec.located(Path.cwd())
     if init is not None:
         model = ModelConfig(name=init.name, path=str(init.folder))

@@ -26,11 +26,13 @@ from ..compute.quantized import SwappedLinears
 from ..context import WarmModel
 from ..errors import JobFailed
 from ..models.context_length import positions
+from ..models.text_length import check_length, longest_token
 from ..models.vocabulary import Vocabulary
 from .journal import Floats
 from .passages import Passage
 
 USUAL_LENGTH = 512  # tokens, unless requested otherwise
+_MARGIN = 64  # tokens: those near the end of a part of a text may differ from those of the whole
 MOST_PADDING = 0.05  # of a batch's tokens
 SAMPLE = 8  # texts on which int8 is compared with float32
 
@@ -41,8 +43,12 @@ class TokenizedPassage(NamedTuple):
     """A tokenized passage."""
 
     ids: Ints  # (T,)
-    is_cut: bool
+    length: int  # tokens before it was cut, or of as much of it as was tokenized
     example: Example | None = None  # of the code-graph encoder: with all its columns
+
+    @property
+    def is_cut(self) -> bool:
+        return self.length > len(self.ids)
 
 
 @dataclass
@@ -66,9 +72,12 @@ class Embedder:
         pooling: str,
         normalize: bool,
         max_length: int | None,
+        truncates: bool = True,
         is_int8: bool,
         device: str,
     ) -> None:
+        self._name = warm.name
+        self._truncates = truncates
         self._tokenizer = warm.tokenizer
         self._is_code = isinstance(warm.model, CodeGraphEncoder)
         self._model = warm.model
@@ -97,11 +106,23 @@ class Embedder:
     def rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
         """Tokenize passages, each cut to `max_length`.
 
-        Raises JobFailed naming one without tokens, or with tokens beyond the model's vocabulary.
+        Raises JobFailed naming one without tokens, with tokens beyond the model's vocabulary, or
+        that would be cut though `truncates` is False.
         """
+        if not self._truncates:
+            for one in passages:
+                size = len(one.text)
+                check_length(
+                    f"input: [{one.id}]", size, self._tokenizer, self.max_length, self._name
+                )
         with self._shared.lock:
             rows = self._code_rows(passages) if self._is_code else self._text_rows(passages)
         for passage, row in zip(passages, rows, strict=True):
+            if row.is_cut and not self._truncates:
+                raise JobFailed(
+                    f"input: [{passage.id}] must have at most {self.max_length} tokens for "
+                    f"{self._name}, got {row.length}"
+                )
             if not len(row.ids):
                 raise JobFailed(f"input: {passage.id} has no tokens")
             self._vocabulary.check(f"input: {passage.id}", row.ids.tolist())
@@ -150,43 +171,69 @@ class Embedder:
         limit = min(limit for limit in limits if limit is not None)
         if requested is not None and requested > limit:
             raise JobFailed(f"max_length: must be at most {limit} for this model, got {requested}")
-        usual = getattr(self._model.config, "trained_length", None) or USUAL_LENGTH
+        usual = getattr(self._model.config, "trained_length", None)
+        usual = usual or (USUAL_LENGTH if self._truncates else limit)
         return min(usual, limit) if requested is None else requested
 
     # Tokens.
 
     def _text_rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
-        found = self._tokenizer(
-            [passage.text for passage in passages],
-            truncation=True,
-            max_length=self.max_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        return [
-            # The tokenizer returns the truncated tokens separately.
-            TokenizedPassage(np.array(ids, np.int32), bool(encoding.overflowing))
-            for ids, encoding in zip(found["input_ids"], found.encodings, strict=True)
-        ]
+        core = self._tokenizer.backend_tokenizer
+        room = self.max_length - core.num_special_tokens_to_add(is_pair=False)
+        rows = []
+        for encoding in self._encodings([passage.text for passage in passages], room):
+            num_left_out = max(0, len(encoding) - room)
+            encoding.truncate(room, direction=self._tokenizer.truncation_side)
+            ids = np.array(core.post_process(encoding).ids, np.int32)
+            rows.append(TokenizedPassage(ids, len(ids) + num_left_out))
+        return rows
+
+    def _encodings(self, texts: Sequence[str], room: int) -> list[Any]:
+        """Tokenize as much of each text as decides its first (or last) `room` tokens.
+
+        Only the last tokens of a word, or of blanks, of many kilobytes may depend on more of it.
+
+        The tokenizer itself must not truncate: that is a setting, and to change it would wait for
+        all that others tokenize meanwhile, while no other thread of the process runs.
+        """
+        found: list[Any] = [None] * len(texts)
+        size = (room + _MARGIN) * longest_token(self._tokenizer)
+        to_do = list(range(len(texts)))
+        while to_do:
+            parts = [self._end_of(texts[n], size) for n in to_do]
+            encodings = self._tokenizer(parts, add_special_tokens=False, verbose=False).encodings
+            for number, encoding in zip(to_do, encodings, strict=True):
+                found[number] = encoding
+            to_do = [n for n in to_do if size < len(texts[n]) and len(found[n]) < room + _MARGIN]
+            size *= 4  # of texts with long blanks, for example
+        return found
+
+    def _end_of(self, text: str, size: int) -> str:
+        """Return `size` characters of the end of a text that is kept."""
+        return text[:size] if self._tokenizer.truncation_side == "right" else text[-size:]
 
     def _code_rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
         core = self._tokenizer.backend_tokenizer
-        core.no_truncation()
-        core.encode_special_tokens = True  # text that reads like a special token is text
+        if core.truncation is not None:
+            core.no_truncation()
+        if not core.encode_special_tokens:
+            core.encode_special_tokens = True  # text that reads like a special token is text
         room = self.max_length - 2  # [CLS] and [SEP]
         rows = []
         for passage in passages:
             if passage.example is not None:
-                rows.append(TokenizedPassage(passage.example.ids, False, passage.example))
+                ids = passage.example.ids
+                rows.append(TokenizedPassage(ids, len(ids), passage.example))
                 continue
             text = passage.text[: (room + 1) * CHARACTERS_PER_TOKEN]
-            code = core.encode(text, add_special_tokens=False).ids
+            # In a batch, during which other threads run.
+            code = core.encode_batch([text], add_special_tokens=False)[0].ids
             ids = np.array([CLS_ID, *code[:room], SEP_ID], np.int32)
             roles = np.full_like(ids, Role.CODE)
             roles[[0, -1]] = Role.SPECIAL
             zeros = np.zeros_like(ids)
             rows.append(
-                TokenizedPassage(ids, len(code) > room, Example(ids, zeros, zeros, zeros, roles))
+                TokenizedPassage(ids, len(code) + 2, Example(ids, zeros, zeros, zeros, roles))
             )
         return rows
 
@@ -241,7 +288,8 @@ def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
 def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
     """Yield batches as numbers of texts, the longest first.
 
-    A batch has at most `size` texts, of such similar lengths that there is little padding.
+    A batch has at most `size` texts, of such similar lengths that there is little padding, and no
+    more tokens than so many of the usual length, unless it is one text.
     """
     batch: list[int] = []
     longest = total = 0
@@ -249,7 +297,8 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
         longest = longest if batch else lengths[row]
         padded = (len(batch) + 1) * longest
         is_wasteful = padded - total - lengths[row] > MOST_PADDING * padded
-        if batch and (len(batch) == size or is_wasteful):
+        is_full = len(batch) == size or padded > size * USUAL_LENGTH
+        if batch and (is_full or is_wasteful):
             yield batch
             batch, total, longest = [], 0, lengths[row]
         batch.append(row)

@@ -48,6 +48,7 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
         pooling=spec.pooling,
         normalize=spec.normalize,
         max_length=spec.max_length,
+        truncates=spec.truncate,
         is_int8=_is_int8(spec, ctx),
         device=ctx.device,
     )
@@ -148,6 +149,12 @@ class _Work:
         rows = self._tokenize(waiting)
         if not rows:
             return
+        if cut := sum(row.is_cut for row in rows):
+            self.ctx.emit(
+                "warning",
+                message=f"max_length: {cut} of {len(rows)} passages have more than "
+                f"{self.embedder.max_length} tokens; the others of their tokens are left out",
+            )
         begun = time.perf_counter()
         self.embedder.prepare(rows)
         self.prepare_s = time.perf_counter() - begun

@@ -45,12 +45,19 @@ class EncodeSpec(Spec):
     )
     max_length: int | None = option(
         None,
-        "maximum tokens per passage; longer passages are cut",
+        "maximum tokens per passage",
         group="data",
-        default_text="the training length of a code-graph encoder, else 512 or what the model "
-        "accepts",
+        default_text="the training length of a code-graph encoder, else what the model accepts, "
+        "with truncate at most 512",
         minimum=3,
         maximum=2**20,
+    )
+
+    truncate: bool = option(
+        True,
+        "passages of more than max_length tokens are cut, and counted in a warning; otherwise one "
+        "ends the job",
+        group="data",
     )
 
     model: str = option("demo", "warm encoder model", group="model")

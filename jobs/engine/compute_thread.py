@@ -1,4 +1,4 @@
-"""Compute thread: all engines of a process share it and take scheduler steps in round robin.
+"""Compute thread: all engines of a process share it, evenly by the time of their steps.
 
 OpenMP creates a pool of worker threads for each thread that computes. With more of them than
 processors they all sleep between two operations instead of spinning: a 0.5B model in int8 decoded
@@ -10,6 +10,7 @@ while it lasts. Imports torch.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Protocol
 
 import torch
@@ -43,13 +44,19 @@ class Steppable(Protocol):
 
 
 class ComputeThread:
-    """Runs the steps of all engines that are ready, in round robin. Idle work comes last."""
+    """Runs the steps of all engines that are ready, evenly by time. Idle work comes last.
+
+    Start-time fair queueing (Goyal et al., SIGCOMM 1996): an engine whose steps are long takes
+    fewer of them, and one that was idle has saved up nothing.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()  # notified when an engine has new work
         self._engines: list[Steppable] = []
         self._current: Steppable | None = None  # the engine that is taking a step
         self._thread: threading.Thread | None = None  # None: no engines
+        self._begun = 0.0  # virtual time: start of the latest step
+        self._ended: dict[Steppable, float] = {}  # virtual time: end of each engine's latest step
 
     def add(self, engine: Steppable) -> None:
         """Add an engine; the first one starts the thread."""
@@ -67,6 +74,7 @@ class ComputeThread:
             self.changed.wait_for(lambda: engine is not self._current and engine.is_idle)
             if engine in self._engines:  # another thread may have removed it
                 self._engines.remove(engine)
+                self._ended.pop(engine, None)
             is_last = not self._engines
             if is_last:
                 self._thread = None
@@ -89,7 +97,9 @@ class ComputeThread:
                 if engine.threads != threads:
                     threads = engine.threads
                     compute_with(threads)
+                begun = time.perf_counter()
                 engine.step()
+                self._ended[engine] = self._begun + time.perf_counter() - begun
                 del engine  # a closed engine must not stay referenced until the next step
 
     def _next(self) -> Steppable | None:
@@ -99,16 +109,21 @@ class ComputeThread:
                 self._current = None
                 self.changed.notify_all()  # the engine may be idle after its step
             while self._thread is threading.current_thread():
-                ready = (engine for engine in self._engines if engine.is_ready)
+                ready = [engine for engine in self._engines if engine.is_ready]
                 with_idle_work = (engine for engine in self._engines if engine.has_idle_work)
-                engine = next(ready, None) or next(with_idle_work, None)
+                engine = min(ready, key=self._start, default=None) or next(with_idle_work, None)
                 if engine is not None:
+                    self._begun = self._start(engine)
                     self._engines.remove(engine)
                     self._engines.append(engine)  # round robin
                     self._current = engine
                     return engine
                 self.changed.wait()
             return None
+
+    def _start(self, engine: Steppable) -> float:
+        """Return the virtual time at which an engine's next step begins."""
+        return max(self._begun, self._ended.get(engine, 0.0))
 
 
 COMPUTE_THREAD = ComputeThread()  # of this process

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobFailed, SpecError
+from ..models.folder_files import BadFile, read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +26,7 @@ MODEL_TYPES = (
     "qwen3_vl",
 )  # model_type in config.json
 MAX_PIXELS = 2**26  # 67 million, before resizing: a decompression bomb has many more
+_MOST_BYTES = 512 << 20  # of a file
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,11 @@ def check_model(config: Mapping[str, Any], field: str) -> None:
 def check(path: str) -> None:
     """Check that a file is an image, by its header. Raises SpecError."""
     try:
-        _open(Path(path).read_bytes(), path)
+        _open(read_bytes(Path(path), _MOST_BYTES), path)
     except OSError as error:
         raise SpecError("image", f"must be a file, got {path}: {error.strerror}") from error
+    except BadFile as error:
+        raise SpecError("image", f"must be an image: {error}") from error
     except JobFailed as error:
         raise SpecError("image", f"must be an image: {error}") from error
 
@@ -79,7 +83,7 @@ def read(url: str, budget: Budget) -> tuple[Image, tuple[int, int], int]:
 def _bytes(url: str) -> bytes:
     if url.startswith(FILE):
         try:
-            return Path(url.removeprefix(FILE)).read_bytes()
+            return read_bytes(Path(url.removeprefix(FILE)), _MOST_BYTES)
         except (OSError, ValueError) as error:
             raise JobFailed(f"image: {error}") from error
     kind, _, data = url.partition(",")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ..errors import SpecError
+from ..models.folder_files import read_bytes
 from ..spec import path_of
 from ..user_code.limited_processes import LimitedProcesses
 from ..user_code.limited_server import MEMORY_BYTES
@@ -44,7 +45,7 @@ def text_of(given: str, folder: Path) -> str:
         return given
     path = path_of(FIELD, given, folder)
     try:
-        return path.read_text()
+        return read_bytes(path, 4 * _MOST_SIZE).decode()
     except (OSError, ValueError) as error:
         raise SpecError(
             FIELD, f"must be a JSON Schema or a file that holds one, got {given[:80]!r}: {error}"

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 _ALONE_S = 0.5  # per step, while no sequence of any model is decoding
 _SHARED_S = 0.2  # least per step, while a sequence of any model is decoding
+_BRIEF_S = 0.1  # per step, if so many tokens fit into it that a longer one is not faster
+_EFFICIENT = 512  # tokens: a pass over more of them is not faster per token
+# Most per step for prompts of jobs that have had more tokens than another one: the tokens of this
+# other one would come several times as slowly.
+AHEAD_S = 0.02
 
 
 class PrefillBudget:
@@ -27,8 +32,12 @@ class PrefillBudget:
         return max(_SHARED_S, _ALONE_S * share)
 
     def tokens(self, seconds: float) -> int:
-        """Return how many tokens fit into that time, at least one."""
-        return max(1, int(self.tokens_per_s * seconds))
+        """Return how many tokens fit into that time, at least one.
+
+        A fast model takes less time: a step is not longer than efficient, as other jobs may come.
+        """
+        efficient = min(int(self.tokens_per_s * seconds), _EFFICIENT)
+        return max(1, efficient, int(self.tokens_per_s * min(seconds, _BRIEF_S)))
 
     def measure(self, num_prefilled: int, num_decoded: int, seconds: float) -> None:
         """Update the speed with the duration of a pass over these numbers of tokens."""

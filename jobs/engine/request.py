@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -87,6 +87,7 @@ class Request:
     num_completions: int = 1
     max_tokens: int  # 0: the prompt is only scored
     stop: tuple[str, ...] = ()
+    owner: Hashable = None  # the job: requests of one owner share what the engine gives to it
     adapter: Any = None  # engine.low_rank.Adapter of all its tokens; None: the model's own
     num_top: int | None = None  # number of most likely tokens in logprobs; None: no logprobs
     # The first prompt token whose log-probability is wanted, from 1 on; None: no prompt token.

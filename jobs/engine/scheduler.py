@@ -1,7 +1,9 @@
 """Continuous-batching scheduler (Orca, Yu et al., OSDI 2022) with chunked prefill.
 
-Each step computes one token of every decoding sequence, and as many prompt tokens as fit into a
-time budget, so that a long prompt does not delay the sequences that are decoding.
+Each step computes one token of every sequence in the batch, and as many prompt tokens as fit into a
+time budget, so that a long prompt does not delay the sequences that are decoding. The jobs share
+the batch and the budget by tokens (`shares.py`): a sequence whose job has no place for it in this
+step keeps its memory and waits, and completions of one prompt begin as their job gets places.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,16 +32,18 @@ from .image_encoding import PromptImages, VisionEncoder
 from .image_tokens import check_takes_images
 from .kv_cache import PrefixCache
 from .parts import Part
-from .prefill_budget import PrefillBudget
+from .prefill_budget import AHEAD_S, PrefillBudget
 from .request import End, Request
 from .sampling import sample_batch
 from .sequence import Sequence, keys_of, now
+from .shares import Prefilled, Share, Shares, divided
 from .token_logprobs import token_logprobs
 
 log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # in a batch
 _KV_SHARE = 0.4  # of the memory that is free when the engine is created
+_SPARE = 1 / 8  # of the KV memory: left free for jobs that run nothing yet
 _SCORED_TOKENS = 256  # of a prompt per step, if the logits of all its tokens are needed
 _NEVER_PACK = 2**62  # bytes that packing must leave free: more than any machine has
 _FEATURES_SHARE = 0.1  # of `budget_bytes`, in addition to it: the cache of image features
@@ -78,9 +82,9 @@ class Engine:
         self._prefix_cache = PrefixCache()
         self._submitted: deque[tuple[Request, float]] = deque()
         self._is_closed = False
-        self._waiting: deque[tuple[Request, float]] = deque()
-        self._prefilling: deque[Sequence] = deque()
-        self._decoding: list[Sequence] = []
+        self._shares = Shares()
+        # The jobs that lack memory in this step, with the bytes that each needs.
+        self._blocked: list[tuple[Share, int]] = []
         self._prefill = prefill or PrefillBudget()
         COMPUTE_THREAD.add(self)
 
@@ -144,11 +148,11 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not (self._submitted or self._waiting or self._prefilling or self._decoding)
+        return not (self._submitted or self._shares)
 
     @property
     def is_decoding(self) -> bool:
-        return bool(self._decoding)
+        return any(share.decoding for share in self._shares)
 
     @property
     def has_idle_work(self) -> bool:
@@ -164,8 +168,7 @@ class Engine:
             log.exception("engine of %s", self._warm.name)
             with COMPUTE_THREAD.changed:
                 self._is_preparing = False
-                self._waiting.extend(self._submitted)
-                self._submitted.clear()
+                self._take_submitted()
                 self._fail_all(error)
                 COMPUTE_THREAD.changed.notify_all()
             return
@@ -201,15 +204,20 @@ class Engine:
             exit_if_context_lost(error)
             log.exception("engine of %s", self._warm.name)
             self._fail_all(error)
+        self._shares.drop_idle()
 
     def _step(self) -> None:
         with COMPUTE_THREAD.changed:
-            self._waiting.extend(self._submitted)
-            self._submitted.clear()
+            self._take_submitted()
         self._drop_canceled()
-        self._admit()
-        decoding = list(self._decoding)
-        prefilling = self._schedule_prefill()
+        self._shares.drop_idle()
+        shares = self._shares.in_turn()
+        wanted = [share.wanted_places(MAX_SEQUENCES) for share in shares]
+        for share, places in zip(shares, divided(MAX_SEQUENCES, wanted), strict=True):
+            share.places = places
+        self._admit(shares)
+        decoding = [one for share in shares for one in share.decoding[: share.places]]
+        prefilling = self._schedule_prefill(shares, len(decoding))
         if not decoding and not prefilling:
             self._idle_step()
             return
@@ -228,20 +236,30 @@ class Engine:
         logits = self._runner.forward(parts)
         if prefilling and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # CUDA is asynchronous: wait before timing
-        num_prefilled = sum(len(part.ids) for _, part in prefilling)
-        self._prefill.measure(num_prefilled, len(decoding), now() - begun)
+        seconds = now() - begun
         row = len(decoding)
         self._append_tokens(decoding, list(logits[:row]))
         for sequence, part in prefilling:
             of_part, row = logits[row : row + part.num_logits], row + part.num_logits
+            share = self._shares.of(sequence.request)
+            share.num_tokens += len(part.ids)
             with self._isolating_errors(sequence.request):
                 if part.wants_all_logits:
+                    begun = now()
                     self._score(sequence, part, of_part)
+                    seconds += now() - begun
                 if part.wants_logits:
-                    self._start_decoding(sequence, of_part[-1])
+                    self._end_prefill(share, sequence, of_part[-1])
                 else:
-                    self._prefilling.remove(sequence)
-                    self._prefilling.append(sequence)  # round robin over prompts
+                    share.prefilling.remove(sequence)
+                    share.prefilling.append(sequence)  # round robin over prompts
+        num_prefilled = sum(len(part.ids) for _, part in prefilling)
+        self._prefill.measure(num_prefilled, len(decoding), seconds)
+
+    def _take_submitted(self) -> None:
+        for request, since in self._submitted:
+            self._shares.add(request, since)
+        self._submitted.clear()
 
     def _idle_step(self) -> None:
         try:
@@ -251,63 +269,122 @@ class Engine:
             raise
 
     def _drop_canceled(self) -> None:
-        for sequence in [*self._prefilling, *self._decoding]:
-            if sequence.request.is_canceled():
-                sequence.cancel()
-                self._cache_prefix(sequence)
-                self._finish(sequence)
-        for item in [item for item in self._waiting if item[0].is_canceled()]:
-            self._waiting.remove(item)
-            item[0].pieces.put(End())
+        for share in self._shares:
+            for prompt in [one for one in share.prefilled if one.request.is_canceled()]:
+                share.prefilled.remove(prompt)
+                if not share.has(prompt.request):
+                    prompt.request.pieces.put(End())
+            for sequence in [*share.prefilling, *share.decoding]:
+                if sequence.request.is_canceled():
+                    sequence.cancel()
+                    self._cache_prefix(sequence)
+                    self._finish(sequence)
+            # Requests of one job are canceled together: those behind the first one, at its turn.
+            while share.waiting and share.waiting[0][0].is_canceled():
+                share.waiting.popleft()[0].pieces.put(End())
 
-    def _admit(self) -> None:
-        """Admit waiting requests in FIFO order while the memory budget has room."""
-        while self._waiting:
-            request, since = self._waiting[0]
-            needed = self._runner.num_bytes(_capacity(request)) * request.num_completions
-            left = self._budget_bytes - self._held_bytes() - needed
-            is_first = not self._prefilling and not self._decoding
-            num_sequences = len(self._decoding) + sum(
-                s.request.num_completions for s in self._prefilling
-            )
-            if not is_first and (
-                left < 0 or num_sequences + request.num_completions > MAX_SEQUENCES
-            ):
+    def _admit(self, shares: list[Share]) -> None:
+        """Begin what the jobs have places for, while the memory budget has room."""
+        self._blocked = []
+        for share in shares:
+            self._begin_completions(share)
+            if not share.prefilled:
+                self._begin_prompts(share)
+
+    def _begin_prompts(self, share: Share) -> None:
+        left = share.places - len(share.decoding)
+        left -= sum(s.request.num_completions for s in share.prefilling)
+        while share.waiting and left > 0:
+            request, since = share.waiting[0]
+            needed = self._runner.num_bytes(_capacity(request))
+            if share.prefilling:  # else the first one would lack memory for its completions
+                needed *= request.num_completions
+                needed += sum(
+                    self._runner.num_bytes(_capacity(one.request))
+                    * (one.request.num_completions - 1)
+                    for one in share.prefilling
+                )
+            if not self._has_room(share, needed):
                 return
-            self._prefix_cache.shrink_to(max(0, left))
-            self._waiting.popleft()
+            share.waiting.popleft()
+            left -= request.num_completions
             with self._isolating_errors(request):
                 kv = self._runner.new(_capacity(request))
                 sequence = Sequence(request, 0, kv, self._warm.tokenizer)
                 request.stats.queued_s = now() - since
-                self._prefilling.append(sequence)
+                share.prefilling.append(sequence)
 
-    def _held_bytes(self) -> int:
-        """Bytes reserved for running sequences, with those that a prompt will fork into."""
-        sequences = [(s.request, s.request.num_completions) for s in self._prefilling]
-        sequences += [(s.request, 1) for s in self._decoding]
+    def _has_room(self, share: Share, needed: int) -> bool:
+        """Whether a job gets that many bytes now; evicts cached prefixes to make room.
+
+        A job that runs something leaves a part of the budget, and gets nothing while another one
+        lacks memory. One that runs nothing yet may pass jobs that lack memory, if they will have
+        enough when those that came before them have ended.
+        """
+        left = self._budget_bytes - self._held_bytes(self._shares) - needed
+        if not any(one.decoding or one.prefilling for one in self._shares):
+            has_room = True  # alone, even beyond the budget
+        elif share.is_running:
+            has_room = left >= self._budget_bytes * _SPARE and not self._blocked
+        else:
+            has_room = left >= 0 and all(self._may_pass(*one, needed) for one in self._blocked)
+        if has_room:
+            self._prefix_cache.shrink_to(max(0, left))
+        else:
+            self._blocked.append((share, needed))
+        return has_room
+
+    def _may_pass(self, blocked: Share, lacking: int, needed: int) -> bool:
+        """Whether a job that lacks memory will have enough though another one gets `needed`."""
+        later = self._held_bytes(self._shares.after(blocked))
+        return later + needed <= self._budget_bytes - lacking
+
+    def _held_bytes(self, shares: Iterable[Share]) -> int:
+        """Bytes reserved for sequences, and for prompts with completions that have not begun."""
         return sum(
-            self._runner.num_bytes(_capacity(requested)) * count for requested, count in sequences
+            self._runner.num_bytes(_capacity(one.request))
+            for share in shares
+            for one in share.holders
         )
 
-    def _schedule_prefill(self) -> list[tuple[Sequence, Part]]:
+    def _schedule_prefill(
+        self, shares: list[Share], num_decoding: int
+    ) -> list[tuple[Sequence, Part]]:
         """Choose the prompt tokens of this step, in whole chunks, round robin over prompts."""
+        prompts = [
+            list(share.prefilling)[: max(0, share.places - len(share.decoding))] for share in shares
+        ]
         seconds = self._prefill.seconds(
-            len(self._prefilling),
-            len(self._decoding),
+            sum(map(len, prompts)),
+            num_decoding,
             is_any_decoding=COMPUTE_THREAD.is_any_decoding(),
         )
-        room = self._prefill.tokens(seconds)
         encode_until = now() + seconds
+        room = self._prefill.tokens(seconds)
+        # Jobs that have had fewer tokens wait for the prompts of those that are ahead of them.
+        fewest = min(share.num_tokens for share in shares) if shares else 0
+        is_ahead = [share.num_tokens > fewest for share in shares]
+        room_ahead = self._prefill.tokens(min(seconds, AHEAD_S))
+        wanted = [
+            min(
+                sum(len(s.request.computed) - s.kv.length for s in of_share),
+                room_ahead if ahead else room,
+            )
+            for of_share, ahead in zip(prompts, is_ahead, strict=True)
+        ]
         planned = []
-        for sequence in self._prefilling:
-            if room <= 0:
-                break
-            with self._isolating_errors(sequence.request):
-                if self._is_ready(sequence, encode_until):
-                    part = self._prefill_part(sequence, room)
-                    planned.append((sequence, part))
-                    room -= len(part.ids)
+        for of_share, ahead, granted in zip(prompts, is_ahead, divided(room, wanted), strict=True):
+            for sequence in of_share:
+                granted = min(granted, room, room_ahead if ahead else room)
+                if granted <= 0:
+                    break
+                with self._isolating_errors(sequence.request):
+                    if self._is_ready(sequence, encode_until):
+                        part = self._prefill_part(sequence, granted)
+                        planned.append((sequence, part))
+                        granted -= len(part.ids)
+                        room -= len(part.ids)
+                        room_ahead -= len(part.ids) if ahead else 0
         return planned
 
     def _prefill_part(self, sequence: Sequence, room: int) -> Part:
@@ -365,28 +442,50 @@ class Engine:
         sequence.request.stats.vision_s += sequence.begun_at - begun
         return sequence.images.is_complete
 
-    def _start_decoding(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        """Fork the prefilled prompt into all sequences of its request; sample first tokens."""
+    def _end_prefill(self, share: Share, sequence: Sequence, logits: torch.Tensor) -> None:
+        """Begin the completions of a prefilled prompt that there are places for. logits: (V,)."""
         request = sequence.request
         self._cache_prefix(sequence)
         assert sequence.begun_at is not None
         done = now()
         request.stats.prefill_s = done - sequence.begun_at
-        sequences = [sequence]
-        for index in range(1, request.num_completions):
-            kv = self._runner.fork(sequence.kv, len(request.computed), _capacity(request))
-            forked = Sequence(request, index, kv, self._warm.tokenizer)
-            forked.images = sequence.images
-            sequences.append(forked)
-        self._decoding.extend(sequences)
-        self._prefilling.remove(sequence)
-        for one in sequences:
-            one.begun_at = done
-            if request.max_tokens:
-                self._append_token(one, logits)
-            else:
-                one.end_scored()
-                self._finish(one)
+        share.prefilling.remove(sequence)
+        if request.num_completions > 1:
+            logits = logits.clone()  # the others of the step need not stay in memory
+        share.prefilled.append(Prefilled(sequence, sequence.kv, logits, done))
+        self._begin_completions(share)
+
+    def _begin_completions(self, share: Share) -> None:
+        """Begin completions of prefilled prompts while the job has places and memory for them."""
+        while share.prefilled and len(share.decoding) < share.places:
+            prompt = share.prefilled[0]
+            is_last = prompt.num_left == 1
+            needed = self._runner.num_bytes(_capacity(prompt.request))
+            if not is_last and not self._has_room(share, needed):
+                return
+            with self._isolating_errors(prompt.request):
+                self._begin_completion(share, prompt)
+
+    def _begin_completion(self, share: Share, prompt: Prefilled) -> None:
+        """Begin the next completion of a prompt, and sample its first token."""
+        request, index, kv = prompt.request, prompt.num_begun, prompt.kv
+        if prompt.num_left > 1:
+            kv = self._runner.fork(kv, len(request.computed), _capacity(request))
+        else:
+            share.prefilled.remove(prompt)
+        prompt.num_begun += 1
+        sequence = prompt.first
+        if index:
+            sequence = Sequence(request, index, kv, self._warm.tokenizer)
+            sequence.images = prompt.first.images
+        sequence.kv = kv
+        sequence.begun_at = prompt.done_at
+        share.decoding.append(sequence)
+        if request.max_tokens:
+            self._append_token(sequence, prompt.logits)
+        else:
+            sequence.end_scored()
+            self._finish(sequence)
 
     def _append_tokens(self, sequences: list[Sequence], rows: list[torch.Tensor]) -> None:
         """Sample the next token of each sequence from its logits (V,)."""
@@ -406,17 +505,18 @@ class Engine:
             with self._isolating_errors(sequence.request):
                 if isinstance(token, JobFailed):
                     raise token
-                if sequence in self._decoding:
+                if self._is_decoding(sequence):
                     self._accept_token(sequence, token, logits_of[sequence])
 
     def _append_token(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        if sequence not in self._decoding:
+        if not self._is_decoding(sequence):
             return  # another sequence of its request has failed
         token = sequence.sampler.sample(sequence.adjusted(logits))
         self._accept_token(sequence, token, logits)
 
     def _accept_token(self, sequence: Sequence, token: int, logits: torch.Tensor) -> None:
         """Append a token that was sampled from logits (V,)."""
+        self._shares.of(sequence.request).num_tokens += 1
         logprob = None
         if (num_top := sequence.request.num_top) is not None:
             (logprob,) = token_logprobs(logits[None], [token], num_top)
@@ -424,16 +524,20 @@ class Engine:
         if sequence.finish_reason is not None:
             self._finish(sequence)
 
+    def _is_decoding(self, sequence: Sequence) -> bool:
+        return sequence in self._shares.of(sequence.request).decoding
+
     def _finish(self, sequence: Sequence) -> None:
         """Remove a sequence; the last one of a request ends the request."""
         request = sequence.request
-        if sequence in self._prefilling:
-            self._prefilling.remove(sequence)
+        share = self._shares.of(request)
+        if sequence in share.prefilling:
+            share.prefilling.remove(sequence)
         else:
-            self._decoding.remove(sequence)
+            share.decoding.remove(sequence)
             assert sequence.begun_at is not None
             request.stats.decode_s = now() - sequence.begun_at
-        if not any(s.request is request for s in [*self._prefilling, *self._decoding]):
+        if not share.has(request):
             request.pieces.put(End())
 
     @contextmanager
@@ -449,21 +553,21 @@ class Engine:
             self._fail(request, error.with_traceback(None))
 
     def _fail(self, request: Request, error: BaseException) -> None:
-        self._prefilling = deque(s for s in self._prefilling if s.request is not request)
-        self._decoding = [s for s in self._decoding if s.request is not request]
+        self._shares.of(request).remove(request)
         request.pieces.put(End(error))
 
     def _fail_all(self, error: BaseException) -> None:
         """Fail all running and waiting requests, but not those submitted since this step began."""
         # The frames hold tensors, and memory may be short.
         traceback.clear_frames(error.__traceback__)
-        running = {id(s.request): s.request for s in [*self._prefilling, *self._decoding]}
-        for request in [*running.values(), *(item[0] for item in self._waiting)]:
-            # One exception for each: raising it writes its traceback.
-            own = RuntimeError(f"engine: {type(error).__name__}: {error}")
-            own.__cause__ = error
-            self._fail(request, own)
-        self._waiting.clear()
+        for share in self._shares:
+            for request in share.requests():
+                # One exception for each: raising it writes its traceback.
+                own = RuntimeError(f"engine: {type(error).__name__}: {error}")
+                own.__cause__ = error
+                self._fail(request, own)
+            share.waiting.clear()
+        self._shares.drop_idle()
 
     # --- Prefix cache -------------------------------------------------------------------------
 
@@ -488,7 +592,8 @@ class Engine:
         keys = keys_of(sequence.request)[:length]
         if not length or self._prefix_cache.has(keys):
             return
-        room = self._budget_bytes - self._held_bytes() - self._runner.num_bytes(length)
+        room = self._budget_bytes - self._held_bytes(self._shares)
+        room -= self._runner.num_bytes(length)
         if room >= 0:
             self._prefix_cache.make_room(keys, room)
             self._prefix_cache.add(keys, self._runner.fork(sequence.kv, length, length))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..errors import JobFailed
@@ -21,16 +22,17 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[
 
     logits: (T, V), of which row t predicts tokens[t]. Raises JobFailed for a NaN.
     """
-    found = []
+    found: list[TokenLogprob] = []
     for begin in range(0, len(tokens), _ROWS):
         rows = logits[begin : begin + _ROWS].float().log_softmax(-1)
         if bool(rows.isnan().any()):  # comparisons with it are false: any choice would be the best
             raise JobFailed(NOT_FINITE)
-        top = rows.topk(num_top, dim=-1) if num_top else None
-        for index, token in enumerate(tokens[begin : begin + _ROWS]):
-            likely: tuple[tuple[int, float], ...] = ()
-            if top is not None:
-                values, ids = top.values[index].tolist(), top.indices[index].tolist()
-                likely = tuple(zip(ids, values, strict=True))
-            found.append(TokenLogprob(token, float(rows[index, token]), likely))
+        chosen = torch.tensor(tokens[begin : begin + _ROWS], device=rows.device)
+        of_chosen: list[float] = rows.gather(-1, chosen[:, None])[:, 0].tolist()
+        likely: list[tuple[tuple[int, float], ...]] = [()] * len(of_chosen)
+        if num_top:
+            top = rows.topk(num_top, dim=-1)
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            likely = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
+        found += map(TokenLogprob, tokens[begin : begin + _ROWS], of_chosen, likely)
     return found

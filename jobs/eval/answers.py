@@ -45,8 +45,10 @@ def answered(
     """
     in_flight: deque[tuple[Subject, list[Answer]]] = deque()
     sequences = 0
+    owner = object()  # this evaluation: it shares the engine with other jobs
     for subject, requests in work:
         for request in requests:
+            request.owner = owner
             engine.submit(request)
         answers = [Answer(request) for request in requests]
         in_flight.append((subject, answers))

@@ -133,7 +133,7 @@ def answer_all(
     with cancel_on_exit(ctx) as is_canceled:
         grammar = _grammar(spec, engine)
         answers = [
-            _prepare(spec, warm, prompt, (seed + number) % 2**63, grammar, is_canceled)
+            _prepare(spec, warm, prompt, (seed + number) % 2**63, grammar, ctx.job_id, is_canceled)
             for number, prompt in enumerate(prompts)
         ]
         images = [image.num_tokens for image in answers[0].request.images]
@@ -213,6 +213,7 @@ def _prepare(
     prompt: Prompt,
     seed: int,
     grammar: Grammar | None,
+    job_id: str,
     is_canceled: Callable[[], bool],
 ) -> Answer:
     begun = time.perf_counter()
@@ -233,6 +234,7 @@ def _prepare(
         num_top=spec.logprobs,
         scored_from=1 if spec.echo and spec.logprobs is not None else None,
         stop=spec.stop,
+        owner=job_id,
         adapter=warm.adapter,
         grammar=grammar,
         is_canceled=is_canceled,
@@ -318,7 +320,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
         )
         ctx.emit("progress", done=answers.done, total=total)
         emitted_at = time.perf_counter()
-        found = _in_order(spec, warm, engine, source, answers.done, seed, is_canceled)
+        found = _in_order(spec, warm, engine, source, answers.done, seed, ctx.job_id, is_canceled)
         for answer in found:
             if isinstance(answer, JobFailed):
                 ctx.patiently(partial(answers.append_error, str(answer)), folder)
@@ -360,6 +362,7 @@ def _in_order(
     source: Path,
     done: int,
     seed: int,
+    job_id: str,
     is_canceled: Callable[[], bool],
 ) -> Iterator[Answer | JobFailed]:
     """Yield the answers to the records after the first `done`, with many in flight.
@@ -373,7 +376,7 @@ def _in_order(
             continue
         row_seed = (seed + number) % 2**63
         try:
-            answer = _prepare(spec, warm, prompt, row_seed, grammar, is_canceled)
+            answer = _prepare(spec, warm, prompt, row_seed, grammar, job_id, is_canceled)
             engine.submit(answer.request)
             in_flight.append(answer)
         except JobFailed as error:

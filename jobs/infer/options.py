@@ -24,6 +24,7 @@ MAX_TOKENS = 256  # default length of a completion
 MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
 SOURCES = ("prompt", "messages", "input", "prompts")
 MOST_PROMPTS = 1024
+MOST_STOP = 1000  # characters of a stop sequence: it is compared at every token
 MOST_TOP = 20  # most likely tokens given with logprobs
 _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
@@ -188,6 +189,8 @@ class InferSpec(SamplingSpec):
             raise SpecError("max_tokens", "must be at least 1 without echo, got 0")
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
+        if (longest := max(map(len, self.stop), default=0)) > MOST_STOP:
+            raise SpecError("stop", f"must have at most {MOST_STOP} characters each, got {longest}")
         if self.screen:
             gui_actions.parse_screen(self.screen)
             if self.actions == "none":
@@ -234,6 +237,18 @@ class InferSpec(SamplingSpec):
             raise SpecError(
                 "max_tokens",
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
+            )
+
+    def check_completions(self, most: int) -> None:
+        """Check the number of prompts times n; files are answered a few records at a time."""
+        count = len(prompt_list(self.prompts)) if self.prompts else 1
+        if count > most:
+            raise SpecError("prompts", f"must be at most {most} (max_completions), got {count}")
+        if self.n * count > most:
+            raise SpecError(
+                "n",
+                f"must be at most {most // count} with {count} prompt{'s' * (count > 1)} ({most} "
+                f"completions of one request: max_completions), got {self.n}",
             )
 
     def check_model_files(self, folder: Path) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ..context import WarmModel
 from ..engine import images
@@ -12,12 +11,11 @@ from ..engine.request import Image
 from ..errors import JobFailed
 from ..models import chat_templates
 from ..models.chat_templates import ChatTemplate
+from ..models.text_length import check_length
 from . import chat_messages
 from .options import MAX_TOKENS, InferSpec
 
 Prompt = str | list[dict[str, Any]] | tuple[int, ...]  # a text, a chat, or tokens
-
-_longest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Image]]:
@@ -32,6 +30,8 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
             raise JobFailed(f"chat_template: the tokenizer of {warm.name} has none")
         chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         chat, urls = chat_messages.split(chat_messages.with_system(chat, spec.system))
+        size = sum(map(_num_characters, chat))
+        check_length("messages:", size, warm.tokenizer, _positions(warm), warm.name)
         # The template writes the special tokens itself.
         text = chat_templates.render(ChatTemplate.of(warm.tokenizer), chat)
         ids = _tokens(warm, text, add_special_tokens=False)
@@ -58,27 +58,17 @@ def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
 
 def _tokens(warm: WarmModel, text: str, **how: Any) -> list[int]:
     """Tokenize a text. One that is certainly too long is refused first: it would take seconds."""
-    limit = _positions(warm)
-    if limit is not None:
-        longest = _longest_token(warm.tokenizer)
-        if len(text) > limit * longest:
-            raise JobFailed(
-                f"prompt: must have at most {limit * longest} characters ({limit} positions of "
-                f"{warm.name}, tokens of at most {longest} characters), got {len(text)}"
-            )
+    check_length("prompt:", len(text), warm.tokenizer, _positions(warm), warm.name)
     ids: list[int] = warm.tokenizer(text, **how)["input_ids"]
     return ids
 
 
-def _longest_token(tokenizer: Any) -> int:
-    """The characters of the longest token: an upper bound of characters per token.
-
-    A byte token is stored with one character per byte, which is at least as many.
-    """
-    found = _longest.get(tokenizer)
-    if found is None:
-        found = _longest[tokenizer] = max(map(len, tokenizer.get_vocab()))
-    return found
+def _num_characters(message: dict[str, Any]) -> int:
+    """Return the size of a message's text, which its template may repeat or leave out."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content)
 
 
 def _positions(warm: WarmModel) -> int | None:

@@ -34,6 +34,10 @@ _MOST_ID = 2**31  # tokenizers take no larger ids
 _MOST_WORD = 10_000  # characters of a word: WordPiece needs the square of them
 _MOST_GROWTH = 1_000  # times that the rules of a tokenizer may lengthen a text
 _MOST_SHOWN = 40  # characters of a token
+_MOST_LABELS = 1_000_000  # transformers makes a name for each
+_MOST_ADDED = 100_000  # tokens: the library needs the square of them
+_MOST_LOOPS = 3  # in an expression that is tried on the name of every layer
+_MOST_OPTIONAL = 8
 _ADAPTER = "adapter_model.safetensors"
 
 
@@ -108,6 +112,31 @@ _IDS = _Takes("a list of numbers of tokens", _is_list(_is_int))
 _TOKEN = _Takes("a text, or an object with the text `content`", _is_token)
 _TOKENS = _Takes("a list of tokens", _is_list(_is_token))
 
+_ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # also whole classes
+# Groups that are repeated, references to groups, comments and verbose expressions.
+_UNBOUNDED = re.compile(r"\)\s*[*+{]|\(\?P=|\(\?\(|\(\?#|\(\?[a-zA-Z]*x")
+_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]")
+
+
+def _is_bounded(expression: Any) -> bool:
+    """Whether a regular expression needs little time for a name, by a sufficient condition."""
+    if not isinstance(expression, str) or _REFERENCE.search(expression):
+        return False
+    plain = _ESCAPED.sub("x", expression)
+    loops = len(re.findall(r"[*+{]", plain))
+    few = loops <= _MOST_LOOPS and plain.count("?") <= _MOST_OPTIONAL
+    return few and _UNBOUNDED.search(plain) is None
+
+
+def _has_loop(expression: str) -> bool:
+    return re.search(r"[*+{]", _ESCAPED.sub("x", expression)) is not None
+
+
+_BOUNDED = (
+    f"a regular expression without repeated groups, with at most {_MOST_LOOPS} of *, + and {{}}"
+)
+_EXPRESSION = _Takes(f"names in a list, or {_BOUNDED}", _either(_is_list(_is_text), _is_bounded))
+_EXPRESSIONS = _Takes(_BOUNDED, _either(_is_bounded, _is_list(_is_bounded)))
 _ROPE = _Takes("an object with numbers, and a text as its type", _is_rope)
 _CONFIG: Mapping[str, _Takes] = {
     **dict.fromkeys(("max_position_embeddings", "vocab_size", "n_positions", "n_ctx"), _COUNT),
@@ -122,6 +151,10 @@ _CONFIG: Mapping[str, _Takes] = {
     **dict.fromkeys(("rope_scaling", "rope_parameters"), _ROPE),
     "task_specific_params": _OBJECT,
     "rope_theta": _NUMBERS,
+    "num_labels": _Takes(
+        f"a number from 0 to {_MOST_LABELS:,}",
+        lambda value: _is_int(value) and 0 <= value <= _MOST_LABELS,
+    ),
 }
 _GENERATION: Mapping[str, _Takes] = {
     **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id", "forced_eos_token_id"), _ID),
@@ -173,15 +206,21 @@ _PROCESSOR: Mapping[str, _Takes] = {
     "auto_map": _OBJECT,
 }
 _BY_MODULE = _Takes(
-    "an object with a number for each module",
-    lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    f"an object with a number for each module: its name, or {_BOUNDED}",
+    lambda value: (
+        isinstance(value, dict)
+        and all(map(_is_number, value.values()))
+        and all(map(_is_bounded, value))
+        and sum(map(_has_loop, value)) <= _MOST_LOOPS
+    ),
 )
 _ADAPTER_CONFIG: Mapping[str, _Takes] = {
     **dict.fromkeys(("peft_type", "base_model_name_or_path", "task_type", "revision"), _TEXT),
     **dict.fromkeys(("r", "init_r", "target_r"), _NUMBER),
     **dict.fromkeys(("lora_alpha", "lora_dropout"), _NUMBER),
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), _BY_MODULE),
-    **dict.fromkeys(("target_modules", "exclude_modules", "layers_pattern"), _TEXT_OR_TEXTS),
+    **dict.fromkeys(("target_modules", "exclude_modules"), _EXPRESSION),
+    "layers_pattern": _EXPRESSIONS,
     "modules_to_save": _TEXTS,
     "target_parameters": _TEXTS,
     "bias": _TEXT,
@@ -309,6 +348,9 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
     added = rules.get("added_tokens") or []
     if not isinstance(added, list):
         raise BadFile(_TOKENIZER, "added_tokens", "a list", shown(added))
+    if len(added) > _MOST_ADDED:
+        takes = f"a list of at most {_MOST_ADDED:,} tokens"
+        raise BadFile(_TOKENIZER, "added_tokens", takes, shown(added))
     for place, token in enumerate(added):
         field = f"added_tokens[{place}]"
         if not isinstance(token, dict):

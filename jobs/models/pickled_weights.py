@@ -30,6 +30,8 @@ def check_tensors(folder: Path) -> None:
         with opened(folder / name) as file:
             check_not_pointer(name, file.read(32))
             is_zip = zipfile.is_zipfile(file)
+        if is_zip and _is_compressed(folder / name):
+            raise BadFile(name, "", _TAKES, "a compressed archive")
         try:
             # "meta": the values are not read, except those of files before torch 1.6.
             found = torch.load(folder / name, map_location="meta", weights_only=True, mmap=is_zip)
@@ -42,3 +44,14 @@ def check_tensors(folder: Path) -> None:
         for key, value in found.items():
             if not isinstance(key, str) or not isinstance(value, torch.Tensor):
                 raise BadFile(name, str(key)[:80], "a tensor", shown(type(value).__name__))
+
+
+def _is_compressed(path: Path) -> bool:
+    """Whether an archive has parts that can be larger than the file; torch.save writes none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+    except zipfile.BadZipFile:
+        return False  # torch names the problem
+    size = path.stat().st_size
+    return any(one.compress_type or one.file_size > size for one in parts)

@@ -51,6 +51,7 @@ _BITS = {
 }
 _LENGTH_BYTES = 8  # of the length of the header, in front of it
 _MOST_HEADER = 100_000_000  # bytes; the library reads no larger one
+_MOST_TENSORS = 200_000  # in a file; the largest known model has half of them in all its files
 
 _UNREADABLE = (OSError, ValueError)  # there is none, or it is damaged
 
@@ -156,6 +157,9 @@ def header(path: Path) -> dict[str, dict[str, Any]]:
             takes = f"at most {most:,}, by the size of the file"
             raise BadFile(name, "the length of the header", takes, f"{length:,}")
         content = file.read(length)
+    objects = content.count(b"{")  # before they are parsed: one for each tensor, and two more
+    if objects > _MOST_TENSORS:
+        raise BadFile(name, "the header", f"of at most {_MOST_TENSORS:,} tensors", f"{objects:,}")
     try:
         found = orjson.loads(content)
     except orjson.JSONDecodeError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +37,10 @@ from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.codegraph.sequences import Role, train_tokenizer
 from warmd.jobs.context import WarmModel
 from warmd.jobs.encode import embedder, kind
-from warmd.jobs.encode.embedder import batches
+from warmd.jobs.encode.embedder import Embedder, batches
 from warmd.jobs.encode.kind import run
 from warmd.jobs.encode.options import FORMATS, EncodeSpec
-from warmd.jobs.encode.passages import from_sources
+from warmd.jobs.encode.passages import Passage, from_sources
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm.corpus import as_pretrained
 
@@ -188,6 +190,51 @@ def test_long_texts_are_truncated_and_reported(job):
     assert result["tokens"] < 16 + 16
     whole = job.vectors(text=["one two three " * 40], max_length=16)
     np.testing.assert_allclose(whole[0], result["embeddings"][0], rtol=1e-5, atol=2e-6)
+    assert [event["message"] for event in job.made.of_type("warning")] == [
+        "max_length: 1 of 2 passages have more than 16 tokens; the others of their tokens are left "
+        "out",
+        "max_length: 1 of 1 passages have more than 16 tokens; the others of their tokens are left "
+        "out",
+    ]
+
+
+def test_without_truncation_a_longer_text_is_refused_by_its_number_and_its_length(job):
+    job.run(text=["one"] * 3, truncate=False, max_length=16)
+    wanted = r"^input: \[1\] must have at most 16 tokens for \w+, got \d\d$"
+    with pytest.raises(JobFailed, match=wanted):
+        job.run(text=["one", "one two three " * 4], truncate=False, max_length=16)
+    wanted = r"^input: \[2\] must have at most \d+ characters \(16 positions of .*, got 7000000$"
+    begun = time.perf_counter()
+    with pytest.raises(JobFailed, match=wanted):
+        job.run(text=["one", "two", "word   " * 1_000_000], truncate=False, max_length=16)
+    assert time.perf_counter() - begun < 1
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_long_text_is_cut_as_by_its_tokenizer_but_not_tokenized_as_a_whole(tokenizer, side):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.truncation_side = side
+    model = make("bert")
+    warm = WarmModel(name="m", path=Path("m"), model=model, tokenizer=tokenizer)
+    embedder = Embedder(
+        warm, pooling="mean", normalize=False, max_length=64, is_int8=False, device="cpu"
+    )
+    texts = [
+        "".join(f"def number{n}(): return {n}\n" for n in range(3000)),
+        "short",
+    ]
+    if side == "right":  # the last tokens of such words depend on their first ones
+        blanks = " " * 50_000
+        texts += ["a" * 100_000, f"{blanks}{'one two ' * 40}{blanks}{'three four ' * 40}{blanks}"]
+    passages = [Passage(str(n), text) for n, text in enumerate(texts)]
+    rows = embedder.rows(passages)
+    assert tokenizer.backend_tokenizer.truncation is None  # a setting that others would wait for
+    for text, row in zip(texts, rows, strict=True):
+        assert row.ids.tolist() == tokenizer(text, truncation=True, max_length=64)["input_ids"]
+        assert row.is_cut == (text != "short")
+    begun = time.perf_counter()
+    embedder.rows([Passage("0", "word " * 1_400_000)])
+    assert time.perf_counter() - begun < 1
 
 
 def test_embeddings_equal_those_with_torchs_kernels_within_rounding(code_job, monkeypatch):
@@ -227,8 +274,9 @@ def test_python_code_gives_a_vector_for_each_module_class_and_function(code_job,
     ]
     assert sorted(i for i in result["ids"] if i.startswith("module0")) == sorted(one)
     assert result["rows"] == 12
-    warnings = code_job.made.of_type("warning")
-    assert ["broken.py" in event["message"] for event in warnings] == [True]
+    skipped, cut = (event["message"] for event in code_job.made.of_type("warning"))
+    assert "broken.py" in skipped
+    assert cut.startswith("max_length: ")
     double = "def double(number: int) -> int:"
     (first,) = (i for i, name in enumerate(result["ids"]) if name == "module1.double")
     passages = from_sources(sources, chains=None, on_skip=lambda *_: None, check_stop=lambda: None)
@@ -367,6 +415,11 @@ def test_vectors_of_another_input_are_not_reused(code_job, tmp_path):
     assert code_job.vectors(input=str(path)).shape == (20, 16)
     assert "begun again" in code_job.made.of_type("warning")[0]["message"]
     assert code_job.made.of_type("begin")[-1]["done"] == 0
+
+
+def test_batches_of_long_texts_have_no_more_tokens_than_those_of_usual_ones():
+    found = list(batches([100_000, 4096, 4096, 4096, 512], 16))
+    assert found == [[0], [1, 2], [3], [4]]
 
 
 def test_batches_have_similar_lengths_and_contain_every_text_once():

@@ -220,3 +220,27 @@ def test_request_preparation_computes_in_its_own_thread_only():
     with without_helpers():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == threads
+
+
+def test_an_engine_with_long_steps_takes_fewer_of_them(monkeypatch):
+    steps: list[Engine] = []
+    step = Engine.step
+
+    def recorded(engine: Engine) -> None:
+        steps.append(engine)
+        step(engine)
+
+    monkeypatch.setattr(Engine, "step", recorded)
+    large, small = start(), start()
+    submit_request(small, 1).pieces.get(timeout=60)  # prepared
+    leave = threading.Event()
+    many = submit_request(large, 500, num_completions=64, is_canceled=leave.is_set)
+    for _ in range(256):
+        many.pieces.get(timeout=60)
+    begun = len(steps)
+    assert whole(submit_request(small, 20)) == 20
+    taken = steps[begun:]
+    assert taken.count(small) > 2 * taken.count(large)
+    leave.set()
+    large.close()
+    small.close()

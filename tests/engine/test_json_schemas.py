@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.json_schemas import LIMIT_S, grammar_of
+from warmd.jobs.engine.json_schemas import LIMIT_S, grammar_of, text_of
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
@@ -440,3 +441,10 @@ def test_a_schema_of_more_than_a_million_characters_is_refused_at_once():
     problem = f"json_schema: must have at most 1,048,576 characters, got {len(schema):,}"
     with pytest.raises(SpecError, match=problem):
         grammar_of(schema)
+
+
+def test_a_schema_is_read_from_a_regular_file_only(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, kind in (("pipe", "a named pipe"), ("/dev/zero", "a device")):
+        with pytest.raises(SpecError, match=f"json_schema: .*must be a regular file, got {kind}"):
+            text_of(name, tmp_path)

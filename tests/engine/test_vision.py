@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import threading
 import time
@@ -432,3 +433,12 @@ def test_the_usage_of_a_job_with_images_counts_their_tokens(warm, tmp_path):
         InferSpec.parse({**options, "messages": "", "prompt": "a", "image": ["no"]}).check_inputs(
             {}
         )
+
+
+def test_an_image_is_read_from_a_regular_file_only(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((str(tmp_path / "pipe"), "a named pipe"), ("/dev/zero", "a device")):
+        with pytest.raises(SpecError, match=f"image: .*must be a regular file, got {kind}"):
+            images.check(path)
+        with pytest.raises(JobFailed, match=f"image: .*must be a regular file, got {kind}"):
+            images.read(f"file://{path}", Budget())

@@ -7,9 +7,10 @@ import re
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -271,6 +272,59 @@ def test_embeddings_are_numbers_or_base64(answering):
         assert vector.tolist() == pytest.approx(item.embedding, abs=1e-6)
 
 
+def test_a_text_that_is_too_long_to_embed_is_refused_by_its_number(answering):
+    with pytest.raises(openai.BadRequestError) as caught:
+        answering.openai.embeddings.create(model="chat", input=["one", "1" * 4097])
+    error = cast(Any, caught.value.response.json())["error"]
+    assert error["param"] == "input"
+    assert error["message"] == "input: [1] must have at most 4096 tokens for chat, got 4097"
+
+
+# --- other clients
+
+
+def crowding(**body: Any) -> dict[str, Any]:
+    return {"model": "chat", "max_tokens": 2000, **body}
+
+
+CROWDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "many completions": ("completions", crowding(prompt=["1"] * 1024, n=16)),
+    "one group": ("completions", crowding(prompt="1", n=128)),
+    "long prompts": ("completions", crowding(prompt=["1" * 1500] * 512, max_tokens=9)),
+    "scored prompts": (
+        "completions",
+        crowding(prompt=["1" * 1500] * 512, max_tokens=0, echo=True, logprobs=5),
+    ),
+    "long text to embed": ("embeddings", {"model": "chat", "input": "word " * 1_400_000}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CROWDS)
+def test_five_tokens_come_within_half_a_second_during_a_large_request(served, background, name):
+    path, body = CROWDS[name]
+    with httpx.Client(verify=False, trust_env=False) as client:
+        leaving = background.submit(attack, f"{served.url}/v1/{path}", body)
+        times = []
+        for _ in range(7):
+            begun = time.perf_counter()
+            answer = client.post(
+                f"{served.url}/v1/completions",
+                json={"model": "chat", "prompt": "1", "max_tokens": 5},
+                timeout=60,
+            )
+            times.append(time.perf_counter() - begun)
+            assert answer.status_code == 200
+        assert sorted(times)[len(times) // 2] < 0.5
+        leaving.result()
+
+
+def attack(url: str, body: dict[str, Any]) -> None:
+    """Send a request, and leave after 3 s."""
+    with httpx.Client(verify=False, trust_env=False) as client, suppress(httpx.TimeoutException):
+        client.post(url, json=body, timeout=3)
+
+
 # --- files
 
 
@@ -496,3 +550,10 @@ def test_unknown_training_job_is_not_found(served):
     for name in ("nope", "infer-20260101-000000-abcd", "grpo-20260101-000000-abcd"):
         with pytest.raises(openai.NotFoundError):
             served.openai.fine_tuning.jobs.retrieve(name)
+
+
+def test_a_model_that_is_not_warm_cannot_be_unloaded(served):
+    url = f"{str(served.openai.base_url).rstrip('/')}/warmd/models/unload"
+    answer = httpx.post(url, json={"name": "nope"}, headers={"X-Warmd": "1"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].startswith("model: 'nope' is not warm")

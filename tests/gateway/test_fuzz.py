@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,8 @@ CHECKS: list[Any] = [
 NOT_READY = 503  # of these routes, where no daemon runs
 ASKS_DAEMON = ("/health", "/v1/warmd/models/load", "/v1/warmd/models/unload")
 EXAMPLES = 40  # for each route
+LIMIT_S = 120  # of all checks
+TOKEN = "a-token-of-tests"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,57 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
             case.validate_response(response, checks=CHECKS)
 
     send()
+
+
+# What schemathesis' other checks find, by code and operation, with the reason; others must not be.
+DEVIATIONS: dict[str, dict[str, str]] = {
+    "ST202": {  # a request that the description allows is refused
+        "*": "values are checked beyond JSON Schema (files that exist, options that fit together), "
+        "and 1.0 is not taken for an integer"
+    },
+    "ST201": {  # a request that the description does not allow is accepted
+        "POST /v1/files": "a form has texts only: an object arrives as its text"
+    },
+    "ST101": {  # a status of 5xx: no daemon runs
+        f"{'GET' if path == '/health' else 'POST'} {path}": "503" for path in ASKS_DAEMON
+    },
+    "ST205": {  # Allow
+        "OPTIONS /v1/warmd/sweeps/check": "GET is served: of a sweep with the id `check`",
+        "OPTIONS /v1/warmd/curricula/check": "GET is served: of a curriculum with the id `check`",
+    },
+}
+
+
+@pytest.mark.nightly(
+    part="clients", catches="methods, headers and statuses that the description does not have"
+)
+def test_the_gateway_does_what_its_description_says(make_gateway: Any, tmp_path: Path) -> None:
+    """All checks of schemathesis, by its command: statuses, methods, Allow, headers, the token."""
+    gateway = make_gateway(http_token=TOKEN)
+    report = tmp_path / "report.json"
+    command = "from schemathesis.cli import schemathesis; schemathesis()"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", command, "run", f"{gateway.url}/openapi.json"),
+            *("--checks", "all", "--phases", "coverage,fuzzing", "--max-time", str(LIMIT_S)),
+            *("--continue-on-failure", "--no-shrink", "--no-color", "--exclude-path-regex"),
+            *("stream$", "--header", f"Authorization: Bearer {TOKEN}"),
+            *("--report", "json", "--report-json-path", str(report)),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert report.exists(), done.stderr
+    found = json.loads(report.read_bytes())
+    assert found["operations"]["tested"] > 50, done.stdout
+    unknown = [
+        (failure["code"], failure["title"], operation)
+        for failure in found["failures"]
+        for operation in failure["operations"]
+        if not {"*", operation} & DEVIATIONS.get(failure["code"], {}).keys()
+    ]
+    assert not unknown, done.stdout[-20_000:]
 
 
 def job(method: str, **options: Any) -> dict[str, Any]:

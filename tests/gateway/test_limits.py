@@ -207,6 +207,30 @@ def begin_training(gateway: Gateway) -> Execution:
     return Execution(gateway, *begun)
 
 
+# --- completions
+
+
+def test_completions_of_one_request_are_bounded_by_a_setting(make_gateway):
+    gateway = make_gateway(max_completions=10)
+    openai_of = gateway.openai()
+    with pytest.raises(openai.BadRequestError) as caught:
+        openai_of.completions.create(model="tiny", prompt=["a"] * 4, n=3)
+    assert caught.value.param == "n"
+    assert message_of(caught.value) == (
+        "n: must be at most 2 with 4 prompts (10 completions of one request: max_completions), "
+        "got 3"
+    )
+    with pytest.raises(openai.BadRequestError) as caught:
+        openai_of.completions.create(model="tiny", prompt=["a"] * 11)
+    assert caught.value.param == "prompt"
+    assert message_of(caught.value) == "prompt: must be at most 10 (max_completions), got 11"
+    with pytest.raises(openai.BadRequestError, match="n: must be at most 10 with 1 prompt "):
+        openai_of.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "a"}], n=11
+        )
+    assert not gateway.waiting()
+
+
 # --- Idempotency-Key
 
 

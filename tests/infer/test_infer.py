@@ -85,6 +85,7 @@ def test_any_text_is_a_prompt(text):
         ({"input": "in"}, "output"),
         ({"prompt": "a", "output": "out"}, "output"),
         ({"prompt": "a", "stop": ["x", ""]}, "stop"),
+        ({"prompt": "a", "stop": ["x" * 1001]}, "stop"),
         ({"prompt": "a", "system": "b"}, "system"),
         ({"prompt": "a", "temperature": -0.1}, "temperature"),
         ({"prompt": "a", "temperature": 1e-308}, "temperature"),
@@ -284,6 +285,15 @@ def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized(job):
     ):
         answer(job, prompt=text)
     assert time.thread_time() - begun < 5  # to tokenize it took minutes and gigabytes
+
+
+def test_a_chat_far_beyond_the_context_is_refused_before_it_is_rendered(job):
+    job.ctx.models.tokenizer.chat_template = "{{ raise_exception('it was rendered') }}"
+    half = {"role": "user", "content": [{"type": "text", "text": "a" * 1300}]}
+    messages = orjson.dumps([half, {"role": "assistant", "content": "a" * 1300}]).decode()
+    wanted = r"messages: must have at most 2560 characters .* got 2600"
+    with pytest.raises(JobFailed, match=wanted):
+        answer(job, messages=messages)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import shutil
 import socket
 import struct
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,14 @@ SETTINGS: dict[str, tuple[Change, str]] = {
         written("model.safetensors", struct.pack("<Q", 2**63) + b"{}"),
         "model.safetensors: the length of the header must be at most 2",
     ),
+    "many tensors": (
+        weights({str(n): tensor([0], [0, 0]) for n in range(200_001)}, 0),
+        "model.safetensors: the header must be of at most 200,000 tensors, got 200,002",
+    ),
+    "labels": (
+        changed("config.json", num_labels=10**9),
+        "config.json: num_labels must be a number from 0 to 1,000,000, got 1000000000",
+    ),
     "empty": (written("model.safetensors", b""), "model.safetensors: must be a safetensors file"),
     "pointer": (
         written("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0"),
@@ -272,6 +281,10 @@ TOKENIZERS: dict[str, tuple[dict[str, Any], str]] = {
     "ids": ({"model": {"type": "BPE", "vocab": {"a": "0"}}}, "model.vocab.'a' must be the number"),
     "negative": ({"model": {"type": "BPE", "vocab": {"a": -1}}}, "model.vocab.'a' must be the"),
     "added": ({"added_tokens": [{"id": 0}]}, r"added_tokens\[0\].content must be a text, got null"),
+    "many added": (
+        {"added_tokens": [{"id": n, "content": str(n)} for n in range(100_001)]},
+        r"added_tokens must be a list of at most 100,000 tokens, got a list \(100001 entries\)",
+    ),
     "rules": ({"normalizer": "NFC"}, "tokenizer.json: normalizer must be an object, got 'NFC'"),
     "unknown rules": ({"normalizer": {"type": "Nope"}}, "its tokenizer must be one that"),
     "long words": (
@@ -310,10 +323,16 @@ def saved(content: Any, **options: Any) -> Change:
     return made("pytorch_model.bin", lambda path: torch.save(content, path, **options))
 
 
+def compressed(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * (64 << 20))
+
+
 PICKLES: dict[str, tuple[Change, str]] = {
     "text": (written("pytorch_model.bin", b"no file of torch"), "got something else"),
     "empty": (written("pytorch_model.bin", b""), "got something else"),
     "pickle": (written("pytorch_model.bin", pickle.dumps({"a": 1})), "got something else"),
+    "compressed": (compressed, "got a compressed archive"),
     "list": (saved([1]), "got 'list'"),
     "values": (saved({"a": 1}), r"pytorch_model.bin: a must be a tensor, got 'int'"),
     "code": (saved({"a": Code()}), r"got code \(posix.mkdir\), which is not run"),
@@ -384,3 +403,37 @@ def test_infinity_is_taken_in_settings_as_published_models_have_it(folder):
     path.write_text(path.read_text().replace("Infinity", "Infinity" + "[" * 100_000))
     with pytest.raises(BadFile, match=r"config\.json: must be JSON"):
         check_folder(folder)
+
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "repeated group": {"target_modules": "(.+)+x"},
+    "repeated group, verbose": {"target_modules": "(?x)(.+) +x"},
+    "alternatives": {"exclude_modules": "(a|a)*b"},
+    "many loops": {"target_modules": ".*.*.*.*x"},
+    "reference": {"layers_pattern": [r"(a)\1"]},
+    "names": {"rank_pattern": {"(.+)+x": 4}},
+    "many names": {"alpha_pattern": {f".*{n}": 4 for n in range(4)}},
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_expression_of_an_adapter_that_could_take_hours_is_refused(tmp_path, name):
+    changed("adapter_config.json", **ADAPTERS[name])(tmp_path)
+    (field,) = ADAPTERS[name]
+    with pytest.raises(BadFile, match=rf"adapter_config\.json: {field} must be .*repeated groups"):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "all-linear",
+        r".*\.(q|k|v|o)_proj$",
+        r"^(?!.*(vision|visual)).*layers\.\d+\.(self_attn|mlp)\.(?:q_proj|up_proj)",
+        r"model\.layers\.(1[0-9]|2[*+{(]?)\.mlp",
+        ["q_proj", "(.+)+x"],  # names, not expressions
+    ],
+)
+def test_expressions_as_adapters_have_them_are_taken(tmp_path, expression):
+    changed("adapter_config.json", target_modules=expression)(tmp_path)
+    check_folder(tmp_path)

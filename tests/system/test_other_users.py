@@ -18,6 +18,7 @@ from other_users import OTHER, another_user, as_other, open_to_others
 from warmd.configs.config import WorkerConfig
 from warmd.daemon.client import control
 from warmd.jobs import KINDS, spec_class
+from warmd.jobs.compute import cache
 
 WORKERS = (
     WorkerConfig(name="train-0", queue="train", threads=1),
@@ -76,6 +77,9 @@ def test_no_other_user_can_use_a_file_of_any_kind_of_job(
         assert daemon.wait(job_id, timeout_s=120)["status"] == "finished", kind
     daemon.stop()
     assert open_to_others(daemon.home.path) == {}
+    machine_code = cache.folder()
+    assert machine_code is not None
+    assert open_to_others(machine_code) == {}
     assert (daemon.home.code_caches / "torchinductor").is_dir()
     for name in ("answers.jsonl", "vectors.npz", "rewards.jsonl"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask, name

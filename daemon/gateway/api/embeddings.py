@@ -74,7 +74,7 @@ async def create_embeddings(
     """Embed texts."""
     await state.in_thread(state.model_index.check, body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    options: dict[str, Any] = {"model": body.model, "text": texts}
+    options: dict[str, Any] = {"model": body.model, "text": texts, "truncate": False}
     for name in ("pooling", "normalize"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)

@@ -3,46 +3,189 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
 from fastapi import APIRouter, Form, Query, Request, UploadFile
 from fastapi.responses import FileResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ....jobs.errors import SpecError
-from ..core.file_store import PURPOSE, FileObject
+from ..core.file_store import PURPOSE, FileObject, Incoming
 from ..core.state import AppState, StateDep
-from ..http.errors import RESPONSES, unavailable
+from ..http import forms
+from ..http.errors import CLIENT_DISCONNECTED, RESPONSES, ApiError, unavailable
 
-_MAX_FIELDS = 8  # of a form, held in memory
 _FIELDS = {"file", "purpose"}
-_MAX_UPLOADS = 4  # at a time; each is on disk twice for a moment
+_MAX_UPLOADS = 100  # at a time; each has a few open files
+_STEP = 64 * 1024  # bytes that the slowest upload has not received for the longest time
+_LEAST_S = 1.0  # for them, before an upload makes room for another one
+_BUFFERS = 32 * 1024**2  # bytes of all uploads together that wait to be written
+_BUFFER = 1024**2  # bytes of one upload, at most
+_LINGER_S = 10.0  # for the rest of a refused upload: else the client might not get the response
+
+
+class _Arriving:
+    """An upload that is being received."""
+
+    def __init__(self, deadline: asyncio.Timeout) -> None:
+        self._deadline = deadline
+        self._since = asyncio.get_running_loop().time()  # of the current step
+        self._in_step = 0
+
+    def received(self, size: int) -> None:
+        self._in_step += size
+        if self._in_step >= _STEP:
+            self._in_step, self._since = 0, asyncio.get_running_loop().time()
+
+    @property
+    def step_s(self) -> float:
+        """How long it has been receiving its current step."""
+        return asyncio.get_running_loop().time() - self._since
+
+    def end(self) -> None:
+        self._deadline.reschedule(0)
+
+
+class Uploads:
+    """The uploads that are being received; beyond `_MAX_UPLOADS` the slowest makes room."""
+
+    def __init__(self) -> None:
+        self._arriving: list[_Arriving] = []
+
+    @property
+    def buffer(self) -> int:
+        """How many bytes an upload collects before it writes them."""
+        return min(_BUFFER, _BUFFERS // max(1, len(self._arriving)))
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[_Arriving]:
+        """Give an upload a place. Raises ApiError 503 if there is none, or for the slowest."""
+        if len(self._arriving) >= _MAX_UPLOADS:
+            slowest = max(self._arriving, key=lambda one: one.step_s)
+            if slowest.step_s < _LEAST_S:
+                raise unavailable("too many simultaneous uploads: try again in a moment")
+            self._arriving.remove(slowest)
+            slowest.end()
+        try:
+            async with asyncio.timeout(None) as deadline:
+                arriving = _Arriving(deadline)
+                self._arriving.append(arriving)
+                try:
+                    yield arriving
+                finally:
+                    if arriving in self._arriving:
+                        self._arriving.remove(arriving)
+        except TimeoutError:
+            raise unavailable("the upload made room for faster ones: try again") from None
+
+
+class _Writer:
+    """Writes an arriving file in large parts, in a thread."""
+
+    def __init__(self, file: Incoming, state: AppState, uploads: Uploads) -> None:
+        self.file = file
+        self._in_thread = state.in_thread
+        self._uploads = uploads
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    async def write(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= self._uploads.buffer:
+            await self.flush()
+
+    async def flush(self) -> None:
+        whole = b"".join(self._parts)
+        self._parts, self._size = [], 0
+        await self._in_thread(self.file.write, whole)
 
 
 class _UploadRequest(Request):
-    def form(self, **_: Any) -> Any:
-        return super().form(max_files=1, max_fields=_MAX_FIELDS)
+    """A request whose form has a file, written below the home while it arrives."""
+
+    def __init__(self, request: Request, state: AppState, uploads: Uploads) -> None:
+        super().__init__(request.scope, request.receive)
+        self._app_state = state
+        self._uploads = uploads
+        self._parsed: FormData | None = None
+
+    async def form(self, **_: Any) -> FormData:  # type: ignore[override]
+        """Return the form. Its file is an Incoming, which is discarded unless it is kept."""
+        if self._parsed is None:
+            try:
+                self._parsed = await self._receive_form()
+            except ApiError as error:
+                if error.status == 507:  # the client sends on, and the rest may be long
+                    await self._linger()
+                # FastAPI lets it through while it reads a form.
+                raise HTTPException(error.status, str(error), error.headers) from error
+        return self._parsed
+
+    async def _receive_form(self) -> FormData:
+        writer: _Writer | None = None
+
+        async def begin(filename: str) -> _Writer:
+            nonlocal writer
+            file = await self._app_state.in_thread(self._app_state.files.begin, filename)
+            writer = _Writer(file, self._app_state, self._uploads)
+            name.append(filename)
+            return writer
+
+        name: list[str] = []
+        try:
+            async with self._uploads.one() as arriving:
+                pieces = self._pieces(arriving)
+                content_type = self.headers.get("content-type", "")
+                fields, field = await forms.read(content_type, pieces, begin)
+                if writer is None or field is None:
+                    return FormData(dict(fields))
+                await writer.flush()
+        except ClientDisconnect:
+            await self._discard(writer)
+            raise CLIENT_DISCONNECTED from None
+        except BaseException:
+            await self._discard(writer)
+            raise
+        file = UploadFile(cast(BinaryIO, writer.file), filename=name[0])
+        return FormData([*fields, (field, file)])
+
+    async def _discard(self, writer: _Writer | None) -> None:
+        if writer is not None:
+            await self._app_state.in_thread(writer.file.close)
+
+    async def _pieces(self, arriving: _Arriving) -> AsyncIterator[bytes]:
+        async for piece in self.stream():
+            arriving.received(len(piece))
+            yield piece
+
+    async def _linger(self) -> None:
+        with suppress(TimeoutError, ClientDisconnect, HTTPException, RuntimeError):
+            async with asyncio.timeout(_LINGER_S):
+                async for _ in self.stream():
+                    pass
 
 
 class UploadRoute(APIRoute):
-    """A route for file uploads: checks the announced size first, limits concurrent uploads."""
+    """A route for file uploads: checks the announced size first."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if "POST" not in (self.methods or ()):
             return handle
-        uploads = asyncio.Semaphore(_MAX_UPLOADS)
+        uploads = Uploads()
 
         async def handle_upload(request: Request) -> Response:
             state: AppState = request.app.state.warmd
             announced = request.headers.get("content-length", "")
             await state.in_thread(state.files.check_room, int(announced or 0))
-            if uploads.locked():
-                raise unavailable("too many simultaneous uploads: try again in a moment")
-            async with uploads:
-                return await handle(_UploadRequest(request.scope, request.receive))
+            return await handle(_UploadRequest(request, state, uploads))
 
         return handle_upload
 
@@ -76,7 +219,7 @@ async def upload_file(
             raise SpecError(name[:80], "unknown or not supported")
     if purpose != PURPOSE:
         raise SpecError("purpose", f"must be {PURPOSE}, got {purpose[:80]!r}")
-    return await state.in_thread(state.files.add, file.file, file.filename or "")
+    return await state.in_thread(cast(Incoming, file.file).keep)
 
 
 @router.get("", response_model=FileList)

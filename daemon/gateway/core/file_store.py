@@ -14,14 +14,15 @@ import secrets
 import shutil
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
 from ....jobs.errors import SpecError
-from ....jobs.files.atomic import whole_folder
+from ....jobs.files.atomic import recover, whole_folder
 from ...host.home import Home, private
 from ..http.errors import ApiError
 
@@ -51,41 +52,55 @@ class FileStore:
         self.folder = home.path / "files"
         self._max_bytes = max_bytes
         self._keep_s = keep_s
-        self._adding = threading.Lock()  # so that concurrent uploads see each other's size
+        self._counting = threading.Lock()
+        self._stored = 0  # bytes
+        self._arriving: dict[str, int] = {}  # bytes so far, by id
 
-    def add(self, source: BinaryIO, filename: str) -> FileObject:
-        """Store the content of `source` atomically. Raises ApiError 507."""
-        file_id = f"file-{secrets.token_hex(12)}"
-        name = re.sub(r"[^\w. -]", "_", PurePosixPath(filename).name, flags=re.ASCII)[:100]
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        size = source.seek(0, os.SEEK_END)
-        source.seek(0)
-        try:
-            with self._adding, whole_folder(self.folder / file_id) as staging:
-                self.check_room(size)
-                path = staging / _named(name)
-                with open(path, "wb", opener=private) as to:
-                    shutil.copyfileobj(source, to, 1 << 20)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise ApiError(507, f"file: cannot be stored: {error.strerror}") from error
-        return self.get(file_id)
+    def begin(self, filename: str) -> Incoming:
+        """Begin to store a file, whose bytes arrive one after the other. Raises ApiError 507."""
+        return Incoming(self, filename)
+
+    def clean(self) -> None:
+        """Remove what processes that were killed had received of files."""
+        recover(self.folder)
 
     def check_room(self, size: int) -> None:
-        """Raise ApiError 507 when `size` more bytes exceed the limit."""
+        """Raise ApiError 507 when `size` more bytes than the stored ones exceed the limit."""
         self._remove_old()
-        taken = self.total_bytes()
-        if taken + size > self._max_bytes:
+        with self._counting:
+            self._stored = self._count_stored()
+            self._check(size)
+
+    def count(self, file_id: str, size: int) -> None:
+        """Count bytes of an arriving file before they are written. Raises ApiError 507."""
+        with self._counting:
+            arriving = sum(self._arriving.values()) + size
+            if self._stored + arriving > self._max_bytes:
+                self._stored = self._count_stored()  # some may have been deleted
+            self._check(arriving)
+            self._arriving[file_id] = self._arriving.get(file_id, 0) + size
+
+    def end(self, file_id: str, *, is_stored: bool) -> None:
+        """Count a file as stored, or no more."""
+        with self._counting:
+            size = self._arriving.pop(file_id, 0)
+            self._stored += size if is_stored else 0
+
+    def _check(self, size: int) -> None:
+        if self._stored + size > self._max_bytes:
             raise ApiError(
                 507,
                 f"file: all files together must have at most {self._max_bytes:,} bytes "
-                f"(max_uploads), got {size:,} more than the stored {taken:,}: delete files first",
+                f"(max_uploads), got {size:,} more than the stored {self._stored:,}: delete files "
+                "first",
             )
 
     def total_bytes(self) -> int:
         """Return the size of all uploaded files."""
         return sum(file.bytes for file in self.all())
+
+    def _count_stored(self) -> int:
+        return sum(file.bytes for file in self.all() if file.id not in self._arriving)
 
     def _remove_old(self) -> None:
         if self._keep_s is None:
@@ -145,6 +160,59 @@ class FileStore:
                 f"got {name[:80]!r}",
             )
         return path
+
+
+class Incoming:
+    """A file that is arriving, in a folder below `files` that nobody sees before it is stored.
+
+    Every method blocks on disk. `close` discards what was not stored; what a killed process leaves
+    is removed by the next one.
+    """
+
+    def __init__(self, store: FileStore, filename: str) -> None:
+        """Raises ApiError 507."""
+        self.id = f"file-{secrets.token_hex(12)}"
+        self._store = store
+        name = re.sub(r"[^\w. -]", "_", PurePosixPath(filename).name, flags=re.ASCII)[:100]
+        store.folder.mkdir(mode=0o700, exist_ok=True)
+        with _full_disk_as_error(), ExitStack() as stack:
+            staging = stack.enter_context(whole_folder(store.folder / self.id))
+            self._file = stack.enter_context(open(staging / _named(name), "wb", opener=private))
+            self._open = stack.pop_all()  # closing it closes the file and shows its folder
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises ApiError 507 beyond the limit of all files, or on a full disk."""
+        self._store.count(self.id, len(data))
+        with _full_disk_as_error():
+            self._file.write(data)
+
+    def keep(self) -> FileObject:
+        """Store the file, durably. Raises ApiError 507."""
+        with _full_disk_as_error():
+            self._open.close()
+        self._store.end(self.id, is_stored=True)
+        return self._store.get(self.id)
+
+    def close(self) -> None:
+        """Discard the file unless it is stored."""
+        unfinished = self._open.pop_all()
+        with suppress(_Discarded, OSError), unfinished:
+            raise _Discarded
+        self._store.end(self.id, is_stored=False)
+
+
+class _Discarded(Exception):
+    """Ends the writing of a folder that is not to be kept."""
+
+
+@contextmanager
+def _full_disk_as_error() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ApiError(507, f"file: cannot be stored: {error.strerror}") from error
 
 
 def _unknown(file_id: str) -> ApiError:

@@ -80,6 +80,7 @@ class AppState:
         self.files = FileStore(
             self.client.home, max_bytes=config.max_uploads_bytes, keep_s=config.keep_uploads_s
         )
+        self.files.clean()
         has_folder = self.client.remote is None
         self.images = ImageStore(self.client.home.runs) if has_folder else None
         self.eta = StartEstimator(config)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import client as clients, rights, session
 from .bodies import SMALL, BodyMemory, Reservation
-from .browser import READING
+from .browser import CHANGING, READING
 from .client import CLIENT, HttpClient
 from .errors import ApiError, frame
 from .open_requests import OpenRequest, OpenRequests
@@ -155,7 +155,7 @@ class AuthMiddleware:
             if needed not in (rights.ANY, rights.OPEN, *client.rights):
                 log.info("http: %s: refused: needs %s", client.name, needed)
                 return rights.refusal(str(client.name), client.rights, needed, scope)
-        if scope["method"] in READING:
+        if scope["method"] not in CHANGING:
             return None
         return self._objection_to_change(scope["path"], headers, has_session)
 
