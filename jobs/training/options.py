@@ -224,7 +224,7 @@ class TrainingSpec(Spec, ABC):
         (),
         "experiment trackers",
         group="evaluation",
-        choices=("none", "tensorboard", "wandb", "trackio"),
+        choices=("none", "tensorboard", "wandb", "trackio", "mlflow"),
     )
     save_every: str = option(
         "25", "interval between checkpoints: steps (25) or minutes (10m)", group="checkpoints"

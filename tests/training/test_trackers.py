@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import sft_jobs
+import tiny
 
+from warmd.jobs.sft.kind import run
 from warmd.jobs.training.trackers import tracked
 
 
@@ -50,3 +54,11 @@ def test_a_run_that_cannot_be_ended_does_not_fail_the_training(ends, monkeypatch
         pass
     assert "the run of wandb could not be ended" in caplog.text
     assert "no network" in caplog.text
+
+
+def test_a_tracker_that_fails_is_a_warning_and_the_job_goes_on(tmp_path):
+    job = replace(sft_jobs.spec(tmp_path), report_to=("trackio",))  # which is not installed
+    made = tiny.surroundings(tmp_path / "run")
+    assert run(job, made.ctx)["steps"] == 7
+    (warning,) = made.of_type("warning")
+    assert warning["message"].startswith("report_to: trackio: its run is not started: No module")
