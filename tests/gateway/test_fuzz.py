@@ -113,7 +113,7 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
     send()
 
 
-# What schemathesis' other checks find, by code and begin of the operation, with the reason; others must not be.
+# What all checks of schemathesis find, by code and begin of the operation, with the reason.
 DEVIATIONS: dict[str, dict[str, str]] = {
     "ST202": {  # a request that the description allows is refused
         "": "values are checked beyond JSON Schema (files that exist, options that fit together), "
