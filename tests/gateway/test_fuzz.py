@@ -113,14 +113,19 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
     send()
 
 
-# What schemathesis' other checks find, by code and operation, with the reason; others must not be.
+# What all checks of schemathesis find, by code and begin of the operation, with the reason.
 DEVIATIONS: dict[str, dict[str, str]] = {
     "ST202": {  # a request that the description allows is refused
-        "*": "values are checked beyond JSON Schema (files that exist, options that fit together), "
+        "": "values are checked beyond JSON Schema (files that exist, options that fit together), "
         "and 1.0 is not taken for an integer"
     },
     "ST201": {  # a request that the description does not allow is accepted
-        "POST /v1/files": "a form has texts only: an object arrives as its text"
+        "POST /v1/files": "a form has texts only: an object arrives as its text",
+        "POST /v1/warmd/check": "what is wrong is the answer of a check",
+        "POST /v1/warmd/sweeps/check": "what is wrong is the answer of a check",
+    },
+    "ST204": {  # a method that the description does not have, not refused with 405
+        "POST /v1/warmd/": "a change without X-Warmd gets 403, before its route is looked for"
     },
     "ST101": {  # a status of 5xx: no daemon runs
         f"{'GET' if path == '/health' else 'POST'} {path}": "503" for path in ASKS_DAEMON
@@ -159,7 +164,7 @@ def test_the_gateway_does_what_its_description_says(make_gateway: Any, tmp_path:
         (failure["code"], failure["title"], operation)
         for failure in found["failures"]
         for operation in failure["operations"]
-        if not {"*", operation} & DEVIATIONS.get(failure["code"], {}).keys()
+        if not operation.startswith(tuple(DEVIATIONS.get(failure["code"], {})))
     ]
     assert not unknown, done.stdout[-20_000:]
 

@@ -19,7 +19,7 @@ from ....configs.values import is_loopback
 from .errors import ApiError
 
 READING = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
-CHANGING = ("POST", "PUT", "PATCH", "DELETE")  # no route has another method
+CHANGING = ("POST", "DELETE")  # no route has another method
 _NETLOC = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{0,5})?", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
 
