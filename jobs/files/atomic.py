@@ -22,6 +22,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,12 +53,12 @@ def whole_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     writers wait for each other; leftovers of a dead writer are overwritten.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = _open_locked(lambda: _create(temporary), temporary)
-    with _closed(descriptor), _released(descriptor), open(descriptor, "wb", closefd=False) as file:
+    lock = _open_locked(lambda: _create(temporary), temporary)
+    with _released(lock), open(lock.fileno(), "wb", closefd=False) as file:
         try:
             file.truncate()
             if mode != 0o600:
-                set_mode(descriptor, mode)
+                set_mode(lock.fileno(), mode)
             yield file
             with naming(path):
                 file.flush()
@@ -80,28 +81,49 @@ def make_folder(path: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
+@contextmanager
+def _released(lock: FileIO) -> Iterator[None]:
+    """Release a lock at the end of the block, and close its file.
+
+    A process that was forked in the block only closes its copy.
+    """
+    owner = os.getpid()
+    try:
+        yield
+    finally:
+        try:
+            if os.getpid() == owner:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
+        finally:
+            lock.close()
+
+
 def _open_locked(
     open_it: Callable[[], int],
     path: Path,
     how: int = fcntl.LOCK_EX,
     *,
     while_waiting: Callable[[], None] | None = None,
-) -> int:
-    """Return a descriptor of `path` with a lock.
+) -> FileIO:
+    """Return `path`, open and locked.
 
     `while_waiting` is called periodically; an exception of it ends the wait.
+
+    Not a descriptor: a file is closed with the last reference to it, so that no interrupt leaves a
+    lock behind, wherever it comes. A process that goes on, as a notebook, would wait for itself.
     """
     while True:
-        descriptor = open_it()
+        lock = FileIO(open_it(), "r+")
         try:
-            _lock(descriptor, how, while_waiting)
+            _lock(lock.fileno(), how, while_waiting)
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    return descriptor
+                if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    return lock
         except BaseException:
-            os.close(descriptor)
+            lock.close()
             raise
-        release(descriptor)  # its previous holder has renamed or removed the file
+        with _released(lock):  # its previous holder has renamed or removed it
+            pass
 
 
 def _lock(descriptor: int, how: int, while_waiting: Callable[[], None] | None) -> None:
@@ -118,34 +140,18 @@ def _lock(descriptor: int, how: int, while_waiting: Callable[[], None] | None) -
 
 def release(descriptor: int) -> None:
     """Release the lock on an open file, whatever process has a copy of it, and close it."""
-    with _closed(descriptor), _released(descriptor):
+    with _released(FileIO(descriptor, "r+")):
         pass
-
-
-@contextmanager
-def _closed(descriptor: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _released(descriptor: int) -> Iterator[None]:
-    """Release a lock at the end of the block, but not in a process that was forked in it."""
-    owner = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() == owner:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def fsync(path: Path) -> None:
     """Make a file's content, or the names in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with _closed(descriptor), naming(path):
-        os.fsync(descriptor)
+    try:
+        with naming(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -222,10 +228,11 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 @contextmanager
 def _held_folder(folder: Path, how: int) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with _closed(descriptor):
+    try:
         fcntl.flock(descriptor, how)
-        with _released(descriptor):
-            yield
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -233,14 +240,14 @@ def _held(
     path: Path, how: int = fcntl.LOCK_EX, *, while_waiting: Callable[[], None] | None = None
 ) -> Iterator[None]:
     """Hold a lock file. Raises BlockingIOError with LOCK_NB when it is taken."""
-    descriptor = _open_locked(
+    lock = _open_locked(
         lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600),
         path,
         how,
         while_waiting=while_waiting,
     )
     owner = os.getpid()
-    with _closed(descriptor), _released(descriptor):
+    with _released(lock):
         try:
             yield
         finally:

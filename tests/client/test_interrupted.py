@@ -37,6 +37,8 @@ def submit(desk: Desk, at: int | None) -> tuple[str | None, int]:
         sys.settrace(None)
 
 
+# A lock that an interrupt has just prevented from being released ends with its file.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(
     "points", [pytest.param(40, id="some"), pytest.param(2000, id="all", marks=pytest.mark.slow)]
 )
