@@ -15,6 +15,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from ..errors import JobFailed
 from .folder_files import naming
 from .pickled_weights import check_tensors
 from .weight_headers import IS_DERIVED, listed, unwrapping
@@ -77,6 +78,36 @@ def load(task: str, folder: Path, *, config: Any, dtype: Any) -> Pretrained:
         {name: shapes for name, *shapes in found["mismatched_keys"]},
     )
     return Pretrained(model, tuple(sorted(left_out)), tuple(sorted(new_head)))
+
+
+def restore(model: Any, checkpoint: Path) -> None:
+    """Load the weights of a checkpoint into the model that it was saved from, or its adapter.
+
+    Raises JobFailed if it has other tensors than the model.
+    """
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers.trainer_utils import load_sharded_checkpoint
+    from transformers.utils import SAFE_WEIGHTS_NAME
+
+    if isinstance(model, PeftModel):
+        model.load_adapter(str(checkpoint), model.active_adapters[0], is_trainable=True)
+        return
+    whole = checkpoint / SAFE_WEIGHTS_NAME
+    if whole.is_file():
+        found = model.load_state_dict(load_file(whole), strict=False)
+    else:
+        found = load_sharded_checkpoint(model, str(checkpoint), strict=False)
+    tensors = model.state_dict(keep_vars=True)
+    missing, unexpected = set(found.missing_keys), found.unexpected_keys
+    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    missing = {name for name in missing if id(tensors[name]) not in loaded}  # those not tied
+    if missing or unexpected:
+        raise JobFailed(
+            f"model: must have the tensors of the checkpoint: {len(missing)} of {len(tensors)} "
+            f"tensors are missing in it ({listed(missing) or 'none'}), {len(unexpected)} "
+            f"unexpected ({listed(unexpected) or 'none'})"
+        )
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..context import Activity, Context, step_of
 from ..errors import JobFailed, Stopped
+from ..models.pretrained import restore
 from ..spec import shown
 from ..user_code.forks import end_if_forked
 from .determinism import algorithms
@@ -44,7 +45,6 @@ from .snapshot import (
     Snapshot,
     TokenizerFiles,
     load_optimizer,
-    load_weights,
     read_job_state,
     require_files,
     restore_rng,
@@ -191,11 +191,11 @@ class Training:
             self._saver.latest = checkpoint
             if self.ctx.stop_at is not None and step_of(checkpoint) >= self.ctx.stop_at:
                 if self.ctx.eval_at_stop:
-                    load_weights(self.model, checkpoint)
+                    restore(self.model, checkpoint)
                     self._evaluate_at_stop()
                 raise Stopped(step_of(checkpoint))  # killed between that save and its end
             if step_of(checkpoint) >= self.steps_total:
-                load_weights(self.model, checkpoint)
+                restore(self.model, checkpoint)
                 self._evaluate_if_due()
                 return
         evaluates = self._eval_first and self._measured is not None and self.ctx.ranks.rank == 0
@@ -233,7 +233,7 @@ class Training:
         if self.tokenizer is not None:
             align_special_tokens(self.model, self.tokenizer)
         if checkpoint is not None:
-            load_weights(self.model, checkpoint)
+            restore(self.model, checkpoint)
         self._optimizer = optimizer_of(self.model, self.args)
         self._schedule = schedule_of(self._optimizer, self.args, self.steps_total)
         self.model.zero_grad()

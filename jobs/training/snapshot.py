@@ -19,19 +19,16 @@ import numpy as np
 import orjson
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import modeling_utils
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import safe_globals
-from transformers.trainer_utils import load_sharded_checkpoint
-from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..context import MANIFEST, Staging
 from ..errors import JobFailed
 from ..models.adapters import WEIGHTS
-from ..models.weight_headers import listed
 from .device_copies import HostReader, held, on_host
 from .live_tensors import LiveSink, LiveTensors
 from .lora import adapter_metadata, adapter_tensors, write_adapter_config
@@ -255,31 +252,6 @@ def read_job_state(checkpoint: Path) -> dict[str, Any]:
         checkpoint / JOB_STATE, map_location="cpu", weights_only=True
     )
     return state
-
-
-def load_weights(model: Any, checkpoint: Path) -> None:
-    """Load the weights of a checkpoint into the model that it was saved from.
-
-    Raises JobFailed if it has other tensors than the model.
-    """
-    if isinstance(model, PeftModel):
-        model.load_adapter(str(checkpoint), model.active_adapters[0], is_trainable=True)
-        return
-    whole = checkpoint / SAFE_WEIGHTS_NAME
-    if whole.is_file():
-        found = model.load_state_dict(load_file(whole), strict=False)
-    else:
-        found = load_sharded_checkpoint(model, str(checkpoint), strict=False)
-    tensors = model.state_dict(keep_vars=True)
-    missing, unexpected = set(found.missing_keys), found.unexpected_keys
-    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
-    missing = {name for name in missing if id(tensors[name]) not in loaded}  # those not tied
-    if missing or unexpected:
-        raise JobFailed(
-            f"model: must have the tensors of the checkpoint: {len(missing)} of {len(tensors)} "
-            f"tensors are missing in it ({listed(missing) or 'none'}), {len(unexpected)} "
-            f"unexpected ({listed(unexpected) or 'none'})"
-        )
 
 
 def load_optimizer(optimizer: Any, checkpoint: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import dpo_jobs
@@ -17,10 +18,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.context import OneProcess
+from warmd.jobs.dpo.dataset import Example as PreferenceExample
+from warmd.jobs.dpo.task import MicroBatch as PreferenceBatch
 from warmd.jobs.grpo.packed_trainer import PackedTrainer
 from warmd.jobs.packing.shared_prompts import Pack, Sample, split
-from warmd.jobs.sft.dataset import IGNORED
+from warmd.jobs.sft.dataset import IGNORED, Example as RowExample
+from warmd.jobs.sft.task import MicroBatch as RowBatch
 from warmd.jobs.training.deprecations import no_deprecations
+from warmd.jobs.training.loop import Training
 from warmd.jobs.training.reference import copy_shared_weights
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -61,12 +66,17 @@ def in_ranks(trainers: Sequence[Any], learn: Callable[[Any], torch.Tensor]) -> t
 
     def of_rank(rank: int) -> torch.Tensor:
         made = trainers[rank]
-        made.ranks = ThreadRank(rank, len(trainers), shared)
+        ranks = ThreadRank(rank, len(trainers), shared)
+        if isinstance(made, Training):
+            made.task._ctx = replace(made.task._ctx, ranks=ranks)  # type: ignore[attr-defined]
+        else:
+            made.ranks = ranks
         made.model.train()
         made.model.zero_grad()
         try:
             loss = learn(made)
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
         except BaseException:
             shared.barrier.abort()
             raise
@@ -78,6 +88,17 @@ def in_ranks(trainers: Sequence[Any], learn: Callable[[Any], torch.Tensor]) -> t
         sum(torch.zeros_like(w) if w.grad is None else w.grad for w in weights)
         for weights in zip(*(made.model.parameters() for made in trainers), strict=True)
     ]
+
+
+def learn_parts(made: Training, micro_batch: Any) -> torch.Tensor:
+    """Add the gradients of a micro-batch to the weights, and return its loss, over all ranks."""
+    total = torch.zeros(1)
+    for part in made.task.loss(micro_batch):
+        if part.value.requires_grad:
+            part.value.backward()
+        total += float(part.value.detach()) if part.amount is None else part.amount
+    made.task._ctx.ranks.sum(total)  # type: ignore[attr-defined]
+    return total[0]
 
 
 def assert_close(ours: tuple[float, Any], theirs: tuple[float, Any]) -> None:
@@ -189,16 +210,26 @@ def test_grpo_learns_each_completion_once_in_any_division(grpo, rows, processes,
     assert_close(in_ranks(grpo[1 : 1 + processes], learn_group(batch, room)), theirs)
 
 
+def made_last_first(make: Callable[[str], Any]) -> list[Any]:
+    """Return TRL's trainer, made last, and the trainings of three ranks.
+
+    Arguments that are made later reset the state that a trainer of TRL uses.
+    """
+    ours = [make("warmd") for _ in range(3)]
+    return [make("trl"), *ours]
+
+
 @pytest.fixture(scope="module")
 def dpo(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """TRL's trainer, and those of three ranks: policies alike, away from the reference."""
     folder = tmp_path_factory.mktemp("dpo")
     model = sft_jobs.small("llama", tie_word_embeddings=True)
-    made = [dpo_jobs.trainer(side, folder, model) for side in ("trl", *["warmd"] * 3)]
+    made = made_last_first(lambda side: dpo_jobs.trainer(side, folder, model))
     for one in made:
-        one.current_gradient_accumulation_steps = 1
-        if one is not made[0]:
-            copy_shared_weights(one.model, one.ref_model)
+        if isinstance(one, Training):
+            one.task.before_update()  # type: ignore[attr-defined]
+        else:
+            one.current_gradient_accumulation_steps = 1
         torch.manual_seed(0)
         for weight in one.model.parameters():
             weight.data += 0.05 * torch.randn_like(weight)
@@ -207,8 +238,13 @@ def dpo(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 def learn_pairs(rows: Sequence[dict[str, Any]], room: int) -> Callable[[Any], torch.Tensor]:
     def learn(made: Any) -> torch.Tensor:
-        if hasattr(made, "most_tokens"):
-            made.most_tokens = room
+        if isinstance(made, Training):
+            made.task.most_tokens = room  # type: ignore[attr-defined]
+            pairs = [
+                PreferenceExample(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"])
+                for row in rows
+            ]
+            return learn_parts(made, PreferenceBatch(pairs, 1))
         with no_deprecations():
             inputs = made._prepare_inputs(made.data_collator(copy.deepcopy(list(rows))))
             return made.compute_loss(made.model, inputs)  # type: ignore[no-any-return]
@@ -242,16 +278,17 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """TRL's trainer, and those of three ranks, with the same weights."""
     folder = tmp_path_factory.mktemp("sft")
     model = sft_jobs.small("llama", tie_word_embeddings=True)
-    sides = ("trl", *["warmd"] * 3)
-    return [sft_jobs.trainer(side, folder, model, "text", how={}) for side in sides]
+    return made_last_first(lambda side: sft_jobs.trainer(side, folder, model, "text", how={}))
 
 
 def learn_rows(rows: Sequence[dict[str, Any]], room: int) -> Callable[[Any], torch.Tensor]:
     def learn(made: Any) -> torch.Tensor:
-        if hasattr(made, "most_tokens"):
-            made.most_tokens = room
+        learned = sum(label != IGNORED for row in rows for label in row["labels"][1:])
+        if isinstance(made, Training):
+            made.task.most_tokens = room  # type: ignore[attr-defined]
+            examples = [RowExample(row["input_ids"], row["labels"]) for row in rows]
+            return learn_parts(made, RowBatch(examples, learned, 1.0))
         inputs = made._prepare_inputs(made.data_collator(copy.deepcopy(list(rows))))
-        learned = (inputs["labels"][:, 1:] != IGNORED).sum()
         return made.compute_loss(made.model, inputs, num_items_in_batch=learned)  # type: ignore[no-any-return]
 
     return learn
