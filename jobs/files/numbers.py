@@ -25,7 +25,8 @@ _SHAPES = bytes.maketrans(
     ),
 )
 _LONG = (b"0" * 16, b"0e000", b"0e-000")
-_HUGE = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]{3,}|(?<=[0-9])[0-9]{300,}")
+# An exponent, or all digits of a run but the first. Both take linear time, whatever the text is.
+_HUGE = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]{3,}|(?<![0-9])([0-9])[0-9]{300,}")
 _EXACT = frozenset((str, int, bool, type(None)))  # what orjson reads as it is written
 _LONGEST_INTEGER = 20  # characters of one of 64 bits
 _PLACES = 400  # at most, of a number that is written out; float64 has 309 before the point
@@ -57,7 +58,7 @@ def loads(line: bytes) -> Any:
         if "infinity" not in str(error):
             raise
         # orjson stops here at a number beyond float64. The rest of the line is read without it.
-        orjson.loads(_HUGE.sub(b"", line))
+        orjson.loads(_HUGE.sub(lambda found: found[1] or b"", line))
     else:
         if not _may_have_long_numbers(found, line):
             return found

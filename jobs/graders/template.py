@@ -11,7 +11,7 @@ import orjson
 from ..errors import SpecError
 
 MOST_CHARACTERS = 100_000
-_PLACE = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
+_PLACE = re.compile(r"\{\{([^{}]*)\}\}")  # its name may have blanks around it
 _ITEM = re.compile(r"item((?:\.\w+)+)")
 _OUTPUT = "sample.output_text"
 
@@ -25,7 +25,7 @@ class Template:
             got = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
             raise SpecError(option, f"{field} must be text of at most {MOST_CHARACTERS}, got {got}")
         self._text = text
-        for place in _PLACE.findall(text):
+        for place in _places(text):
             if place != _OUTPUT and not _ITEM.fullmatch(place):
                 raise SpecError(
                     option, f"{field} must name {_OUTPUT} or item.COLUMN, got {place[:80]!r}"
@@ -34,20 +34,26 @@ class Template:
     @property
     def columns(self) -> list[str]:
         """The columns of the data that it names."""
-        found = (_ITEM.fullmatch(place) for place in _PLACE.findall(self._text))
+        found = (_ITEM.fullmatch(place) for place in _places(self._text))
         return [match[1].split(".")[1] for match in found if match]
 
     def fill(self, output: str, item: Mapping[str, Any]) -> str:
         """Return the text for a completion and its record. A value that is absent is empty."""
 
         def value(match: re.Match[str]) -> str:
-            if match[1] == _OUTPUT:
+            place = match[1].strip()
+            if place == _OUTPUT:
                 return output
             found: Any = item
-            for name in match[1].split(".")[1:]:
+            for name in place.split(".")[1:]:
                 found = found.get(name) if isinstance(found, Mapping) else None
             if found is None or isinstance(found, str):
                 return found or ""
             return orjson.dumps(found).decode()
 
         return _PLACE.sub(value, self._text)
+
+
+def _places(text: str) -> list[str]:
+    """Return the names in the places of a text."""
+    return [name.strip() for name in _PLACE.findall(text)]

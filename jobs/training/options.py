@@ -52,7 +52,7 @@ class SaveInterval:
     @classmethod
     def parse(cls, text: str) -> SaveInterval:
         """Read `25` (steps) or `10m` (minutes). Raises SpecError."""
-        if text.isascii() and text.isdigit() and 1 <= int(text) <= 10**9:
+        if re.fullmatch("[0-9]{1,10}", text) and 1 <= int(text) <= 10**9:
             return cls(steps=int(text))
         minutes = _MINUTES.fullmatch(text)
         if minutes is None or float(minutes[1]) == 0:

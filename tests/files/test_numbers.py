@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from decimal import Decimal
 
 import orjson
@@ -76,3 +77,11 @@ def test_everything_else_is_read_as_orjson_reads_it(value):
 def test_what_json_does_not_have_is_refused_by_line_also_after_a_long_number(line):
     with pytest.raises(SpecError, match=r"^data: x.jsonl, line 3: must be a JSON object, got "):
         parse(line, Place.of_line("data", "x.jsonl", 3))
+
+
+def test_no_line_of_digits_takes_long():
+    line = b'{"a": 1e999, "b": [' + b",".join([b"1" * 299] * 20_000) + b"]}"
+    begun = time.monotonic()
+    loads(line)
+    assert time.monotonic() - begun < 5
+    assert loads(b"[1e999, 1" + b"0" * 400 + b"]") == ["1e999", "1" + "0" * 400]

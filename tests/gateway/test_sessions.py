@@ -49,7 +49,18 @@ def test_the_token_becomes_a_cookie_and_a_secret_for_the_page(http, locked):
     assert http.get(OVERVIEW, headers={session.HEADER: secret}).status_code == 200
 
 
-@pytest.mark.parametrize("path", [OVERVIEW, f"{OVERVIEW}/stream", "/v1/models", "/metrics"])
+def test_no_token_can_be_guessed_by_made_up_sessions(http):
+    made = session.issue("http_token", TOKEN.encode())  # as if the token alone were the key
+    begun = time.monotonic()
+    name = session.cookie_name(f"127.0.0.1:{http.base_url.port}")
+    refused = http.get(
+        OVERVIEW, headers={session.HEADER: made.secret, "cookie": f"{name}={made.cookie}"}
+    )
+    assert refused.status_code == 401
+    assert time.monotonic() - begun > 0.9  # like a wrong token
+
+
+@pytest.mark.parametrize("path", [OVERVIEW, "/metrics"])
 def test_one_half_of_a_session_opens_nothing(http, path):
     secret = log_in(http)
     assert http.get(path).status_code == 401  # what another port of this host is sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.graders import grader, similarity
 from warmd.jobs.graders.formula import Formula
+from warmd.jobs.graders.template import Template
 
 CHECK = {
     "type": "string_check",
@@ -59,6 +61,13 @@ def refusal(values: Any) -> str:
 )
 def test_string_check(operation, output, expected):
     assert score({**CHECK, "operation": operation}, output, answer="Paris") == expected
+
+
+@pytest.mark.parametrize("text", ["{{" + " " * 90_000, "{{ " * 30_000, "{{a" * 30_000 + "}"])
+def test_no_text_of_a_template_takes_long(text):
+    begun = time.monotonic()
+    assert Template("grader", "input", text).columns == []
+    assert time.monotonic() - begun < 1
 
 
 def test_templates_take_columns_inside_objects_and_numbers():

@@ -26,6 +26,7 @@ from ..core.sampling import (
 from ..core.state import StateDep, as_param
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
+from ..http.auth import RESERVATION
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from .chat import STREAMED
@@ -121,6 +122,9 @@ async def create_completion(
     try:
         spec = state.parse("infer", body.job_options())
         job_id, headers = await answers.submit(state, caller, Submission(spec))
+        del spec
+        body.prompt = ""  # the job has it
+        request.scope[RESERVATION].shrink(0)
     except SpecError as error:
         raise as_param(error, {"prompts": "prompt"}) from error
     head = {

@@ -17,6 +17,7 @@ from ..core.sampling import Ignored, Unsupported
 from ..core.state import StateDep, as_param
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
+from ..http.auth import RESERVATION
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 
@@ -81,6 +82,9 @@ async def create_embeddings(
     try:
         spec = state.parse("encode", options)
         job_id, headers = await answers.submit(state, caller, Submission(spec))
+        del spec, texts, options
+        body.input = ""  # the job has it
+        request.scope[RESERVATION].shrink(0)
     except SpecError as error:
         raise as_param(error, {"text": "input"}) from error
     result = await answers.full(state, request, caller, job_id)

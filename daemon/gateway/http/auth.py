@@ -93,7 +93,7 @@ class AuthMiddleware:
         if error is not None:
             throttle, _ = self._lane(scope, client)
             await throttle.wait()
-            if error.status == 401 and "authorization" in headers:
+            if error.status == 401 and ("authorization" in headers or session.HEADER in headers):
                 await asyncio.sleep(WRONG_S)  # so that guessing is slow
             await error.response(scope, receive, send)
             return

@@ -1,9 +1,9 @@
 """Sessions of the dashboard: a cookie and a second secret stand for the token that logged in.
 
 Browsers send a cookie to all ports of a host, so it is a random value without any right. The second
-secret, a MAC of the cookie under the token, is in the storage of the page's own origin; the page
-sends it as a header. The gateway stores neither: sessions survive its restart, and a new token ends
-them all.
+secret, a MAC of the cookie by the token and a key of the home, is in the storage of the page's own
+origin; the page sends it as a header. The gateway stores neither: sessions survive its restart, and
+a new token ends them all.
 """
 
 from __future__ import annotations

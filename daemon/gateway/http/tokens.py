@@ -38,7 +38,7 @@ class Tokens:
     def __init__(self, config: DaemonConfig) -> None:
         self._main = config.http_token
         self._path = config.http_tokens
-        self._key = b"" if self._path is None else _session_key(config.home / "http.key")
+        self._key = _session_key(config.home / "http.key") if self.are_set else b""
         self._named: tuple[NamedToken, ...] = ()
         self.problem: str | None = None  # what is wrong with the file
         self._applied: _Look = ("", None)
@@ -119,11 +119,13 @@ class Tokens:
     def _key_of(self, name: str) -> bytes | None:
         """Return the key of the sessions of a token; they end with it, or with a new secret."""
         if name == MAIN:
-            return None if self._main is None else self._main.encode()
-        if (token := self._find(name)) is None:
+            known = None if self._main is None else self._main
+        else:
+            known = None if (token := self._find(name)) is None else token.digest
+        if known is None:
             return None
-        # Not the hash alone: whoever reads the file must not be able to log in.
-        about = f"warmd sessions of {token.name} {token.digest}"
+        # With a key of this home: nobody can try tokens on a session, or make one from a hash.
+        about = f"warmd sessions of {name} {known}"
         return hmac.new(self._key, about.encode(), hashlib.sha256).digest()
 
     def _look(self) -> _Look:
