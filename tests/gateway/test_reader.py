@@ -75,7 +75,7 @@ def test_key_of_another_type_in_place_of_a_stream_does_not_stop_other_streams(ga
 
 
 @pytest.mark.slow
-def test_gateway_ends_with_its_event_reader_and_logs_why():
+def test_gateway_ends_with_a_task_of_its_own_and_logs_why():
     code = (
         "import asyncio\n"
         "from warmd.daemon.gateway.app import exit_unless_canceled\n"
@@ -87,5 +87,5 @@ def test_gateway_ends_with_its_event_reader_and_logs_why():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert "the event reader has ended" in done.stderr
+    assert "a task of the gateway has ended" in done.stderr
     assert "KeyError: 'event'" in done.stderr

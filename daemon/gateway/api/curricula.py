@@ -111,12 +111,12 @@ async def create_curriculum(
     await state.queue_length(TRAIN)
     kind, values = await state.in_thread(checked_options, body, state)
     stages = [
-        await state.in_thread(_stage, body, number, stage, values, state)
+        await state.in_data_thread(_stage, body, number, stage, values, state)
         for number, stage in enumerate(body.stages)
     ]
     given: dict[str, Any] = {"stages": stages}
     if body.gate is not None:
-        given["gate"] = await state.in_thread(_gate, body.gate, state)
+        given["gate"] = await state.in_data_thread(_gate, body.gate, state)
     labels = Labels.parse(body.name, body.tags)
     submitted_by = current_name()
 
@@ -127,7 +127,7 @@ async def create_curriculum(
         )
         return state.client.curriculum(submitted)
 
-    return await state.in_thread(submit)
+    return await state.in_data_thread(submit)
 
 
 def _stage(

@@ -117,7 +117,7 @@ async def check_job(body: CreateJob, state: StateDep, _: ChangeDep) -> Any:
     try:
         spec = (await checked(body, state)).spec
         try:
-            await state.in_thread(state.client.check, spec)
+            await state.in_data_thread(state.client.check, spec)
         except SpecError as error:
             raise by_request(error, spec.kind) from error
     except SpecError as error:

@@ -196,7 +196,7 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
             )
         return state.client.sweep(sweep_id)
 
-    return await state.in_thread(submit)
+    return await state.in_data_thread(submit)
 
 
 @router.post("/check", response_model=SweepPlan)
@@ -222,7 +222,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
         }
 
     try:
-        return await state.in_thread(plan)
+        return await state.in_data_thread(plan)
     except SpecError as error:
         return {"problem": {"message": str(error), "param": error.field}}
 

@@ -67,13 +67,16 @@ class AppState:
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
-        self._checks = Threads(_CHECK_THREADS, "checks")
+        self._schemas = Threads(_CHECK_THREADS, "schemas")
+        self._data = Threads(_CHECK_THREADS, "data")
         self._model_pool = ThreadPoolExecutor(_MODEL_THREADS, thread_name_prefix="models")
         self.event_reader = EventReader(self.client)
         # One token tells no clients apart.
         self._queue_shares = None if config.http_tokens is None else QueueShares()
         self.submitter = Submitter(
-            self.client, self.in_thread, self.in_check_thread, self._queue_shares
+            self.client,
+            {None: self.in_thread, "schema": self.in_schema_thread, "data": self.in_data_thread},
+            self._queue_shares,
         )
         self.model_index = ModelIndex(self.client)
         self.metrics = Metrics(self.client)
@@ -108,9 +111,13 @@ class AppState:
             self._control_pool, work, *arguments
         )
 
-    async def in_check_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call a function that checks the data or the schema of a job."""
-        return await self._checks.run(work, *arguments)
+    async def in_schema_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that checks the JSON Schema of a job."""
+        return await self._schemas.run(work, *arguments)
+
+    async def in_data_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that reads the data of jobs, which may take minutes."""
+        return await self._data.run(work, *arguments)
 
     async def in_model_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that loads or unloads a model."""
@@ -157,7 +164,7 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for threads in (self._threads, self._parser, self._checks):
+        for threads in (self._threads, self._parser, self._schemas, self._data):
             threads.shutdown()
         for pool in (self._control_pool, self._model_pool):
             pool.shutdown(wait=False, cancel_futures=True)

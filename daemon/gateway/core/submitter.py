@@ -68,18 +68,17 @@ class Submitter:
     def __init__(
         self,
         client: Client,
-        in_thread: InThread,
-        in_check_thread: InThread,
+        threads: Mapping[str | None, InThread],
         shares: QueueShares | None,
     ) -> None:
-        """`in_check_thread`: for checks that may take seconds.
+        """`threads`: by what a check reads, a `schema` or `data`; None: for all else.
 
         `shares`: in which the places of queues are divided; None: they are not.
         """
         self._client = client
         self._shares = shares
-        self._in_thread = in_thread
-        self._in_check_thread = in_check_thread
+        self._threads = threads
+        self._in_thread = threads[None]
         self._locks: dict[str, _KeyLock] = {}
 
     async def submit(self, submission: Submission) -> str:
@@ -163,8 +162,8 @@ class Submitter:
     async def _prepared(self, submission: Submission) -> RunDir:
         """Check a job in a thread: one whose data or schema is read, apart from the others."""
         spec = submission.spec
-        is_quick = spec.queue != TRAIN and not getattr(spec, "json_schema", "")
-        run = self._in_thread if is_quick else self._in_check_thread
+        reads = "schema" if getattr(spec, "json_schema", "") else None
+        run = self._threads["data" if spec.queue == TRAIN else reads]
         rundir: RunDir = await run(self._prepare, submission, current_name())
         return rundir
 
