@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def _group(controller: str, files: Sequence[str], name: str) -> Iterator[tuple[P
     """Make a control group that has one of these files; yield its folder and the file."""
     places = (Path("/sys/fs/cgroup") / controller, Path("/sys/fs/cgroup"))
     root = next((path for path in places if (path / "cgroup.procs").exists()), None)
-    folder = Path() if root is None else root / name
+    # A killed test may have left a group of its name.
+    folder = Path() if root is None else root / f"{name}-{uuid.uuid4().hex[:8]}"
     found: list[Path] = []
     if root is not None:
         with contextlib.suppress(OSError):
