@@ -57,7 +57,7 @@ class Writer(Protocol):
         """Record the metrics of a step."""
 
     def end(self) -> None:
-        """Send what is left, and end the run."""
+        """Send the pending metrics, and end the run."""
 
 
 class _TensorBoard:
