@@ -57,7 +57,7 @@ class Loss(NamedTuple):
 
     value: Tensor  # of one element; without gradients it is only reported
     sums: Mapping[str, float] = {}  # metrics, added up over the parts and processes of a step
-    amount: float | None = None  # what it adds to the reported loss; None: its value
+    amount: float | None = None  # in the reported loss; None: the value of `value`
 
 
 class Task(Protocol[M]):
@@ -70,13 +70,15 @@ class Task(Protocol[M]):
     def batches(self, first_step: int) -> Iterator[Sequence[M]]:
         """Yield the micro-batches of each step, from `first_step` (0: the first) on, without end.
 
-        Called for a resumed training, too: all steps get the batches of an uninterrupted one. The
-        batch of a step is asked for when it begins, with the weights that the step starts from.
+        Also called for a resumed training, whose steps get the batches of an uninterrupted one. The
+        loop requests the batch of a step when the step begins, with the weights at its start.
         """
 
     def loss(self, micro_batch: M) -> Iterator[Loss]:
-        """Yield the parts of the loss; each part's backward pass runs before the next one is asked
-        for. All parts and micro-batches of a step add up to its loss."""
+        """Yield the parts of the loss, which add up to the loss of a step over all micro-batches.
+
+        The backward pass of a part runs before the loop requests the next part.
+        """
 
     def fields(self, batch: Sequence[M], sums: Mapping[str, float]) -> dict[str, Any]:
         """Return the fields of a step's event beyond loss, grad_norm and learning_rate."""
