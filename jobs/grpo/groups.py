@@ -29,7 +29,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Weights:
+class RewardWeights:
     """The weights of the rewards, and whether each is normalized before they are summed."""
 
     values: Sequence[float]
@@ -37,15 +37,16 @@ class Weights:
 
     def rewards(self, scores: Tensor) -> Tensor:
         """Return the weighted sum of each completion's scores: (G, R) to (G,), NaN for no score."""
-        return self._weighted(scores).nansum(1).masked_fill(scores.isnan().all(1), torch.nan)
+        return self.weighted(scores).nansum(1).masked_fill(scores.isnan().all(1), torch.nan)
 
     def has_spread(self, scores: Tensor) -> bool:
         """Whether rewards within a group differ, so that it has advantages other than 0."""
         if self.are_for_normalized:
-            return any(_differ(column) for column in self._weighted(scores).unbind(1))
+            return any(_differ(column) for column in self.weighted(scores).unbind(1))
         return _differ(self.rewards(scores))
 
-    def _weighted(self, scores: Tensor) -> Tensor:
+    def weighted(self, scores: Tensor) -> Tensor:
+        """Return each score times the weight of its reward: (G, R)."""
         return scores * torch.tensor(self.values, device=scores.device)
 
 

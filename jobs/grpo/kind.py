@@ -1,13 +1,13 @@
 """The GRPO kind: train on groups of sampled completions and their rewards (arXiv:2402.03300).
 
-`options.py` has its options; `trainer.py` holds the trainer, which needs torch.
+`options.py` has its options, `task.py` the steps and the loss, which need torch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +23,19 @@ from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
 from ..rewards import problems, rewards
 from ..rewards.prompts import Prompt, completion_room, encode
+from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
 from ..training.same_inputs import require_same
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
+from .reward_sources import Sources
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
 
+    from ..training.loop import Training
     from .reward_process import RewardProcess
-    from .trainer import GroupTrainer
+    from .task import Reinforcement
 
 
 def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
@@ -48,36 +51,37 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     warm = ctx.models.take(spec.model)
     check_can_generate(warm.model)
     parts = spec.parts_by(ctx.rules)
-    training, held_out = parts.training, parts.held_out
+    training_set, held_out = parts.training, parts.held_out
     report_splits(ctx.emit, "dataset", *spec.data_sets, former=parts.readings[0].former)
     for reading in parts.readings:
         report_former(ctx.emit, reading.former)
         report_skipped(ctx.emit, reading)
     if spec.eval_dataset is not None:  # within a data set, prompts are distinct
-        seen = {problems.key_of(problem) for problem in training}
+        seen = {problems.key_of(problem) for problem in training_set}
         num_shared = sum(problems.key_of(problem) in seen for problem in held_out)
         report_shared(ctx.emit, num_shared, len(held_out))
     vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
     check_padding(warm)
-    prompts = _encode(spec, warm, training, vocabulary)
+    prompts = _encode(spec, warm, training_set, vocabulary)
     eval_prompts = _encode(spec, warm, held_out, vocabulary)
     num_cut = sum(prompt.is_cut for prompt in prompts + eval_prompts)
     if num_cut:
         ctx.emit("truncated", prompts=num_cut, max_prompt_length=spec.max_prompt_length)
     config = _config(spec, ctx, warm, prompts + eval_prompts)
     data = {
-        "data": problems.fingerprint(training + held_out),
-        "columns": problems.columns_fingerprint(training + held_out),
+        "data": problems.fingerprint(training_set + held_out),
+        "columns": problems.columns_fingerprint(training_set + held_out),
     }
     data_done = time.perf_counter()
-    functions = spec.reward_functions(training)
-    with _reward_process(spec, functions, prompts + eval_prompts) as process:
-        log = _reward_log(spec, ctx, checkpoint)
-        trainer = _trainer(
-            spec, ctx, warm, config, prompts, eval_prompts, functions, data, process, log
+    functions = spec.reward_functions(training_set)
+    sources = Sources(functions.values())
+    with _reward_calls(spec, functions, prompts + eval_prompts) as calls:
+        task, training = _training(
+            spec, ctx, warm, config, prompts, eval_prompts, calls, functions, data, sources
         )
+        task.reward_log = _reward_log(spec, ctx, checkpoint)
         require_same(ctx.ranks, "dataset", {"rows": data["data"], "columns": data["columns"]})
-        require_same(ctx.ranks, "reward", trainer.sources)
+        require_same(ctx.ranks, "reward", sources.digests)
         about = {
             "first_prompt": shown_prompt(prompts[0].text),
             "left_out": left_out.of_job("dataset", *spec.data_sets, readings=parts.readings),
@@ -85,39 +89,37 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             "trainer_s": time.perf_counter() - data_done,
         }
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-        _announce(spec, ctx, trainer, checkpoint, gemm, about)
+        packs = task.scorer.most_tokens is not None
+        _announce(spec, ctx, task, training, checkpoint, gemm, about)
         if warm.appended_end is not None:
             ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
-        for words in of_rollouts_words(warm.unapplied, are_packed=trainer.most_tokens is not None):
+        for words in of_rollouts_words(warm.unapplied, are_packed=packs):
             ctx.emit("warning", message=f"model: {words}")
-
-        evaluates = bool(eval_prompts) and ctx.ranks.rank == 0
+        if checkpoint is not None and step_of(checkpoint) < spec.steps_total:
+            sources.warn_of_changes(ctx, checkpoint)
         with fast_kernels(onednn=gemm == ONEDNN):
-            if checkpoint is None and evaluates:
-                trainer.check_weights()
-                trainer.reward_before = trainer.evaluate_before()["reward"]
-            trainer.train_to_end(checkpoint)
-            reward_after = trainer.evaluate_after()["reward"] if evaluates else None
-    trainer.save_final_model(ctx.run_dir / "model")
+            training.run(checkpoint)
+    training.save_model(ctx.run_dir / "model")
+    before = task.reward_before if training.before is None else training.before["reward"]
     return {
-        "steps": trainer.state.global_step,
-        "reward_before": trainer.reward_before,
-        "reward_after": reward_after,
+        "steps": training.step,
+        "reward_before": before,
+        "reward_after": None if training.last_eval is None else training.last_eval["reward"],
         "model": "model",
-        "metrics": {k: v for k, v in trainer.last_metrics.items() if k != "samples"},
+        "metrics": {k: v for k, v in training.last_metrics.items() if k != "samples"},
     }
 
 
-def _reward_process(
+def _reward_calls(
     spec: GrpoSpec,
     functions: Mapping[str, rewards.Reward | KeywordReward],
     prompts: Sequence[Prompt],
-) -> AbstractContextManager[RewardProcess | None]:
-    """Start the reward process, before this one computes anything; None without a time limit."""
+) -> AbstractContextManager[RewardCalls | RewardProcess]:
+    """Return what calls the rewards: with a time limit a process, before this one computes."""
     from .reward_process import RewardProcess
 
     if spec.reward_timeout is None:
-        return nullcontext()
+        return RewardCalls(functions, prompts)
     return RewardProcess(functions, prompts, spec.reward_timeout)
 
 
@@ -199,22 +201,28 @@ def _default_learning_rate(num_parameters: int) -> float:
     return 1e-4 if num_parameters < 1e8 else 1e-6
 
 
-def _trainer(
+def _training(
     spec: GrpoSpec,
     ctx: Context,
     warm: WarmModel,
     config: GRPOConfig,
     prompts: Sequence[Prompt],
     held_out: Sequence[Prompt],
+    calls: RewardCalls | RewardProcess,
     functions: Mapping[str, rewards.Reward | KeywordReward],
     data: Mapping[str, str],
-    process: RewardProcess | None,
-    log: RewardLog | None,
-) -> GroupTrainer:
-    from ..training.arguments import in_float32
+    sources: Sources,
+) -> tuple[Reinforcement, Training]:
+    from ..packing.attention import can_pack
+    from ..packing.passes import pack_tokens, require_one_process
+    from ..training.arguments import in_float32, pad_id, router_coefficient
+    from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
-    from .trainer import GroupTrainer
+    from .judging import Judge
+    from .sampler import Sampler
+    from .scoring import Scorer
+    from .task import Reinforcement
 
     model, reference = in_float32(warm.model), None
     if spec.lora is not None:
@@ -224,25 +232,67 @@ def _trainer(
             # The warm model is the reference; the policy shares its weights until the first update.
             reference, model = model.requires_grad_(False).eval(), weight_sharing_clone(model)
         model.requires_grad_(True)
-    return GroupTrainer(
-        job=ctx,
-        spec=spec,
-        config=config,
+    packs = can_pack(model)
+    rollout_dtype = _rollout_dtype(spec, ctx)
+    if not packs:
+        _check_padded(spec, model)
+        require_one_process(ctx.ranks, model)
+    padding, coefficient = pad_id(model, warm.tokenizer), router_coefficient(model, config)
+    task = Reinforcement(
+        ctx=ctx,
+        args=config,
         model=model,
         reference=reference,
         tokenizer=warm.tokenizer,
+        sampler=Sampler(
+            model,
+            warm.tokenizer,
+            config,
+            packs=packs,
+            rollout_dtype=rollout_dtype,
+            keeps_logps=spec.replay > 0,
+        ),
+        scorer=Scorer(
+            config,
+            most_tokens=pack_tokens(model, ctx) if packs else None,
+            pad_id=padding,
+            balances=coefficient != 0,
+        ),
+        judge=Judge(ctx, calls, len(functions)),
+        rewards=list(functions),
         prompts=prompts,
-        rewards=functions,
+        held_out=held_out,
         data=data,
-        rollout_dtype=_rollout_dtype(spec, ctx),
         samples_shown=spec.log_completions,
         resample=spec.resample,
         replay=spec.replay,
-        reward_process=process,
-        reward_log=log,
-        held_out=held_out,
-        eval_every=spec.eval_every,
+        router_coefficient=coefficient,
     )
+    training = Training(
+        ctx=ctx,
+        spec=spec,
+        args=config,
+        model=model,
+        tokenizer=warm.tokenizer,
+        task=task,
+        measured=task if held_out else None,
+        eval_every=spec.eval_every,
+        on_step=task.trained,
+        before_update=task.before_update,
+        differences_since=task.differences_since,
+        about=sources.about,
+    )
+    task.during = training.progress.during
+    return task, training
+
+
+def _check_padded(spec: GrpoSpec, model: Any) -> None:
+    """Refuse what needs packs, for a model that has none."""
+    kind = f"for a {model.config.model_type} of this config"
+    if spec.rollout_dtype == "int8":
+        raise JobFailed(f"rollout_dtype: must be float32 {kind}, got int8")
+    if spec.replay:
+        raise JobFailed(f"replay: must be 0 {kind}, got {spec.replay}")
 
 
 def _rollout_dtype(spec: GrpoSpec, ctx: Context) -> str:
@@ -258,7 +308,8 @@ def _rollout_dtype(spec: GrpoSpec, ctx: Context) -> str:
 def _announce(
     spec: GrpoSpec,
     ctx: Context,
-    trainer: GroupTrainer,
+    task: Reinforcement,
+    training: Training,
     checkpoint: Path | None,
     gemm: str,
     about: dict[str, Any],
@@ -273,19 +324,19 @@ def _announce(
         steps_total=spec.steps_total,
         resumed_from=None if checkpoint is None else step_of(checkpoint),
         model=spec.model,
-        parameters=trainer.model.num_parameters(),
-        trained_parameters=trainer.model.num_parameters(only_trainable=True),
-        device=str(trainer.config.device),
+        parameters=training.model.num_parameters(),
+        trained_parameters=training.model.num_parameters(only_trainable=True),
+        device=str(training.args.device),
         processes=ctx.ranks.size,
         threads=torch.get_num_threads(),  # of each process
         gemm=gemm,
         num_generations=spec.num_generations,
         batch_size=batch_size,
         gradient_accumulation=accumulation,
-        max_completion_length=trainer.config.max_completion_length,
-        pack_tokens=trainer.most_tokens,  # per forward pass; None: padded batches
-        learning_rate=trainer.config.learning_rate,
-        rollout_dtype=trainer.rollout_dtype,
+        max_completion_length=training.args.max_completion_length,
+        pack_tokens=task.scorer.most_tokens,  # per forward pass; None: padded batches
+        learning_rate=training.args.learning_rate,
+        rollout_dtype=task.sampler.rollout_dtype,
         **compute_summary(ctx.device),
         **about,
     )

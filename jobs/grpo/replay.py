@@ -8,13 +8,12 @@ the loss uses the log-probabilities of the policy that sampled it. Imports torch
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .groups import Group, Weights
+from .groups import Group, RewardWeights
 from .rollout import Completion
 
 SUCCESS = 0.1  # a reward above it is stored
@@ -31,7 +30,7 @@ class Stored(NamedTuple):
 class ReplayBuffer:
     """The latest `size` successes of each prompt, first in, first out."""
 
-    def __init__(self, size: int, weights: Weights) -> None:
+    def __init__(self, size: int, weights: RewardWeights) -> None:
         self._weights = weights
         self._stored: dict[int, deque[Stored]] = defaultdict(lambda: deque(maxlen=size))
 
@@ -78,16 +77,3 @@ class ReplayBuffer:
         ):
             completion = Completion(ids.tolist(), entropies.tolist(), logps.tolist())
             self._stored[row].append(Stored(completion, scores))
-
-
-def replayed_fields(groups: Sequence[Group], like: Tensor) -> dict[str, Tensor]:
-    """Return the batch fields of replayed completions for PackedTrainer; `like`: (B, C)."""
-    logps = torch.zeros(like.shape)
-    is_replayed = torch.zeros(len(like), dtype=torch.bool)
-    for number, group in enumerate(groups):
-        if group.replayed:
-            first = number * len(group.completions)
-            values = group.completions[0].logps
-            logps[first, : len(values)] = torch.tensor(values)
-            is_replayed[first] = True
-    return {"is_replayed": is_replayed.to(like.device), "replayed_logps": logps.to(like.device)}

@@ -7,28 +7,24 @@ Requests and answers are JSON: no pickle.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 import orjson
-from transformers import TrainerState
 
 from ..errors import JobFailed
 from ..rewards.prompts import Prompt
-from ..rewards.reward_calls import as_trl_calls
+from ..rewards.reward_calls import RewardCalls, Scored
 from ..rewards.rewards import Reward
-from ..rewards.user_rewards import KeywordReward, PositionalReward, is_async
+from ..rewards.user_rewards import KeywordReward, PositionalReward
 from ..user_code import tracebacks
 
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -36,18 +32,6 @@ _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 class RewardFailed(Exception):
     """The rewards of some completions raised, took too long, or ended their process."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The results of the rewards: a score or None of each completion (B) by each reward (R).
-
-    `extra` and `metrics`: the values passed to TRL's `log_extra` and `log_metric`.
-    """
-
-    scores: list[list[float | None]]
-    extra: dict[str, list[Any]]
-    metrics: dict[str, list[float]]
 
 
 class RewardProcess:
@@ -86,7 +70,7 @@ class RewardProcess:
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
         state: Mapping[str, Any],
-    ) -> Answer:
+    ) -> Scored:
         """Score completions, one per prompt. `state`: TRL's trainer_state. Raises RewardFailed.
 
         After a failure other than an exception the next call uses a new process.
@@ -108,7 +92,7 @@ class RewardProcess:
             raise RewardFailed("the reward process ended") from error
         if "error" in answer:
             raise RewardFailed(answer["error"])
-        return Answer(**answer)
+        return Scored(**answer)
 
     def _restart(self) -> None:
         self._connection.close()
@@ -168,13 +152,12 @@ class _Scorer:
     def __init__(
         self, rewards: Mapping[str, Reward | KeywordReward], prompts: Sequence[Prompt]
     ) -> None:
-        self._rewards = rewards
         self._prompts = prompts
-        self._calls = as_trl_calls(rewards, prompts)
+        self._calls = RewardCalls(rewards, prompts)
 
     def serve(self, job: Connection[Any, Any]) -> None:
         """Answer requests until the job closes the connection; then end this process."""
-        for reward in self._rewards.values():
+        for reward in self._calls.rewards.values():
             if isinstance(reward, PositionalReward | KeywordReward):
                 reward.move_here()
         with suppress(EOFError, OSError):
@@ -190,26 +173,8 @@ class _Scorer:
                 job.send_bytes(answer)
         os._exit(0)
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        extra: dict[str, list[Any]] = defaultdict(list)
-        metrics: dict[str, list[float]] = defaultdict(list)
+    def _answer(self, request: dict[str, Any]) -> Scored:
         rows = [self._prompts[place] for place in request["places"]]
-        keywords = {
-            "prompts": [row.text for row in rows],
-            "completions": request["completions"],
-            "completion_ids": request["completion_ids"],
-            "row": rows,
-            "trainer_state": TrainerState(**request["state"]),
-            "log_extra": lambda column, values: extra[column].extend(values),
-            "log_metric": lambda name, value: metrics[name].append(value),
-        }
-        by_reward = asyncio.run(self._called(keywords))
-        by_completion = [list(scores) for scores in zip(*by_reward, strict=True)]
-        return {"scores": by_completion, "extra": extra, "metrics": metrics}
-
-    async def _called(self, keywords: dict[str, Any]) -> list[list[float | None]]:
-        """Call the rewards as TRL does: async rewards run concurrently."""
-        waiting = [call(**keywords) for call in self._calls if is_async(call)]
-        found = [None if is_async(call) else call(**keywords) for call in self._calls]
-        awaited = iter(await asyncio.gather(*waiting))
-        return [next(awaited) if scores is None else scores for scores in found]
+        return self._calls.score(
+            rows, request["completions"], request["completion_ids"], request["state"]
+        )

@@ -51,12 +51,20 @@ def score(
     )
 
 
-def score_logits(logits: Tensor, targets: Tensor) -> Scores:
+def score_logits(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    *,
+    has_entropy_gradient: bool = False,
+) -> Scores:
     """Return `score` of logits (K, V) that a model's own forward pass has computed."""
-    log_p = torch.log_softmax(logits.float(), -1)
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
+    log_p = torch.log_softmax(scaled, -1)
     logps = log_p.gather(1, targets[:, None])[:, 0]
-    with torch.no_grad():
+    with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
         entropies = -torch.linalg.vecdot(log_p.exp(), log_p.nan_to_num(neginf=0.0))
+    with torch.no_grad():
         is_top = logps >= log_p.amax(-1)
     return Scores(logps, entropies, is_top)
 

@@ -1,12 +1,14 @@
-"""Adapts rewards to GRPOTrainer, which calls functions with keywords, one list item per completion.
+"""Calls rewards as GRPOTrainer of TRL does: with keywords, one list item per completion.
 
-TRL passes the columns of its dataset. Here that is the one column `row`, a Prompt, from which the
-functions receive the arguments of each reward.
+Imports transformers in its function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .problems import columns_of
@@ -15,44 +17,104 @@ from .rewards import Reward
 from .user_rewards import NOT_PASSED, KeywordReward
 
 
-def as_trl_calls(
-    rewards: Mapping[str, Reward | KeywordReward], prompts: Sequence[Prompt]
-) -> list[Any]:
-    """Return the rewards with TRL's signature; the columns are those of the prompts' records."""
-    columns = columns_of(prompt.columns for prompt in prompts)
-    return [_as_trl_reward(name, reward, columns) for name, reward in rewards.items()]
+@dataclass(frozen=True)
+class Scored:
+    """What the rewards return for B completions.
+
+    `scores`: a number or None of each completion by each reward, B lists of R. `metrics`: the
+    values passed to `log_metric`, by name. `extra`: the columns passed to `log_extra`.
+    """
+
+    scores: list[list[float | None]]
+    metrics: dict[str, list[float]]
+    extra: list[str]
 
 
-def _as_trl_reward(name: str, reward: Reward | KeywordReward, columns: Sequence[str]) -> Any:
-    def by_position(
-        prompts: list[str], completions: list[str], row: list[Prompt], **_: Any
-    ) -> list[float]:
-        assert not isinstance(reward, KeywordReward)
-        return reward(prompts, completions, [one.answer for one in row])
+class RewardCalls:
+    """The rewards of a job by name; `prompts`: those whose completions may be scored.
 
-    def by_keywords(row: list[Prompt], **keywords: Any) -> list[float | None]:
-        assert isinstance(reward, KeywordReward)
-        return reward(**_as_trl_passes(row, columns, keywords))
+    Async rewards run concurrently, all calls in one event loop. A context manager, which closes it.
+    """
 
-    async def asynchronously(row: list[Prompt], **keywords: Any) -> list[float | None]:
-        assert isinstance(reward, KeywordReward)
-        return await reward.asynchronously(**_as_trl_passes(row, columns, keywords))
+    def __init__(
+        self, rewards: Mapping[str, Reward | KeywordReward], prompts: Sequence[Prompt]
+    ) -> None:
+        self.rewards = rewards
+        self._columns = columns_of(prompt.columns for prompt in prompts)
+        self._loop = asyncio.Runner()
 
-    score: Any = by_position
-    if isinstance(reward, KeywordReward):
-        score = asynchronously if reward.is_async else by_keywords
-    score.__name__ = name
-    return score
+    def __enter__(self) -> RewardCalls:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.close()
+
+    def score(
+        self,
+        rows: Sequence[Prompt],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        state: Mapping[str, Any] | None = None,
+    ) -> Scored:
+        """Score completions of `rows`, their prompts. `state`: the fields of TRL's trainer_state.
+
+        Raises JobFailed for an error of a reward.
+        """
+        metrics: dict[str, list[float]] = defaultdict(list)
+        extra: dict[str, None] = {}
+        given = {
+            "completion_ids": completion_ids,
+            "trainer_state": _trainer_state(state),
+            "log_extra": lambda column, values: extra.setdefault(column),
+            "log_metric": lambda name, value: metrics[name].append(float(value)),
+        }
+        found: list[list[float | None]] = []
+        waiting: dict[int, Awaitable[list[float | None]]] = {}
+        for reward in self.rewards.values():
+            scores: Sequence[float | None] = []
+            if isinstance(reward, KeywordReward):
+                keywords = _as_trl_passes(rows, completions, self._columns, given)
+                if reward.is_async:
+                    waiting[len(found)] = reward.asynchronously(**keywords)
+                else:
+                    scores = reward(**keywords)
+            else:
+                scores = reward(
+                    [row.text for row in rows], list(completions), [row.answer for row in rows]
+                )
+            found.append(list(scores))
+        if waiting:
+            awaited = self._loop.run(_gathered(waiting.values()))
+            for number, scores in zip(waiting, awaited, strict=True):
+                found[number] = scores
+        by_completion = [list(scores) for scores in zip(*found, strict=True)]
+        return Scored(by_completion, dict(metrics), list(extra))
+
+
+async def _gathered(
+    waiting: Iterable[Awaitable[list[float | None]]],
+) -> list[list[float | None]]:
+    return await asyncio.gather(*waiting)
+
+
+def _trainer_state(fields: Mapping[str, Any] | None) -> Any:
+    if fields is None:
+        return None
+    from transformers import TrainerState
+
+    return TrainerState(**fields)
 
 
 def _as_trl_passes(
-    rows: Sequence[Prompt], columns: Sequence[str], keywords: Mapping[str, Any]
+    rows: Sequence[Prompt],
+    texts: Sequence[str],
+    columns: Sequence[str],
+    keywords: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the keywords that TRL would pass for a dataset with all columns.
 
     Chats are lists of messages in TRL, and so are their completions.
     """
-    texts = keywords["completions"]
     chats = [row.messages is not None for row in rows]
     prompts = [row.text if row.messages is None else row.messages for row in rows]
     completions = [

@@ -23,9 +23,9 @@ from ..user_code.modules import own_modules
 from .options import RewardsSpec
 from .problems import Problem, columns_of
 from .prompts import Prompt
-from .reward_calls import as_trl_calls
+from .reward_calls import RewardCalls
 from .rewards import Reward
-from .user_rewards import KeywordReward, is_async
+from .user_rewards import KeywordReward
 
 # The scores of completions of a prompt, by reward; None: no score for this completion.
 Scores: TypeAlias = dict[str, list[float | None]]
@@ -62,22 +62,10 @@ def score(
     functions: Mapping[str, Reward | KeywordReward], prompt: Prompt, completions: Sequence[str]
 ) -> Scores:
     """Return the scores of the completions of a prompt. Raises JobFailed."""
-    import asyncio
-
     count = len(completions)
-    keywords: dict[str, Any] = {
-        "prompts": [prompt.text] * count,
-        "completions": list(completions),
-        "completion_ids": [[]] * count,
-        "trainer_state": None,
-        "log_extra": lambda column, values: None,
-        "log_metric": lambda name, value: None,
-        "row": [prompt] * count,
-    }
-    found: Scores = {}
-    for name, call in zip(functions, as_trl_calls(functions, [prompt]), strict=True):
-        found[name] = asyncio.run(call(**keywords)) if is_async(call) else call(**keywords)
-    return found
+    with RewardCalls(functions, [prompt]) as calls:
+        found = calls.score([prompt] * count, completions, [[]] * count).scores
+    return {name: [row[number] for row in found] for number, name in enumerate(functions)}
 
 
 class _Remote:

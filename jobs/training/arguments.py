@@ -22,7 +22,7 @@ def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
         "weight_decay": spec.weight_decay,
         "max_grad_norm": spec.max_grad_norm,
         "seed": spec.seed,
-        "save_strategy": "no",  # JobTrainer saves, by spec.save_every
+        "save_strategy": "no",  # the loop saves, by spec.save_every
         "report_to": [
             tracker for tracker in spec.report_to if tracker != "none" and ctx.ranks.rank == 0
         ],
@@ -63,6 +63,18 @@ def counts_first_tokens(model: Any) -> bool:
     """
     loss = LOSS_MAPPING.get(str(getattr(unwrapped(model), "loss_type", None)))
     return loss is not ForCausalLMLoss
+
+
+def router_coefficient(model: Any, args: Any) -> float:
+    """Return the weight of the loss that balances the experts of a mixture, 0 without experts.
+
+    That of `args`, or else the model's own, as in TRL.
+    """
+    config = model.config.get_text_config()
+    if not hasattr(config, "output_router_logits"):
+        return 0.0
+    own = getattr(config, "router_aux_loss_coef", 0.0)
+    return float(own if args.router_aux_loss_coef is None else args.router_aux_loss_coef)
 
 
 def set_router(model: Any, args: Any) -> None:

@@ -32,6 +32,7 @@ from ..errors import JobFailed, Stopped
 from ..models.pretrained import restore
 from ..user_code.forks import end_if_forked
 from .determinism import algorithms, random_numbers
+from .finite import weight_norm
 from .gradients import sum_gradients
 from .health import Divergence, Progress
 from .optimizer import clip, optimizer_of, restart_schedule, schedule_of
@@ -110,7 +111,7 @@ class Training:
 
     `on_step` gets each step with its metrics before its event is emitted; `before_update` is called
     before each change of the weights. `differences_since`: how results differ from those of a
-    version with these RULES.
+    version with these RULES. `about`: further entries of a checkpoint's manifest.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Training:
         on_step: Callable[[int, Mapping[str, Any]], None] | None = None,
         before_update: Callable[[], None] | None = None,
         differences_since: Callable[[int], Sequence[str]] | None = None,
+        about: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         set_seed(args.seed)
         self.ctx = ctx
@@ -137,6 +139,7 @@ class Training:
         self.tokenizer = tokenizer
         self.task = task
         self.step = 0  # steps done
+        self.progress = Progress(self._report_activity)
         self.last_metrics: dict[str, Any] = {}  # the fields of the latest step event
         self.before: dict[str, Any] | None = None  # the evaluation before the first step
         self.last_eval: dict[str, Any] | None = None  # the fields of the latest eval event
@@ -145,6 +148,7 @@ class Training:
         self._on_step = on_step
         self._before_update = before_update
         self._differences_since = differences_since
+        self._about = about
         self._eval_every = eval_every if measured is not None and ctx.ranks.rank == 0 else None
         self._eval_step: int | None = None  # the step it measured, if in this execution
         self._eval_is_due = False
@@ -152,12 +156,11 @@ class Training:
         self._divergence = Divergence(spec.watched)
         self._owner = os.getpid()
         self._began = 0.0  # of the current step
-        self._progress = Progress(self._report_activity)
         self._saver = Saver(ctx, spec, self._content)
         self._files = TokenizerFiles(tokenizer)
         self._optimizer: Any = None
         self._schedule: Any = None
-        self._progress.begin("start")
+        self.progress.begin("start")
         model.config.use_cache = args.use_cache
         disable_progress_bar()  # of writing weights: it would fill the job's log
 
@@ -195,8 +198,8 @@ class Training:
                 self._prepare(checkpoint)
                 self._evaluate_if_due()
                 self._train(checkpoint, trackers)
-                self._progress.begin("end of the trackers' runs")
-            self._progress.end()
+                self.progress.begin("end of the trackers' runs")
+            self.progress.end()
         except Exception:
             # Whatever ended the training is raised again below. A save may be in progress: its
             # outcome is reported first. On a full disk the report itself may fail (OSError).
@@ -252,10 +255,12 @@ class Training:
         self.step = step_of(checkpoint)
         self.last_metrics = state["metrics"]
         self._divergence.load_state(state["divergence"])
-        # Earlier versions wrote none of these for GRPO.
+        # Earlier versions wrote none of these for GRPO. A job of theirs that had done its last step
+        # is evaluated after it.
         self.before = state.get("before")
         self.last_eval = state.get("last_eval")
-        self._eval_is_due = state.get("eval_is_due", False) and self.ctx.ranks.rank == 0
+        is_last = self.step >= self.steps_total
+        self._eval_is_due = state.get("eval_is_due", is_last) and self._eval_every is not None
         self.task.load(state)
 
     def _state(self) -> dict[str, Any]:
@@ -278,8 +283,10 @@ class Training:
         """Train to the last step, or to a stop."""
         if checkpoint is not None:
             restore_rng(checkpoint)
-        for batch in self.task.batches(self.step):
+        batches = iter(self.task.batches(self.step))
+        while True:
             self._begin_step()
+            batch = next(batches)
             loss, sums = self._learn(batch)
             if self.ctx.ranks.size > 1:
                 sum_gradients(self.model.parameters(), self.ctx.ranks)
@@ -300,26 +307,27 @@ class Training:
                 **self.task.fields(batch, sums),
                 "seconds": time.perf_counter() - self._began,
             }
-            self._end_step(trackers)
+            self._end_step(trackers, sums)
             if self.step >= self.steps_total or self._was_stopped:
                 return
 
     def _begin_step(self) -> None:
         """Start the clocks of a step. A process forked by user code ends here."""
         end_if_forked(self._owner, "to train a step")
+        self.model.train()
         self._began = time.perf_counter()
-        self._progress.begin("step")
+        self.progress.begin("step")
 
     def _learn(self, batch: Sequence[Any]) -> tuple[float, dict[str, float]]:
         """Add the gradients of a step to the weights; return its loss and sums, of all ranks."""
-        self.model.train()
         loss = torch.tensor(0.0)
         sums: dict[str, float] = {}
         for number, micro_batch in enumerate(batch, 1):
             with algorithms(deterministic=self._is_deterministic), self._own_numbers(number):
                 found = self._add_gradients(micro_batch)
             of_all = _summed(self.ctx.ranks.gather(found))
-            if not of_all:  # nothing to learn: AdamW treats a zero gradient differently from None
+            # Nothing to learn: AdamW treats a zero gradient differently from None.
+            if not of_all.pop(_PARTS, 0):
                 for weight in self.model.parameters():
                     if weight.requires_grad and weight.grad is None:
                         weight.grad = torch.zeros_like(weight)
@@ -335,6 +343,7 @@ class Training:
         for part in self.task.loss(micro_batch):
             if part.value.requires_grad:
                 torch.autograd.backward(part.value)
+                sums = _summed([sums, {_PARTS: 1}])
             amount = float(part.value.detach()) if part.amount is None else part.amount
             sums = _summed([sums, {_LOSS: amount, **part.sums}])
         return sums
@@ -349,9 +358,9 @@ class Training:
             return nullcontext()
         return random_numbers((self.args.seed, ranks.rank, self.step, number))
 
-    def _end_step(self, trackers: Trackers) -> None:
+    def _end_step(self, trackers: Trackers, sums: Mapping[str, float]) -> None:
         """Check the weights; report, evaluate, save and pause, whatever is due after this step."""
-        norm = self._weight_norm(trained_only=True)
+        norm = weight_norm(self.model, self.step, trained_only=True)
         self._check_replicas(norm)
         is_last = self.step >= self.steps_total
         self._was_stopped = self.ctx.stop.is_set() or self.step == self.ctx.stop_at
@@ -359,23 +368,23 @@ class Training:
         evaluates = every is not None and (is_last or bool(every and self.step % every == 0))
         saves = self._saver.is_due(self.step) or (self.ctx.ranks.rank == 0 and is_last)
         self._saver.settle()
-        with self._progress.during("evaluation" if evaluates else "report"):
-            self._report(trackers)
+        with self.progress.during("evaluation" if evaluates else "report"):
+            self._report(trackers, sums)
             if evaluates:
                 self._evaluate()
             if saves or (self._was_stopped and self.ctx.ranks.rank == 0):
                 self._save()
         if self.ctx.pause.is_set() and not is_last:
-            with self._progress.during(None):
+            with self.progress.during(None):
                 self._wait_while_paused()
 
-    def _report(self, trackers: Trackers) -> None:
+    def _report(self, trackers: Trackers, sums: Mapping[str, float]) -> None:
         """Emit the step's event; check its metrics for a divergence."""
         metrics = self.last_metrics
         if self._on_step is not None:
             self._on_step(self.step, metrics)
         self.ctx.emit("step", step=self.step, steps_total=self.steps_total, **metrics)
-        trackers.log(self.step, metrics)
+        trackers.log(self.step, {**sums, **metrics})
         found = self._divergence.update(metrics)
         if found is None:
             return
@@ -412,7 +421,7 @@ class Training:
 
         Raises Stopped on a stop request, JobFailed for weights that are not finite.
         """
-        self._weight_norm(trained_only=False)
+        weight_norm(self.model, self.step)
         found = self._measure()
         if found is None:
             raise Stopped(0)
@@ -469,7 +478,7 @@ class Training:
                 trainer=self._trainer_state(),
             ),
             metrics=self._metrics(),
-            about=self._environment(),
+            about={**self._environment(), **({} if self._about is None else self._about())},
         )
 
     def _metrics(self) -> dict[str, Any]:
@@ -499,27 +508,10 @@ class Training:
         """Whether deterministic kernels must be requested: on a CPU all kernels are."""
         return self.spec.deterministic and self.args.device.type != "cpu"
 
-    def _weight_norm(self, *, trained_only: bool) -> float:
-        """Return the norm of the weights. Raises JobFailed for NaN or Inf in it.
-
-        Initial weights are checked only after a result was not finite: reading all of them would
-        delay the first step.
-        """
-        # The norm is the fastest check of all weights: 0.2 s for 1 GB.
-        weights = [
-            weight.detach()
-            for weight in self.model.parameters()
-            if weight.requires_grad or not trained_only
-        ]
-        norm = float(torch.nn.utils.get_total_norm(weights))
-        if not math.isfinite(norm):
-            raise JobFailed(f"step {self.step}: the norm of the weights is {norm}")
-        return norm
-
     def _require_finite(self, what: str, value: float) -> None:
         """Raise JobFailed when a value of the current step is NaN or Inf."""
         if not math.isfinite(value):
-            self._weight_norm(trained_only=False)
+            weight_norm(self.model, self.step)
             raise JobFailed(f"step {self.step + 1}: {what} is {value}")
 
     def _check_replicas(self, norm: float) -> None:
@@ -537,6 +529,7 @@ class Training:
 
 
 _LOSS = "loss"
+_PARTS = "parts"  # with gradients
 
 
 def _summed(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The frozen reference model of a KL term: the warm weights, shared until the first update.
 
-Imports torch and transformers: only `run` of a kind imports it.
+Imports torch: only `run` of a kind imports it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import OrderedDict
 from typing import Any
 
 from torch import nn
-from transformers import TrainerCallback
 
 
 def weight_sharing_clone(model: Any) -> Any:
@@ -44,12 +43,10 @@ def copy_shared_weights(policy: Any, reference: Any) -> None:
             weight.data = weight.data.clone()
 
 
-class CopyBeforeUpdate(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Copies the shared weights before the optimizer changes them."""
+def move_towards(reference: Any, policy: Any, share: float) -> None:
+    """Move the weights of a reference by a share of the way to the policy's.
 
-    def __init__(self, policy: Any, reference: Any) -> None:
-        self._policy = policy
-        self._reference = reference
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        copy_shared_weights(self._policy, self._reference)
+    TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656.
+    """
+    for weight, other in zip(reference.parameters(), policy.parameters(), strict=True):
+        weight.data.mul_(1.0 - share).add_(other.data, alpha=share)

@@ -1,0 +1,157 @@
+"""The completions that a step learns from, as the tensors of its loss. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import compress
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..packing.shared_prompts import Sample
+from .groups import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """B completions, padded to C columns, in the order of their micro-batches.
+
+    mask: (B, C) int64, 1 for the tokens with a loss. advantages: (B,). Log-probabilities in nats
+    and entropies: (B, C) float32. `old`: by the policy at the first of several iterations;
+    `sampled`: by the sampler, of int8 completions; `replayed`: by the policy that sampled them, of
+    replayed completions only, which `is_replayed` (B,) bool marks.
+    """
+
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    mask: Tensor
+    advantages: Tensor
+    entropies: Tensor
+    reference: Tensor | None = None
+    old: Tensor | None = None
+    sampled: Tensor | None = None
+    replayed: Tensor | None = None
+    is_replayed: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        groups: Sequence[Group],
+        prompts: Sequence[Sequence[int]],
+        advantages: Tensor,
+        *,
+        masked: Sequence[bool],
+        has_sampled: bool,
+        has_replayed: bool,
+        device: torch.device,
+    ) -> Self:
+        """Make a batch; `masked`: the completions without a loss; `prompts`: of the groups."""
+        written = [one for group in groups for one in group.completions]
+        longest = max(len(one.ids) for one in written)
+
+        def padded(rows: Sequence[Sequence[float]]) -> Tensor:
+            filled = [[*row, *[0.0] * (longest - len(row))] for row in rows]
+            return torch.tensor(filled, dtype=torch.float32, device=device)
+
+        lengths = torch.tensor([len(one.ids) for one in written], device=device)
+        is_token = torch.arange(longest, device=device)[None] < lengths[:, None]
+        first = [
+            group.replayed and number == 0
+            for group in groups
+            for number in range(len(group.completions))
+        ]
+        return cls(
+            prompts=[
+                list(ids)
+                for group, ids in zip(groups, prompts, strict=True)
+                for _ in group.completions
+            ],
+            completions=[one.ids for one in written],
+            mask=(is_token & ~torch.tensor(masked, device=device)[:, None]).long(),
+            advantages=advantages.to(device),
+            entropies=padded([one.entropies for one in written]),
+            sampled=padded([one.logps for one in written]) if has_sampled else None,
+            replayed=padded(
+                [one.logps if is_old else [] for one, is_old in zip(written, first, strict=True)]
+            )
+            if has_replayed
+            else None,
+            is_replayed=torch.tensor(first, device=device) if has_replayed else None,
+        )
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The completions that have tokens with a loss."""
+        return [
+            Sample(row, tuple(prompt), tuple(completion))
+            for row, (prompt, completion, is_learned) in enumerate(
+                zip(self.prompts, self.completions, self.mask.any(1).tolist(), strict=True)
+            )
+            if is_learned
+        ]
+
+    @property
+    def is_learned(self) -> list[bool]:
+        """Which completions have an advantage, of either sign, or are replayed."""
+        found = self.advantages.ne(0)
+        return (found if self.is_replayed is None else found | self.is_replayed).tolist()
+
+    def rows(self, chosen: slice | Sequence[int]) -> Self:
+        """Return some of the completions."""
+        changes: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, list):
+                numbers = range(len(value))[chosen] if isinstance(chosen, slice) else chosen
+                changes[field.name] = [value[number] for number in numbers]
+            elif value is not None:
+                changes[field.name] = value[chosen]
+        return replace(self, **changes)
+
+    def state(self) -> dict[str, Any]:
+        """Return the content for a checkpoint, as tensors and lists of numbers."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def of_state(cls, state: Any, device: torch.device) -> Self:
+        """Restore what `state` returned, also what earlier versions stored."""
+        if isinstance(state, list):
+            state = _of_former(state)
+        known: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
+        return cls(
+            **{
+                name: value.to(device) if isinstance(value, Tensor) else value
+                for name, value in known.items()
+            }
+        )
+
+
+def _of_former(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Return the state of a batch that an earlier version stored as TRL's padded micro-batches."""
+
+    def joined(name: str) -> Tensor | None:
+        return torch.cat([batch[name] for batch in batches]) if name in batches[0] else None
+
+    def tokens(part: str, mask: Tensor) -> list[list[int]]:
+        ids = torch.cat([batch[f"{part}_ids"] for batch in batches])
+        return [
+            list(compress(row, kept)) for row, kept in zip(ids.tolist(), mask.tolist(), strict=True)
+        ]
+
+    prompt_mask = torch.cat([batch["prompt_mask"] for batch in batches])
+    mask = torch.cat([batch["completion_mask"] for batch in batches])
+    entropies = joined("entropies")
+    return {
+        "prompts": tokens("prompt", prompt_mask),
+        "completions": tokens("completion", mask),
+        "mask": mask,
+        "advantages": joined("advantages"),
+        "entropies": torch.zeros(mask.shape) if entropies is None else entropies,
+        "reference": joined("ref_per_token_logps"),
+        "old": joined("old_per_token_logps"),
+        "sampled": joined("sampling_per_token_logps"),
+        "replayed": joined("replayed_logps"),
+        "is_replayed": joined("is_replayed"),
+    }

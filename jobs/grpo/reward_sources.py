@@ -1,0 +1,38 @@
+"""The source files of a user's rewards: their digests are stored in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..context import Context
+from ..rewards.user_rewards import KeywordReward, PositionalReward
+from ..user_code.modules import SOURCES, changed, digests
+
+
+class Sources:
+    """The files of the modules that own rewards use; `digests`: by path, {} without own rewards."""
+
+    def __init__(self, rewards: Iterable[Any]) -> None:
+        self._are_own = any(isinstance(one, PositionalReward | KeywordReward) for one in rewards)
+        self.digests = digests() if self._are_own else {}
+
+    def about(self) -> dict[str, Any]:
+        """Return the entry of a checkpoint's manifest; modules may have been imported meanwhile."""
+        if not self._are_own:
+            return {}
+        self.digests = digests(self.digests)
+        return {SOURCES: self.digests}
+
+    @staticmethod
+    def warn_of_changes(ctx: Context, checkpoint: Path) -> None:
+        """Warn of files that have changed since a checkpoint."""
+        files = changed(ctx.checkpoints.about(checkpoint).get(SOURCES, {}))
+        if files:
+            ctx.emit(
+                "warning",
+                message=f"reward: changed since {checkpoint.name}: {', '.join(files)}; the steps "
+                "from here on differ from those of an uninterrupted run",
+                files=files,
+            )

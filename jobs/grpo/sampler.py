@@ -1,0 +1,195 @@
+"""Samples completions of the policy, with its current weights. Imports torch and transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import GenerationConfig
+
+from ..compute import hugepages
+from ..compute.frozen_int8 import FrozenInt8Linear
+from ..compute.levels import levels
+from ..compute.linear_forms import (
+    InPlaceLinear,
+    compact_float32,
+    compact_or_unpacked,
+    has_onednn,
+    int8_linear,
+    packed_float32,
+)
+from ..compute.linears import packed_areas
+from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
+from ..context import ONE_PROCESS, Ranks
+from ..engine.decoder import Decoder
+from ..engine.layers import text_model
+from ..engine.low_rank import Adapted, Adapter, base_layer
+from ..engine.sampling import BatchSampler, NotFiniteError
+from ..models.generation_settings import clear_unpacked
+from .rollout import Completion, generate, split_processors
+
+PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
+FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
+# Minimum tokens to generate for which packing int8 weights pays for few sequences: a decode step
+# of 2 sequences of a 0.5B model takes 43 ms unpacked and 38 ms packed; packing takes 1.7 s, which
+# is 340 steps.
+PACKING_INT8_PAYS = 320
+
+
+class Sampler:
+    """Samples completions by the options of a GRPOConfig.
+
+    `packs`: whether the engine's decoder generates (packing.attention.can_pack), else `generate` of
+    transformers. `rollout_dtype`: the precision of the weights in training, "float32" or, with
+    packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`: whether completions of
+    the training have the log-probabilities of their tokens, which int8 ones always have.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: Any,
+        *,
+        packs: bool,
+        rollout_dtype: str = "float32",
+        keeps_logps: bool = False,
+    ) -> None:
+        self.rollout_dtype = rollout_dtype
+        self.end_ids = _end_ids(model, tokenizer)
+        self._model = model
+        self._config = config
+        self._pad_id = tokenizer.pad_token_id
+        self._packs = packs
+        self._keeps_logps = keeps_logps
+        self._frozen_decoders: dict[LinearFactory, Decoder] = {}  # at most one
+        tuned = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
+        self._tuned: BaseTunerLayer | None = next(tuned, None)  # a layer with an adapter
+        self._adapted: list[Adapted] = []  # the adapter, if there is one and the decoder generates
+        if packs and self._tuned is not None:
+            self._adapted = [Adapted(Adapter.live(text_model(model).layers))]
+        self._generation = GenerationConfig(
+            max_new_tokens=config.max_completion_length,
+            do_sample=True,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=self.end_ids,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            repetition_penalty=config.repetition_penalty,
+            cache_implementation=config.cache_implementation,
+            disable_compile=True,
+        )
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether completions are sampled with int8 weights now: in training only."""
+        return self.rollout_dtype == "int8" and bool(self._model.training)
+
+    def sample(self, prompts: Sequence[Sequence[int]], ranks: Ranks) -> list[Completion]:
+        """Return a completion of each prompt; draws from torch's generator. Raises NotFiniteError.
+
+        With several `ranks`, each samples a part and returns all. Completions of `generate` of
+        transformers have no entropies.
+        """
+        return self._decoded(prompts, ranks) if self._packs else self._generated(prompts)
+
+    def _decoded(self, prompts: Sequence[Sequence[int]], ranks: Ranks) -> list[Completion]:
+        # Logits processors of the generation config of the model apply here as well.
+        config, _ = self._model._prepare_generation_config(self._generation)
+        clear_unpacked(config)
+        listed = self._model._get_logits_processor(
+            config, input_ids_seq_length=max(map(len, prompts)), device=self._model.device
+        )
+        temperature = self._config.temperature
+        sampler = BatchSampler(
+            temperature=temperature, top_k=self._config.top_k, top_p=self._config.top_p
+        )
+        processors, sampler = split_processors(listed, sampler)
+        return generate(
+            self._decoder(len(prompts)),  # the same linear layers on every rank
+            prompts,
+            sampler=sampler,
+            temperature=temperature,
+            max_new_tokens=self._config.max_completion_length,
+            end_ids=self.end_ids,
+            processors=processors,
+            pad_id=self._pad_id,
+            wants_logps=self.is_int8 or self._keeps_logps,
+            adapted=[Adapted(one.adapter.joined()) for one in self._adapted],
+            # An evaluation runs on rank 0 alone.
+            ranks=ranks if self._model.training else ONE_PROCESS,
+        )
+
+    @torch.no_grad()
+    def _generated(self, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+        longest, device = max(map(len, prompts)), self._model.device
+        gaps = [longest - len(prompt) for prompt in prompts]
+        ids = [[self._pad_id] * gap + [*prompt] for gap, prompt in zip(gaps, prompts, strict=True)]
+        mask = [[0] * gap + [1] * (longest - gap) for gap in gaps]
+        try:
+            found = self._model.generate(
+                input_ids=torch.tensor(ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                generation_config=self._generation,
+            )
+        except RuntimeError as error:
+            if "probability tensor" in str(error):  # torch's message about NaN and Inf
+                raise NotFiniteError from error
+            raise
+        return [Completion(self._ended(row)) for row in found[:, longest:].tolist()]
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        """Return tokens up to and including the first end token."""
+        end = next((at for at, token in enumerate(ids, 1) if token in self.end_ids), None)
+        return ids[:end]
+
+    def _decoder(self, rows: int) -> Decoder:
+        """Return a decoder of the current weights for `rows` sequences.
+
+        Every step has new weights. Those below an adapter are frozen, so their decoder is kept, and
+        more time is spent on it: its weights are packed as tightly as possible, in huge pages.
+        """
+        make = self.linear_factory(rows)
+        if not self._adapted:
+            return Decoder(self._model, make=make, use_cuda_steps=False)
+        make_head = make
+        if make is packed_float32:
+            # The packed copy of the vocabulary's layer is the largest and saves the least time.
+            make, make_head = compact_float32, compact_or_unpacked
+        if self._has_int8_base:
+            make = int8_linear
+        if make not in self._frozen_decoders:
+            decoder = Decoder(self._model, make=make, make_head=make_head, use_cuda_steps=False)
+            hugepages.move_all(packed_areas(decoder.linears))
+            self._frozen_decoders = {make: decoder}
+        return self._frozen_decoders[make]
+
+    @property
+    def _has_int8_base(self) -> bool:
+        """Whether the loss computes with int8 weights below the adapter."""
+        return self._tuned is not None and isinstance(base_layer(self._tuned), FrozenInt8Linear)
+
+    def linear_factory(self, rows: int) -> LinearFactory:
+        """Return the linear-layer implementation for generation of `rows` sequences."""
+        most_tokens = self._config.max_completion_length
+        if self.is_int8:
+            pays = rows > FEW_ROWS or most_tokens >= PACKING_INT8_PAYS
+            return int8_linear if pays or levels().int8 == "warmd" else WeightOnlyInt8Linear
+        if self._config.bf16:
+            return CastLinear
+        weight = self._model.get_input_embeddings().weight
+        is_packable = has_onednn(weight) and weight.dtype == torch.float32
+        return packed_float32 if is_packable and most_tokens >= PACKING_PAYS else InPlaceLinear
+
+
+def _end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a completion: those of the model, and the tokenizer's."""
+    of_model = model.generation_config.eos_token_id
+    listed = [] if of_model is None else [of_model] if isinstance(of_model, int) else [*of_model]
+    own = tokenizer.eos_token_id
+    return listed if own in listed else [own, *listed]

@@ -1,0 +1,698 @@
+"""What GRPO computes: groups of completions, their rewards and advantages, the loss (loop.Task).
+
+GRPO: Shao et al. 2024, arXiv:2402.03300. A step, from top to bottom:
+
+    groups = completions of the policy (`sampler`), judged by the rewards (`judging`)
+    batch = their tokens, with advantages (`advantages`, `batch`)
+    loss of the batch (`losses.grpo`), from its log-probabilities (`scoring`)
+
+With packs, a group shares its prompt, and completions without a gradient are not computed. With
+num_iterations > 1, later steps learn from the same batch; its old log-probabilities are those of
+the first one. Imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+from itertools import count, islice
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..context import Context
+from ..engine.detokenizer import text_of
+from ..engine.sampling import NotFiniteError
+from ..errors import JobFailed
+from ..files.shortage import lacks_space
+from ..losses.grpo import (
+    Objective,
+    Step,
+    Terms,
+    Tokens,
+    grpo_loss,
+    importance_weights,
+    mean_entropy,
+)
+from ..packing.padding import ROUNDED
+from ..packing.passes import Embedded, exchange
+from ..packing.shared_prompts import FIXED
+from ..rewards.prompts import Prompt
+from ..statistics import interval_of
+from ..training.deprecations import no_deprecations
+from ..training.finite import weight_norm
+from ..training.loop import Loss
+from ..training.reference import copy_shared_weights, move_towards
+from . import metrics
+from .advantages import advantages
+from .batch import Batch
+from .entropy_bonus import EntropyBonus, entropy_sums
+from .flat_rewards import FlatRewards
+from .groups import Group, RewardWeights
+from .judging import Judge
+from .loss_options import NORMALIZE_FIRST
+from .prompt_order import EpochOrders, PromptStream
+from .replay import ReplayBuffer
+from .reward_log import RewardLog
+from .rollout import Completion
+from .sampler import Sampler
+from .scoring import Scorer, Table
+
+SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
+EVAL_BATCH = 16
+
+
+@dataclass
+class Rollouts:
+    """The completions of a step, and what its event has of them.
+
+    `fields`: of the event; `metrics`: by TRL's names, for the trackers; `seconds`: of generation.
+    `batch` gets its old log-probabilities in the first of several iterations.
+    """
+
+    batch: Batch
+    fields: dict[str, Any]
+    metrics: dict[str, float]
+    seconds: float
+    is_flat: bool  # whether all rewards of each group are equal
+
+
+@dataclass
+class _Groups:
+    """Sampled groups: with the fields that count their changes, what rewards have logged, and the
+    seconds of generation."""
+
+    groups: list[Group]
+    counts: dict[str, int]
+    logged: dict[str, list[float]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """The one micro-batch of a step, which began at a time.perf_counter."""
+
+    rollouts: Rollouts
+    is_first: bool  # whether they were sampled in this step
+    began: float
+
+
+class Reinforcement:
+    """The task of a GRPO job, which also evaluates it (training.loop.Task, training.loop.Measured).
+
+    `args`: a GRPOConfig, whose steps_per_generation is its gradient_accumulation_steps.
+    `reference`: the frozen model of the KL term, which may share its weights with the model
+    (training.reference); None without a KL term, or for an adapter, whose reference is the model
+    without it. `rewards`: their names, in the order of the weights of `args`. `data`: fingerprints
+    of the prompts ("data") and of the other columns that rewards see ("columns"). `resample`: how
+    often groups with equal rewards are replaced by groups of the next prompts; `replay`: size of
+    the replay buffer per prompt (0: none).
+    """
+
+    # Reports an activity of the training while a block runs; set once there is a training.
+    during: Callable[[str], AbstractContextManager[None]]
+
+    def __init__(
+        self,
+        *,
+        ctx: Context,
+        args: Any,
+        model: Any,
+        reference: Any | None,
+        tokenizer: Any,
+        sampler: Sampler,
+        scorer: Scorer,
+        judge: Judge,
+        rewards: Sequence[str],
+        prompts: Sequence[Prompt],
+        held_out: Sequence[Prompt] = (),
+        data: Mapping[str, str],
+        samples_shown: int = 0,
+        resample: int = 0,
+        replay: int = 0,
+        router_coefficient: float = 0.0,
+    ) -> None:
+        self.sampler = sampler
+        self.scorer = scorer
+        self.judge = judge
+        self.during = lambda name: nullcontext()
+        self.reward_log: RewardLog | None = None
+        self.reward_before: float | None = None  # of a checkpoint of an earlier version
+        self._ctx = ctx
+        self._args = args
+        self._model = model
+        self._reference = reference
+        self._tokenizer = tokenizer
+        self._rewards = list(rewards)
+        self._prompts = list(prompts)
+        self._held_out = held_out
+        self._data = dict(data)
+        self._samples_shown = samples_shown
+        self._router_coefficient = router_coefficient
+        self._objective = _objective(args)
+        self._bonus = EntropyBonus(args)
+        self._weights = RewardWeights(
+            args.reward_weights, args.multi_objective_aggregation == NORMALIZE_FIRST
+        )
+        self._replay = ReplayBuffer(replay, self._weights) if replay else None
+        self._resample = resample
+        self._orders = EpochOrders(len(prompts), args.seed)
+        self._stream = PromptStream(len(prompts), args.seed)
+        self._flat_rewards = FlatRewards()
+        self._step = 0  # steps done
+        self._tokens_seen = 0.0
+        self._rollouts: Rollouts | None = None  # the latest ones
+
+    @property
+    def prompts_per_step(self) -> int:
+        """The groups of a step."""
+        completions = self._args.per_device_train_batch_size * self._micro_batches
+        return int(completions // self._args.num_generations)
+
+    @property
+    def _micro_batches(self) -> int:
+        return int(self._args.gradient_accumulation_steps)
+
+    # A step.
+
+    def batches(self, first_step: int) -> Iterator[Sequence[Work]]:
+        for step in count(first_step):
+            began = time.perf_counter()
+            is_first = step % self._args.num_iterations == 0 or self._rollouts is None
+            if is_first:
+                self._rollouts = self._roll_out(step)
+            assert self._rollouts is not None
+            yield [Work(self._rollouts, is_first, began)]
+
+    def _roll_out(self, step: int) -> Rollouts:
+        """Sample the groups of a step, score them, and compute their advantages."""
+        sampled = self._groups(self._rows(step), step)
+        groups = sampled.groups
+        scores = torch.cat([group.scores for group in groups])
+        found = advantages(
+            scores, self._weights, self._args.num_generations, self._args.scale_rewards
+        )
+        batch = self._with_reference(self._batch(groups, found.values))
+        shuffled = torch.randperm(len(batch.completions))
+        measured = {
+            **metrics.of_completions(groups, (*self.sampler.end_ids, self._tokenizer.pad_token_id)),
+            **metrics.of_rewards(scores, self._rewards, self._weights, found),
+            **metrics.of_logged(sampled.logged),
+        }
+        sizes = [len(prompt) for prompt in batch.prompts]
+        learned = int(batch.mask.sum())
+        self._tokens_seen += sum(sizes) + sum(len(one) for one in batch.completions)
+        self._log_rewards(groups, step + 1)
+        return Rollouts(
+            batch.rows(shuffled.tolist()),
+            {
+                "reward": measured["reward"],
+                "reward_std": measured["reward_std"],
+                "rewards": {name: measured[f"rewards/{name}/mean"] for name in self._rewards},
+                "rewards_std": {name: measured[f"rewards/{name}/std"] for name in self._rewards},
+                **sampled.counts,
+                "completion_length": measured["completions/mean_length"],
+                "clipped": measured["completions/clipped_ratio"],
+                "tokens": sum(sizes) + learned,
+                "samples": self._samples(groups),
+            },
+            {**measured, "num_tokens": self._tokens_seen},
+            sampled.seconds,
+            is_flat=measured["frac_reward_zero_std"] == 1,
+        )
+
+    def _rows(self, step: int) -> list[int]:
+        """Return the prompts of a step: the next ones, or with dynamic sampling those of a stream.
+
+        An epoch has all prompts, each once, but for a remainder that fills no step.
+        """
+        size = self.prompts_per_step
+        generations = step // self._args.num_iterations
+        epoch, place = divmod(generations, len(self._prompts) // size)
+        if place == 0:  # a number that torch's DataLoader drew, so that the others stay the same
+            torch.empty((), dtype=torch.int64).random_()
+        if self._resample:
+            return self._stream.take(size)
+        return self._orders.of(epoch)[place * size : (place + 1) * size]
+
+    def _groups(self, rows: Sequence[int], step: int) -> _Groups:
+        """Sample a group of each prompt; with dynamic sampling, replace those without a spread."""
+        found = self._sampled(rows, step)
+        groups, resampled = found.groups, 0
+        for _ in range(self._resample):
+            flat = [i for i, one in enumerate(groups) if not self._weights.has_spread(one.scores)]
+            more = self._sampled(self._stream.take(len(flat)), step)
+            for i, group in zip(flat, more.groups, strict=True):
+                groups[i] = group
+            for name, values in more.logged.items():
+                found.logged.setdefault(name, []).extend(values)
+            found.seconds += more.seconds
+            resampled += len(flat)
+        if self._resample:
+            found.counts["resampled"] = resampled
+        if self._replay is not None:
+            found.counts["replayed"] = sum(group.replayed for group in groups)
+        if self.judge.can_fail:
+            found.counts["left_out"] = sum(bool(one.scores.isnan().all()) for one in groups)
+        return found
+
+    def _sampled(self, rows: Sequence[int], step: int) -> _Groups:
+        """Return a group of each prompt: sampled, scored, and with a replayed success if due."""
+        if not rows:
+            return _Groups([], {}, {}, 0.0)
+        size = self._args.num_generations
+        prompts = [self._prompts[row] for row in rows for _ in range(size)]
+        began = time.perf_counter()
+        written = self._written(prompts)
+        seconds = time.perf_counter() - began
+        texts = [self._text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)]
+        judged = self.judge.scores(
+            prompts,
+            texts,
+            [one.ids for one in written],
+            size=size,
+            state=self._trainer_state(step),
+            ranks=self._ctx.ranks,
+        )
+        groups = [
+            Group(row, written[part], texts[part], judged.scores[part])
+            for number, row in enumerate(rows)
+            for part in [slice(number * size, (number + 1) * size)]
+        ]
+        if self._replay is not None:
+            for group in groups:
+                self._replay.apply(group)
+                if group.replayed:
+                    group.texts[0] = self._text(self._prompts[group.row], group.completions[0].ids)
+        return _Groups(groups, {}, judged.metrics, seconds)
+
+    def _written(self, prompts: Sequence[Prompt]) -> list[Completion]:
+        try:
+            return self.sampler.sample([prompt.ids for prompt in prompts], self._ctx.ranks)
+        except NotFiniteError as error:
+            weight_norm(self._model, self._step)  # raises if the weights are the cause
+            raise JobFailed(
+                f"step {self._step + 1}: the model's probabilities are nan or infinite"
+            ) from error
+
+    def _text(self, prompt: Prompt, ids: Sequence[int]) -> str:
+        """Return the text of a completion, as `eval` and answers have it."""
+        return text_of(self._tokenizer, prompt.ids, ids, self.sampler.end_ids)
+
+    def _trainer_state(self, step: int) -> dict[str, Any]:
+        """Return what a reward gets as TRL's `trainer_state`, after so many steps."""
+        per_epoch = len(self._prompts) // self.prompts_per_step * self._args.num_iterations
+        return {
+            "global_step": step,
+            "max_steps": self._args.max_steps,
+            "epoch": step / per_epoch,
+            "num_train_epochs": math.ceil(self._args.max_steps / per_epoch),
+            "num_input_tokens_seen": self._tokens_seen,
+            "train_batch_size": self._args.per_device_train_batch_size,
+            "logging_steps": 1,
+        }
+
+    def _batch(self, groups: Sequence[Group], values: Tensor) -> Batch:
+        ends = {*self.sampler.end_ids, self._tokenizer.pad_token_id}
+        hides_cut = self._args.mask_truncated_completions
+        written = [one.ids for group in groups for one in group.completions]
+        return Batch.of(
+            groups,
+            [self._prompts[group.row].ids for group in groups],
+            values,
+            masked=[hides_cut and ids[-1] not in ends for ids in written],
+            has_sampled=self.sampler.is_int8,
+            has_replayed=any(group.replayed for group in groups),
+            device=self._model.device,
+        )
+
+    def _with_reference(self, batch: Batch) -> Batch:
+        """Add the log-probabilities by the reference, if the loss has a KL term."""
+        if self._objective.beta == 0:
+            return batch
+        table = self._empty(batch)
+        ranks = self._ctx.ranks
+        with (
+            self._reference_model() as model,
+            torch.random.fork_rng(devices=[], enabled=ranks.size > 1),  # of dropout
+        ):
+            self.scorer.fill(table, model, batch.samples, ranks)
+        return replace(batch, reference=table.logps)
+
+    @contextmanager
+    def _reference_model(self) -> Iterator[Any]:
+        if self._reference is not None:
+            yield self._reference
+            return
+        with no_deprecations(), self._model.disable_adapter():
+            yield self._model
+
+    def _empty(self, batch: Batch) -> Table:
+        zeros = torch.zeros(batch.mask.shape, device=batch.mask.device)
+        return Table(zeros, zeros.clone())
+
+    # The loss.
+
+    def loss(self, micro_batch: Work) -> Iterator[Loss]:
+        """Yield a part with gradients for each pass, then one with the loss and its metrics.
+
+        The log-probabilities of other passes are constants. Those of later passes are not known
+        yet: the losses of their completions have no gradient here.
+        """
+        rollouts, ranks = micro_batch.rollouts, self._ctx.ranks
+        batch, model = rollouts.batch, self._model
+        samples = learning = batch.samples
+        table = self._empty(batch)
+        if batch.old is not None:  # completions that are not computed keep it: their ratio is 1
+            table.logps.copy_(batch.old)
+        table.entropies.copy_(batch.entropies)
+        silent = []  # completions without a gradient
+        if self.scorer.most_tokens is not None and not self._needs_all_gradients:
+            is_learned = batch.is_learned
+            learning = [one for one in samples if is_learned[one.index]]
+            silent = [one for one in samples if not is_learned[one.index]]
+        if self._objective.top_entropy_quantile < 1:  # all entropies decide which have a loss
+            self.scorer.fill(table, model, samples, ranks)
+        elif self._args.num_iterations > 1:  # for the metrics only
+            self.scorer.fill(table, model, silent, ranks)
+        micro_batches = self._split(batch)
+        places, balances = [], []
+        with self.scorer.passes(model):
+            for part in self.scorer.parts(learning, model.device, ranks):
+                at = (part.rows, part.columns)
+                packed = self.scorer.most_tokens is not None
+                embedded = Embedded(model, part.ids) if packed else None
+                scores, balance = self.scorer.score(
+                    model, part, embedded, has_entropy_gradient=self._bonus.is_on
+                )
+                losses = self._terms(micro_batches, table.put(at, scores))
+                value = torch.stack([self._with_bonus(*one) for one in losses]).sum()
+                if balance is not None:
+                    balances.append(float(balance.detach()))
+                    value = value + self._router_coefficient * balance / self._micro_batches
+                yield Loss(value, amount=0.0)
+                if embedded is not None:
+                    embedded.finish()
+                table.store(at, scores)
+                places.append(at)
+        exchange(places, table, ranks)
+        total, found = self._reported(micro_batches, table)
+        if micro_batch.is_first:
+            found = {**rollouts.metrics, **found}
+            if self._args.num_iterations > 1:
+                rollouts.batch = replace(batch, old=table.logps)
+        if balances:
+            found["aux_loss"] = sum(balances) / len(balances)
+        if ranks.rank == 0:  # the table has the scores of all ranks
+            yield Loss(total, found)
+
+    @property
+    def _needs_all_gradients(self) -> bool:
+        """Whether completions with advantage 0 have a gradient: KL term, entropy bonus."""
+        return self._objective.beta != 0 or self._bonus.is_on
+
+    def _split(self, batch: Batch) -> list[Batch]:
+        size = len(batch.completions) // self._micro_batches
+        return [batch.rows(slice(i * size, (i + 1) * size)) for i in range(self._micro_batches)]
+
+    def _terms(
+        self, micro_batches: Sequence[Batch], table: Table
+    ) -> Iterator[tuple[Tokens, Terms]]:
+        """Yield the losses of the micro-batches of a step, from the scores of all of them."""
+        step = Step(
+            micro_batches=len(micro_batches),
+            tokens=torch.stack([part.mask.sum() for part in micro_batches]).sum(),
+        )
+        size = len(table.logps) // len(micro_batches)
+        scores = zip(*(torch.split(values, size) for values in table), strict=True)
+        for part, (logps, entropies) in zip(micro_batches, scores, strict=True):
+            tokens = self._tokens(part, logps, entropies)
+            yield tokens, grpo_loss(tokens, self._objective, step)
+
+    def _tokens(self, part: Batch, logps: Tensor, entropies: Tensor) -> Tokens:
+        old, given = part.old, part.advantages
+        if part.is_replayed is not None:  # of the policy that sampled them
+            now = logps.detach() if old is None else old
+            assert part.replayed is not None
+            old = torch.where(part.is_replayed[:, None], part.replayed, now)
+        if part.sampled is not None:  # the losses are linear in the advantages
+            given = given[:, None] * importance_weights(
+                logps.detach() if old is None else old,
+                part.sampled,
+                part.mask,
+                self._args.vllm_importance_sampling_clip_max,
+            )
+        return Tokens(
+            logps=logps,
+            entropies=entropies,
+            mask=part.mask,
+            advantages=given,
+            old=old,
+            sampler=part.sampled,
+            reference=part.reference,
+        )
+
+    def _with_bonus(self, tokens: Tokens, terms: Terms) -> Tensor:
+        """Return the loss of a micro-batch less the entropy bonus."""
+        if not self._bonus.is_on:
+            return terms.loss
+        mean = mean_entropy(tokens.entropies, tokens.mask, terms.chosen) / self._micro_batches
+        return terms.loss - self._bonus.applied * mean
+
+    @torch.no_grad()
+    def _reported(
+        self, micro_batches: Sequence[Batch], table: Table
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss and the metrics of a step, with the scores of all passes.
+
+        Adapts the entropy bonus of the next step.
+        """
+        total, found = torch.tensor(0.0), []
+        sums = torch.zeros(2, device=table.logps.device)
+        for part, (tokens, terms) in zip(
+            micro_batches, self._terms(micro_batches, table), strict=True
+        ):
+            total = total + self._with_bonus(tokens, terms).cpu()
+            measured = metrics.of_loss(tokens, terms, self._objective)
+            if part.sampled is not None:
+                is_known = None if self._needs_all_gradients else part.advantages.ne(0)
+                measured[metrics.DRIFT] = metrics.drift(tokens, is_known)
+            if self._bonus.is_on:
+                measured["policy_loss"] = float(terms.own)
+                sums += entropy_sums(tokens.entropies, tokens.mask, terms.chosen)
+            found.append(measured)
+        means = metrics.averaged(found)
+        if self._bonus.is_on:
+            self._bonus.update(sums)
+            means["entropy_coef"] = self._bonus.coefficient
+        return total, means
+
+    def fields(self, batch: Sequence[Work], sums: Mapping[str, float]) -> dict[str, Any]:
+        (work,) = batch
+        seconds = work.rollouts.seconds if work.is_first else 0.0
+        found = {
+            **work.rollouts.fields,
+            "kl": sums.get("kl"),
+            "entropy": sums.get("entropy"),
+            "clip_ratio": sums.get("clip_ratio/region_mean"),
+            "generation_s": seconds,
+            "training_s": time.perf_counter() - work.began - seconds,
+        }
+        if self.sampler.rollout_dtype == "int8":
+            found["rollout_drift"] = sums.get(metrics.DRIFT)  # nats
+        return found
+
+    def trained(self, step: int, fields: Mapping[str, Any]) -> None:
+        """Move the reference, and warn if nothing is being learned, after a step."""
+        self._step = step
+        if self._moves_reference and step % self._args.ref_model_sync_steps == 0:
+            move_towards(self._reference, self._model, self._args.ref_model_mixup_alpha)
+        assert self._rollouts is not None
+        warning = self._flat_rewards.count(is_flat=self._rollouts.is_flat, reward=fields["reward"])
+        if warning is not None:
+            self._ctx.emit("warning", step=step, message=warning)
+
+    @property
+    def _moves_reference(self) -> bool:
+        return self._reference is not None and bool(self._args.sync_ref_model)
+
+    def before_update(self) -> None:
+        """Keep the reference as it is: give the model weights of its own."""
+        if self._reference is not None:
+            copy_shared_weights(self._model, self._reference)
+
+    # Exact resume.
+
+    def state(self) -> dict[str, Any]:
+        if self.reward_log is not None:
+            self.reward_log.flush()
+        rollouts = self._rollouts
+        assert rollouts is not None
+        is_reused = self._step % self._args.num_iterations != 0
+        moved = None
+        if self._moves_reference and self._step >= self._args.ref_model_sync_steps:
+            moved = [weight.data for weight in cast(Any, self._reference).parameters()]
+        return {
+            **self._data,
+            "reward_before": self.reward_before,
+            "completions": rollouts.batch.state() if is_reused else None,
+            "rollout": rollouts.fields,
+            "is_flat": rollouts.is_flat,
+            "micro_steps": self._step * self._micro_batches,
+            "flat_steps": self._flat_rewards.steps,
+            "entropy_coef": self._bonus.coefficient,
+            "last_entropy": self._bonus.latest,
+            "reference": moved,
+            "prompts_taken": self._stream.position,
+            "replay": None if self._replay is None else self._replay.state(),
+            "reward_failures": self.judge.failures,
+            "tokens_seen": self._tokens_seen,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        # Earlier versions wrote no "columns": rewards had no access to them; and none of the values
+        # that have a default here.
+        if any(state.get(name, digest) != digest for name, digest in self._data.items()):
+            raise JobFailed("dataset: its rows are not those that the checkpoint was trained on")
+        self.before_update()
+        self.reward_before = state["reward_before"]
+        self._step = state["micro_steps"] // self._micro_batches
+        self._rollouts = None
+        if state["completions"] is not None:
+            batch = Batch.of_state(state["completions"], self._model.device)
+            is_flat = state.get("is_flat", False)
+            self._rollouts = Rollouts(batch, state["rollout"], {}, 0.0, is_flat)
+        self._flat_rewards.steps = state.get("flat_steps", 0)
+        self._bonus.coefficient = state.get("entropy_coef", self._bonus.coefficient)
+        self._bonus.latest = state.get("last_entropy", self._bonus.latest)
+        self._stream.position = state.get("prompts_taken", 0)
+        self.judge.failures = state.get("reward_failures", 0)
+        self._tokens_seen = state.get("tokens_seen", 0.0)
+        if self._replay is not None:
+            self._replay.load_state(state["replay"])
+        if state.get("reference") is not None:
+            assert self._reference is not None
+            for weight, saved in zip(self._reference.parameters(), state["reference"], strict=True):
+                weight.data.copy_(saved)
+
+    def differences_since(self, rules: int) -> list[str]:
+        """Return how results differ from those of a version with these RULES."""
+        packs = self.scorer.most_tokens is not None
+        found = [ROUNDED] if rules < 2 and not packs else []
+        if rules < 1:
+            found += [FIXED] if packs else []
+            found.append(
+                "rewards receive the text of a completion with its leading space and without an "
+                "incomplete last character"
+            )
+        return found
+
+    # Evaluation.
+
+    def measure(self) -> dict[str, Any] | None:
+        """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
+
+        Completions for which every reward returns None are left out, in `n` too, and counted as
+        `unscored`; the reward is NaN, with a warning, when none is left. The seed is fixed, and the
+        random state of training is left unchanged.
+        """
+        was_training = self._model.training
+        self._model.eval()
+        found: list[float] = []
+        with torch.random.fork_rng():
+            torch.manual_seed(self._args.seed)
+            for start in range(0, len(self._held_out), EVAL_BATCH):
+                if self._ctx.stop.is_set():
+                    return None
+                with self.during("batch of an evaluation"):
+                    found += self._rewards_of(self._held_out[start : start + EVAL_BATCH])
+        self._model.train(was_training)
+        count = len(self._held_out)
+        unscored = count - len(found)
+        left_out = {"unscored": unscored, "completions": count} if unscored else {}
+        if not found:
+            message = f"the held-out reward is unknown: no reward scores any of {count} completions"
+            self._ctx.emit("warning", step=self._step, message=message)
+            return {"reward": math.nan, "n": 0, **left_out}
+        interval = interval_of(found)
+        return {
+            "reward": math.fsum(found) / len(found),
+            "n": len(found),
+            **left_out,
+            **({} if interval is None else {"intervals": {"reward": interval}}),
+        }
+
+    def evaluated(self, found: dict[str, Any]) -> None:
+        """Nothing depends on an evaluation."""
+
+    def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
+        """Return the rewards of one completion per prompt, without completions that have none."""
+        written = self._written(prompts)
+        judged = self.judge.scores(
+            prompts,
+            [self._text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)],
+            [one.ids for one in written],
+            size=len(prompts),
+            state=self._trainer_state(self._step),
+        )
+        found = []
+        for row in judged.scores.tolist():
+            known = [
+                weight * score
+                for weight, score in zip(self._args.reward_weights, row, strict=True)
+                if not math.isnan(score)
+            ]
+            if known:
+                found.append(math.fsum(known))
+        return found
+
+    # What is shown of the completions.
+
+    def _scored(self, groups: Sequence[Group]) -> Iterator[tuple[Prompt, str, dict[str, float]]]:
+        """Yield the completions of a step: prompt, text, and the score of each reward."""
+        for group in groups:
+            for text, row in zip(group.texts, group.scores.tolist(), strict=True):
+                scores = dict(zip(self._rewards, row, strict=True))
+                yield self._prompts[group.row], text, scores
+
+    def _samples(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        shown = islice(self._scored(groups), self._samples_shown)
+        return [
+            {
+                "prompt": _truncated(prompt.text),
+                "completion": _truncated(text),
+                "rewards": found,
+            }
+            for prompt, text, found in shown
+        ]
+
+    def _log_rewards(self, groups: Sequence[Group], step: int) -> None:
+        """Append the completions of this step to the reward log; warn if that fails."""
+        if self.reward_log is None:
+            return
+        lines = [
+            {"row": prompt.row, "completion": text, "rewards": found}
+            for prompt, text, found in self._scored(groups)
+        ]
+        log = self.reward_log
+        try:
+            self._ctx.patiently(lambda: log.write(step, lines), log.path.parent)
+        except OSError as error:
+            if self._ctx.stop.is_set() and lacks_space(error):  # the step is computed again
+                raise
+            self._ctx.emit("warning", step=step, message=f"reward_log: lacks step {step}: {error}")
+
+
+def _objective(args: Any) -> Objective:
+    """Return the parameters of the loss, of a GRPOConfig."""
+    names = [field.name for field in fields(Objective) if field.name != "epsilon_high"]
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    return Objective(epsilon_high=high, **{name: getattr(args, name) for name in names})
+
+
+def _truncated(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
