@@ -24,10 +24,20 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.device import has_bfloat16
 from ..compute.frozen_int8 import quantize_linears
-from ..grpo.packed_trainer import PackedTrainer
+from ..grpo.judging import Judge
+from ..grpo.options import GrpoSpec
+from ..grpo.sampler import Sampler
+from ..grpo.scoring import Scorer
+from ..grpo.task import Reinforcement
+from ..packing.passes import pack_tokens
+from ..rewards.prompts import Prompt
+from ..rewards.reward_calls import RewardCalls
+from ..rewards.user_rewards import KeywordReward
+from ..training.arguments import pad_id
+from ..training.loop import Training
 from ..training.reference import weight_sharing_clone
 from . import machine, model
-from .training import timed
+from .training import Clock, context, own_loop, timed
 from .works import GRPO, GrpoWork
 
 
@@ -35,12 +45,12 @@ def run(side: str, work: GrpoWork, folder: Path, steps: int) -> dict[str, Any]:
     """Train and return the measurements (`training.timed`)."""
     return timed(
         side,
-        lambda output, _: _trainer(side, work, folder, steps + 1, output),
+        lambda output, clock: _trainer(side, work, folder, steps + 1, output, clock),
         lambda _, rates: work.floor_s(work.shape.parameters, rates.flops, rates.bytes_s),
     )
 
 
-def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -> Any:
+def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
     device = machine.device()
     config = GRPOConfig(
         output_dir=output,
@@ -52,6 +62,7 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -
         temperature=0.7,
         top_p=0.9,
         loss_type="bnpo",
+        reward_weights=[1.0],
         learning_rate=2e-6,
         # TRL's fastest settings on a CPU: its defaults are three times slower.
         bf16=has_bfloat16(device),
@@ -62,40 +73,76 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -
         logging_steps=1,
         disable_tqdm=True,
     )
-    is_ours, adapter = side == "warmd", _adapter(work)
+    prompts = model.prompts(work.shape, work.prompt, steps)
+    tokenizer, adapter = model.tokenizer(work.shape), _adapter(work)
     reference = model.read(folder) if work.beta and adapter is None else None
-    # As in a GRPO job: the reference model has the warm weights, the policy shares them.
-    is_copy = is_ours and reference is not None
-    policy: Any = weight_sharing_clone(reference) if is_copy else model.read(folder)
-    if is_ours and work.base_precision == "int8":
-        quantize_linears(policy, kept=policy.get_output_embeddings())
+    if side == "warmd":
+        # As in a GRPO job: the reference model has the warm weights, the policy shares them.
+        policy = model.read(folder) if reference is None else weight_sharing_clone(reference)
+        if work.base_precision == "int8":
+            quantize_linears(policy, kept=policy.get_output_embeddings())
+        if adapter is None:
+            policy.requires_grad_(True)
+        else:
+            policy = get_peft_model(policy, adapter)
+        config.beta = work.beta
+        return _training(work, output, config, policy, reference, tokenizer, prompts, clock)
+    policy = model.read(folder)
     if adapter is None:
         policy.requires_grad_(True)
-    elif is_ours:
-        policy, adapter = get_peft_model(policy, adapter), None
     else:  # TRL wraps it: a model with an adapter would get a second one as its reference
         config.beta = work.beta
-    kind = PackedTrainer if is_ours else GRPOTrainer
-    trainer: Any = kind(
+    trainer: Any = GRPOTrainer(
         model=policy,
         args=config,
-        processing_class=model.tokenizer(work.shape),
-        train_dataset=Dataset.from_list(
-            [{"prompt": prompt} for prompt in model.prompts(work.shape, work.prompt, steps)]
-        ),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         reward_funcs=_rewards,
         peft_config=adapter,
     )
     trainer.remove_callback(PrinterCallback)
-    if isinstance(trainer, PackedTrainer):
-        trainer.rollout_dtype = work.rollout_dtype
-        if work.beta:
-            trainer.set_reference(reference, work.beta)
-    elif reference is not None:
+    if reference is not None:
         config.beta = trainer.beta = work.beta
         add_fused_lm_head(reference, temperature=trainer.temperature)
         trainer.ref_model = reference
     return trainer
+
+
+def _training(
+    work: GrpoWork,
+    output: str,
+    config: GRPOConfig,
+    policy: Any,
+    reference: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    clock: Clock,
+) -> Training:
+    ctx = context(output, machine.device())
+    prompts = [
+        Prompt(text, tokenizer(text)["input_ids"], None, number, False, {}, None)
+        for number, text in enumerate(texts)
+    ]
+    rewards = {"order": KeywordReward("order", _rewards)}
+    task = Reinforcement(
+        ctx=ctx,
+        args=config,
+        model=policy,
+        reference=reference,
+        tokenizer=tokenizer,
+        sampler=Sampler(policy, tokenizer, config, packs=True, rollout_dtype=work.rollout_dtype),
+        scorer=Scorer(
+            config, most_tokens=pack_tokens(policy, ctx), pad_id=pad_id(policy, tokenizer)
+        ),
+        judge=Judge(ctx, RewardCalls(rewards, prompts), len(rewards)),
+        rewards=list(rewards),
+        prompts=prompts,
+        data={},
+    )
+    spec = GrpoSpec(save_every="1000000")
+    return own_loop(
+        *(ctx, spec, config, policy, tokenizer, task, clock), before_update=task.before_update
+    )
 
 
 def _adapter(work: GrpoWork) -> LoraConfig | None:

@@ -94,7 +94,7 @@ class _Done(Exception):
 
 
 class _Timed:
-    """A task whose steps are timed, from the time that their batch is there."""
+    """A task whose steps are timed, from the time that their batch is requested."""
 
     def __init__(self, task: Any, clock: Clock) -> None:
         self._task = task
@@ -104,9 +104,10 @@ class _Timed:
         return getattr(self._task, name)
 
     def batches(self, first_step: int) -> Iterator[Any]:
-        for batch in self._task.batches(first_step):
+        batches = iter(self._task.batches(first_step))
+        while True:
             self._clock.on_step_begin()
-            yield batch
+            yield next(batches)
 
 
 def context(output: str, device: torch.device) -> Context:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from trl.trainer.dpo_config import DPOConfig
 
 from ..context import ONE_PROCESS, Context, Ranks
 from ..errors import JobFailed
@@ -58,7 +59,7 @@ class Preferences:
         self,
         *,
         ctx: Context,
-        args: Any,
+        args: DPOConfig,
         model: Any,
         reference: Any | None,
         pad_id: int,
@@ -70,7 +71,7 @@ class Preferences:
     ) -> None:
         self.most_tokens = most_tokens
         self._ctx = ctx
-        self._args = args
+        self._args: Any = args
         self._model = model
         self._reference = reference
         self._pad_id = pad_id

@@ -119,13 +119,11 @@ class Batch:
         """Restore what `state` returned, also what earlier versions stored."""
         if isinstance(state, list):
             state = _of_former(state)
-        known: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
-        return cls(
-            **{
-                name: value.to(device) if isinstance(value, Tensor) else value
-                for name, value in known.items()
-            }
-        )
+        known: dict[str, Any] = {}
+        for field in fields(cls):
+            value = state.get(field.name)
+            known[field.name] = value.to(device) if isinstance(value, Tensor) else value
+        return cls(**known)
 
 
 def _of_former(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from trl.trainer.grpo_config import GRPOConfig
 
 from ..context import Context
 from ..engine.detokenizer import text_of
@@ -120,7 +121,7 @@ class Reinforcement:
         self,
         *,
         ctx: Context,
-        args: Any,
+        args: GRPOConfig,
         model: Any,
         reference: Any | None,
         tokenizer: Any,
@@ -143,7 +144,7 @@ class Reinforcement:
         self.reward_log: RewardLog | None = None
         self.reward_before: float | None = None  # of a checkpoint of an earlier version
         self._ctx = ctx
-        self._args = args
+        self._args: Any = args
         self._model = model
         self._reference = reference
         self._tokenizer = tokenizer
@@ -156,7 +157,7 @@ class Reinforcement:
         self._objective = _objective(args)
         self._bonus = EntropyBonus(args)
         self._weights = RewardWeights(
-            args.reward_weights, args.multi_objective_aggregation == NORMALIZE_FIRST
+            cast(Any, args).reward_weights, args.multi_objective_aggregation == NORMALIZE_FIRST
         )
         self._replay = ReplayBuffer(replay, self._weights) if replay else None
         self._resample = resample
@@ -392,8 +393,9 @@ class Reinforcement:
                 losses = self._terms(micro_batches, table.put(at, scores))
                 value = torch.stack([self._with_bonus(*one) for one in losses]).sum()
                 if balance is not None:
-                    balances.append(float(balance.detach()))
-                    value = value + self._router_coefficient * balance / self._micro_batches
+                    balance = self._router_coefficient * balance / self._micro_batches
+                    value = value + balance
+                    balances.append(balance.detach().cpu())
                 yield Loss(value, amount=0.0)
                 if embedded is not None:
                     embedded.finish()
@@ -406,7 +408,8 @@ class Reinforcement:
             if self._args.num_iterations > 1:
                 rollouts.batch = replace(batch, old=table.logps)
         if balances:
-            found["aux_loss"] = sum(balances) / len(balances)
+            total = total + sum(balances)
+            found["aux_loss"] = float(sum(balances)) / self._router_coefficient
         if ranks.rank == 0:  # the table has the scores of all ranks
             yield Loss(total, found)
 

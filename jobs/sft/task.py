@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from trl.trainer.sft_config import SFTConfig
 
 from ..context import ONE_PROCESS, Context, Ranks
 from ..errors import JobFailed
@@ -59,7 +60,7 @@ class Supervised:
         self,
         *,
         ctx: Context,
-        args: Any,
+        args: SFTConfig,
         model: Any,
         pad_id: int,
         examples: Sequence[Example],
@@ -69,7 +70,7 @@ class Supervised:
     ) -> None:
         self.most_tokens = most_tokens
         self._ctx = ctx
-        self._args = args
+        self._args: Any = args
         self._model = model
         self._pad_id = pad_id
         self._examples = examples

@@ -12,7 +12,7 @@ from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.rewards.problems import load
 from warmd.jobs.rewards.prompts import Prompt
-from warmd.jobs.rewards.reward_calls import as_trl_calls
+from warmd.jobs.rewards.reward_calls import RewardCalls
 from warmd.jobs.rewards.user_rewards import MOST_REWARD, KeywordReward
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -54,8 +54,8 @@ def test_a_column_may_have_any_other_name_also_one_of_python(name):
         seen.update(columns)
         return [1.0]
 
-    (call,) = as_trl_calls({"r": KeywordReward("r", reward)}, [prompt])
-    assert call(row=[prompt], prompts=["a"], completions=["b"]) == [1.0]
+    with RewardCalls({"r": KeywordReward("r", reward)}, [prompt]) as calls:
+        assert calls.score([prompt], ["b"], [[2]]).scores == [[1.0]]
     assert seen[name] == ["x"]
 
 

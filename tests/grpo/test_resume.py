@@ -98,17 +98,13 @@ def test_a_run_resumes_with_the_gemm_that_it_began_with(tmp_path, monkeypatch, g
 
 
 def test_every_epoch_has_its_own_order_whatever_ran_before():
-    from warmd.jobs.grpo.prompt_order import EpochSampler
+    from warmd.jobs.grpo.prompt_order import EpochOrders
 
-    through = EpochSampler(range(20), mini_repeat_count=1, seed=7)
-    orders = []
-    for epoch in range(3):
-        through.set_epoch(epoch)
-        orders.append(list(through))
+    through = EpochOrders(20, seed=7)
+    orders = [through.of(epoch) for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
-    resumed = EpochSampler(range(20), mini_repeat_count=1, seed=7)
-    resumed.set_epoch(2)
-    assert list(resumed) == orders[2]
+    assert EpochOrders(20, seed=7).of(2) == orders[2]
+    assert through.of(1) == orders[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"resample": 2, "replay": 4}])
@@ -177,7 +173,7 @@ def test_evaluations_need_held_out_prompts(option):
 
 def test_a_resume_packs_as_before_however_much_memory_there_is_now(tmp_path, monkeypatch):
     def packs_of(number: int) -> None:
-        monkeypatch.setattr("warmd.jobs.grpo.packed_trainer.tokens_that_fit", lambda *_: number)
+        monkeypatch.setattr("warmd.jobs.packing.passes.tokens_that_fit", lambda *_: number)
 
     packs_of(20)
     run(spec(), tiny.surroundings(tmp_path / "whole").ctx)

@@ -115,7 +115,8 @@ def of_trl(tmp_path: Path, chat: bool) -> list[dict[str, Any]]:
 def shape(call: dict[str, Any]) -> dict[str, Any]:
     """The arguments that do not depend on the completions, which two samplers draw differently."""
     seen = {k: v for k, v in call.items() if k not in ("completions", "completion_ids")}
-    seen |= {name: type(call[name]) for name in ("trainer_state", "log_extra", "log_metric")}
+    seen["trainer_state"] = type(call["trainer_state"])
+    seen |= {name: callable(call[name]) for name in ("log_extra", "log_metric")}
     seen["step"] = call["trainer_state"].global_step
     first = call["completions"][0]
     seen["form"] = (
@@ -172,6 +173,11 @@ def test_values_that_a_reward_logs_in_an_evaluation_are_not_in_a_step(tmp_path):
     options: dict[str, Any] = {"samples": 2, "eval_samples": 1}
     result = run(spec(tmp_path / "rows.jsonl", rows(False), "logs", **options), job.ctx)
     assert result["reward_before"] == result["reward_after"] == 0.5
+    messages = [event["message"] for event in job.of_type("warning")]
+    assert [one for one in messages if "log_extra" in one] == [
+        "reward: the column length of log_extra is not recorded; log_metric is, by the trackers "
+        "of report_to"
+    ]
 
 
 def test_a_column_that_the_data_lacks_is_refused_before_it_is_queued(tmp_path):

@@ -15,18 +15,17 @@ import pytest
 import sft_jobs
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.context import OneProcess
 from warmd.jobs.dpo.dataset import Example as PreferenceExample
 from warmd.jobs.dpo.task import MicroBatch as PreferenceBatch
-from warmd.jobs.grpo.packed_trainer import PackedTrainer
+from warmd.jobs.grpo.batch import Batch
+from warmd.jobs.grpo.task import Rollouts, Work
 from warmd.jobs.packing.shared_prompts import Pack, Sample, split
 from warmd.jobs.sft.dataset import IGNORED, Example as RowExample
 from warmd.jobs.sft.task import MicroBatch as RowBatch
 from warmd.jobs.training.deprecations import no_deprecations
 from warmd.jobs.training.loop import Training
-from warmd.jobs.training.reference import copy_shared_weights
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -161,32 +160,59 @@ def padded(rows: Sequence[Sequence[int]], side: str) -> tuple[torch.Tensor, torc
     return torch.tensor(ids), torch.tensor(kept)
 
 
+def made_last_first(make: Callable[[str], Any]) -> list[Any]:
+    """Return TRL's trainer, made last, and the trainings of three ranks.
+
+    Arguments that are made later reset the state that a trainer of TRL uses.
+    """
+    ours = [make("warmd") for _ in range(3)]
+    return [make("trl"), *ours]
+
+
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """TRL's trainer, and those of three ranks, with the same weights and a KL term."""
     folder = tmp_path_factory.mktemp("grpo")
-    kinds = (GRPOTrainer, *[PackedTrainer] * 3)
     model = group_trainers.small("llama")
-    made = [group_trainers.trainer(kind, folder, model, beta=0.1) for kind in kinds]
-    for one in made:
-        one.current_gradient_accumulation_steps = 1
-        if isinstance(one, PackedTrainer):
-            copy_shared_weights(one.model, one.ref_model)
+    made = made_last_first(lambda side: group_trainers.trainer(side, folder, model, beta=0.1))
+    made[0].current_gradient_accumulation_steps = 1
     return made
 
 
-def learn_group(batch: dict[str, Any], room: int) -> Callable[[Any], torch.Tensor]:
+def learn_group(
+    rows: Sequence[tuple[list[int], list[int]]], room: int
+) -> Callable[[Any], torch.Tensor]:
+    advantages = torch.linspace(-1, 1.5, len(rows))
+    prompts, prompt_mask = padded([prompt for prompt, _ in rows], "left")
+    completions, completion_mask = padded([ids for _, ids in rows], "right")
+
     def learn(made: Any) -> torch.Tensor:
-        inputs = dict(batch)
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        if isinstance(made, PackedTrainer):
-            made.most_tokens = room
+        if isinstance(made, Training):
+            task: Any = made.task
+            task.scorer.most_tokens = room
+            batch = Batch(
+                prompts=[prompt for prompt, _ in rows],
+                completions=[ids for _, ids in rows],
+                mask=completion_mask,
+                advantages=advantages,
+                entropies=torch.zeros(completions.shape),
+            )
+            rollouts = Rollouts(task._with_reference(batch), {}, {}, 0.0, is_flat=False)
+            return learn_parts(made, Work(rollouts, is_first=True, began=0.0))
+        inputs = {
+            "prompt_ids": prompts,
+            "prompt_mask": prompt_mask,
+            "completion_ids": completions,
+            "completion_mask": completion_mask,
+            "advantages": advantages,
+            "num_items_in_batch": completion_mask.sum(),
+        }
+        ids = torch.cat([prompts, completions], 1)
+        mask = torch.cat([prompt_mask, completion_mask], 1)
         with torch.no_grad():
             inputs["ref_per_token_logps"] = made._get_per_token_logps_and_entropies(
-                made.ref_model, ids, mask, batch["completion_ids"].shape[1]
+                made.ref_model, ids, mask, completions.shape[1]
             )[0]
-        made._buffered_inputs, made._step = [inputs], 0
         return made.compute_loss(made.model, inputs)  # type: ignore[no-any-return]
 
     return learn
@@ -201,22 +227,8 @@ def learn_group(batch: dict[str, Any], room: int) -> Callable[[Any], torch.Tenso
     ROOM,
 )
 def test_grpo_learns_each_completion_once_in_any_division(grpo, rows, processes, room):
-    batch: dict[str, Any] = {}
-    batch["prompt_ids"], batch["prompt_mask"] = padded([prompt for prompt, _ in rows], "left")
-    batch["completion_ids"], batch["completion_mask"] = padded([ids for _, ids in rows], "right")
-    batch["advantages"] = torch.linspace(-1, 1.5, len(rows))
-    batch["num_items_in_batch"] = batch["completion_mask"].sum()
-    theirs = in_ranks(grpo[:1], learn_group(batch, room))
-    assert_close(in_ranks(grpo[1 : 1 + processes], learn_group(batch, room)), theirs)
-
-
-def made_last_first(make: Callable[[str], Any]) -> list[Any]:
-    """Return TRL's trainer, made last, and the trainings of three ranks.
-
-    Arguments that are made later reset the state that a trainer of TRL uses.
-    """
-    ours = [make("warmd") for _ in range(3)]
-    return [make("trl"), *ours]
+    theirs = in_ranks(grpo[:1], learn_group(rows, room))
+    assert_close(in_ranks(grpo[1 : 1 + processes], learn_group(rows, room)), theirs)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
-"""GRPO trainers on tiny models, TRL's and warmd's, and what they log."""
+"""Trainings by GRPO on tiny models, TRL's and warmd's, and what they log."""
 
 from __future__ import annotations
 
 import copy
-import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import tiny
 import torch
 from datasets import Dataset
@@ -17,10 +18,18 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from warmd.jobs.grpo.packed_trainer import PackedTrainer
-
-CLOCK = ("step_time", "runtime", "per_second")
-
+from warmd.jobs.compute.aten_overrides import fast_kernels
+from warmd.jobs.grpo.judging import Judge
+from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.sampler import Sampler
+from warmd.jobs.grpo.scoring import Scorer
+from warmd.jobs.grpo.task import Reinforcement
+from warmd.jobs.packing.attention import can_pack
+from warmd.jobs.rewards.prompts import Prompt
+from warmd.jobs.rewards.reward_calls import RewardCalls
+from warmd.jobs.rewards.user_rewards import KeywordReward
+from warmd.jobs.training.arguments import pad_id, router_coefficient
+from warmd.jobs.training.loop import Training
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -97,15 +106,17 @@ def digits(completions: list[str], **_: Any) -> list[float]:
     return tiny.digit_share([], completions, [])
 
 
-def trainer(kind: type[GRPOTrainer], folder: Any, model: Any, **options: Any) -> Any:
-    """A trainer of 5 steps on a copy of `model`, which is the reference where there is a beta.
+def trainer(side: str, folder: Any, model: Any, **options: Any) -> Any:
+    """A training of 5 steps on a copy of `model`, which is the reference where there is a beta.
 
-    `lora`: the config of an adapter to train, which TRL makes from its seed.
+    `side`: TRL's trainer ("trl"), or warmd's own loop. `lora`: the config of an adapter to train,
+    which TRL makes from its seed. `most_tokens`: of a pack. `rollout_dtype`: of warmd's sampler.
     """
-    # TRL loads the reference from disk, so both are given one after they are made.
     beta, syncs = options.pop("beta", 0.0), options.pop("sync_ref_model", False)
     lora = options.pop("lora", None)
     reward = options.pop("reward", digits)
+    rewards = reward if isinstance(reward, list) else [reward]
+    own = {name: options.pop(name) for name in ("most_tokens", "rollout_dtype") if name in options}
     usual: dict[str, Any] = {
         "per_device_train_batch_size": 4,
         "num_generations": 4,
@@ -114,7 +125,7 @@ def trainer(kind: type[GRPOTrainer], folder: Any, model: Any, **options: Any) ->
         # learns nothing but rounding one that moves like the others.
         "optim": "sgd",
         "learning_rate": 0.1,
-        "use_cpu": True,
+        "reward_weights": [1.0] * len(rewards),
     }
     config = GRPOConfig(
         output_dir=str(folder),
@@ -126,27 +137,28 @@ def trainer(kind: type[GRPOTrainer], folder: Any, model: Any, **options: Any) ->
         disable_tqdm=True,
         logging_steps=1,
         seed=3,
+        use_cpu=True,
         **usual | options,
     )
-    prompts = [{"prompt": f"{number}+{number * 7}="} for number in range(12)]
+    prompts = [f"{number}+{number * 7}=" for number in range(12)]
     policy = copy.deepcopy(model).requires_grad_(True)
     if lora is not None:
         policy = with_adapter(policy, lora, config.seed)
-    made = kind(
+    reference = copy.deepcopy(model) if beta and lora is None else None
+    if side == "warmd":
+        config.beta, config.sync_ref_model = beta, syncs
+        return _training(folder, policy, reference, config, prompts, rewards, **own)
+    made: Any = GRPOTrainer(
         model=policy,
         args=config,
         processing_class=tiny.tokenizer(),
-        train_dataset=Dataset.from_list(prompts),
-        reward_funcs=reward,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        reward_funcs=rewards,
     )
-    reference = copy.deepcopy(model)
-    config.sync_ref_model = syncs
-    if beta and lora is not None:
-        config.beta = made.beta = beta
-    elif beta and isinstance(made, PackedTrainer):
-        made.set_reference(reference, beta)
-    elif beta:
-        config.beta = made.beta = beta
+    # TRL loads the reference from disk, so it is given one after it is made.
+    config.beta, config.sync_ref_model = beta, syncs
+    made.beta = beta
+    if reference is not None:
         add_fused_lm_head(reference, temperature=made.temperature)
         made.ref_model = reference
         if syncs:
@@ -154,20 +166,112 @@ def trainer(kind: type[GRPOTrainer], folder: Any, model: Any, **options: Any) ->
     return made
 
 
+def _training(
+    folder: Any,
+    model: Any,
+    reference: Any,
+    config: Any,
+    texts: list[str],
+    rewards: list[Any],
+    *,
+    most_tokens: int = 4096,
+    rollout_dtype: str = "float32",
+) -> Training:
+    ctx = tiny.surroundings(folder / "run", model).ctx
+    tokenizer = tiny.tokenizer()
+    prompts = [
+        Prompt(text, tokenizer(text)["input_ids"], None, number, False, {}, None)
+        for number, text in enumerate(texts)
+    ]
+    functions = {one.__name__: KeywordReward(one.__name__, one) for one in rewards}
+    packs, coefficient = can_pack(model), router_coefficient(model, config)
+    task = Task(
+        ctx=ctx,
+        args=config,
+        model=model,
+        reference=reference,
+        tokenizer=tokenizer,
+        sampler=Sampler(model, tokenizer, config, packs=packs, rollout_dtype=rollout_dtype),
+        scorer=Scorer(
+            config,
+            most_tokens=most_tokens if packs else None,
+            pad_id=pad_id(model, tokenizer),
+            balances=coefficient != 0,
+        ),
+        judge=Judge(ctx, RewardCalls(functions, prompts), len(functions)),
+        rewards=list(functions),
+        prompts=prompts,
+        data={"data": "", "columns": ""},
+        router_coefficient=coefficient,
+    )
+    return Training(
+        ctx=ctx,
+        spec=GrpoSpec(save_every="1000"),
+        args=config,
+        model=model,
+        tokenizer=tokenizer,
+        task=task,
+        on_step=task.trained,
+        before_update=task.before_update,
+    )
+
+
+class Task(Reinforcement):
+    """Keeps the metrics of each step, by TRL's names."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.kept: list[dict[str, float]] = []
+
+    def fields(self, batch: Any, sums: Mapping[str, float]) -> dict[str, Any]:
+        self.kept.append(dict(sums))
+        return super().fields(batch, sums)
+
+
 def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
     """Train and return what was logged at each step, and the weights."""
     logged: list[dict[str, Any]] = []
-    log = made.log
+    if isinstance(made, Training):
+        made.run(None)
+        emitted = made.ctx.emit.__self__.events  # type: ignore[attr-defined]
+        names = ("loss", "grad_norm", "learning_rate")
+        of_steps = [event for event in emitted if event["type"] == "step"]
+        kept: Any = made.task
+        for step, sums in zip(of_steps, kept.kept, strict=True):
+            logged.append({**sums, **{name: step[name] for name in names}})
+    else:
+        log = made.log
 
-    def keep(logs: dict[str, Any], *rest: Any) -> None:
-        log(logs, *rest)
-        kept = {k: v for k, v in logs.items() if not any(word in k for word in CLOCK)}
-        # TRL logs None for a mean of nothing.
-        logged.append({k: math.nan if v is None else v for k, v in kept.items()})
+        def keep(logs: dict[str, Any], *rest: Any) -> None:
+            log(logs, *rest)
+            named = {k: v for k, v in logs.items() if k not in ("step_time", "epoch")}
+            # TRL logs None for a mean of nothing.
+            logged.append({k: v for k, v in named.items() if v is not None})
 
-    made.log = keep
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
-        made.train()
+        made.log = keep
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
+            made.train()
+        del logged[-1]  # the summary
     trained = (weight for weight in made.model.parameters() if weight.requires_grad)
     return logged, [weight.detach() for weight in trained]
+
+
+def assert_same(folder: Any, model: Any, **options: Any) -> Training:
+    """Train with TRL and in warmd's loop; compare all that is logged, and the weights."""
+    theirs, their_weights = train(trainer("trl", folder, model, **options))
+    made: Training = trainer("warmd", folder, model, **options)
+    starts = [w.detach().clone() for w in made.model.parameters() if w.requires_grad]
+    with fast_kernels():  # as in a job
+        ours, our_weights = train(made)
+    assert len(ours) == len(theirs) == 5
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx(their, rel=2e-5, abs=2e-6, nan_ok=True)
+    moved = max(
+        float((weight - start).abs().max())
+        for weight, start in zip(their_weights, starts, strict=True)
+    )
+    assert moved > 0
+    for our_weight, their_weight in zip(our_weights, their_weights, strict=True):
+        torch.testing.assert_close(our_weight, their_weight, rtol=0, atol=2e-4 * moved)
+    return made

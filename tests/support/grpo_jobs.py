@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from warmd.jobs.grpo.options import GrpoSpec
 
-TIMES = {"generation_s", "training_s"}
+TIMES = {"generation_s", "training_s", "seconds"}
 
 
 def spec(**options: Any) -> GrpoSpec:

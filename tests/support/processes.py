@@ -27,7 +27,6 @@ from warmd.jobs.context import Context
 from warmd.jobs.errors import JobFailed, Stopped
 from warmd.jobs.training.gradients import sum_gradients
 from warmd.jobs.training.loop import Training
-from warmd.jobs.training.trainer import JobTrainer
 
 Run = Callable[[Context], dict[str, Any]]
 
@@ -66,8 +65,7 @@ def _run(size: int, run: Run, folder: Path, sends: Connection, options: dict[str
     try:
         adopt_orphans()
         torch.set_num_threads(1)
-        JobTrainer.check_replicas = _check_every_bit  # type: ignore[method-assign]
-        Training._check_replicas = _check_every_bit_of_loop  # type: ignore[method-assign]
+        Training._check_replicas = _check_every_bit  # type: ignore[method-assign]
         prepare = options.pop("prepare", lambda: None)
         around = tiny.surroundings(folder, tiny.model(dropout=options.pop("dropout", 0.0)))
         for name, value in options.items():
@@ -94,11 +92,7 @@ def digest(model: Any) -> str:
     return found.hexdigest()
 
 
-def _check_every_bit(self: JobTrainer, norm: float) -> None:
-    assert len(set(self.ranks.gather(digest(self.model)))) == 1
-
-
-def _check_every_bit_of_loop(self: Training, norm: float) -> None:
+def _check_every_bit(self: Training, norm: float) -> None:
     assert len(set(self.ctx.ranks.gather(digest(self.model)))) == 1
 
 

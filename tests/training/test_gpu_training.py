@@ -11,11 +11,13 @@ import torch
 
 from warmd.jobs.grpo.kind import run as run_grpo
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.sampler import Sampler
+from warmd.jobs.grpo.task import Reinforcement
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.training import arguments, determinism, device_copies
-from warmd.jobs.training.checkpointing import CheckpointingTrainer
 from warmd.jobs.training.determinism import algorithms
 from warmd.jobs.training.device_copies import HostReader, held
+from warmd.jobs.training.loop import Training
 from warmd.jobs.training.provenance import differences
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -28,7 +30,7 @@ def has_bfloat16(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"beta": 0.1}, {"num_iterations": 2}])
-def test_grpo_trains_in_bfloat16_under_accelerate(tmp_path, has_bfloat16, options):
+def test_grpo_trains_in_bfloat16_(tmp_path, has_bfloat16, options):
     job = tiny.surroundings(tmp_path)
     spec = GrpoSpec(samples=4, num_generations=4, max_completion_length=8, **options)
     assert run_grpo(spec, job.ctx)["steps"] == 4 * spec.num_iterations
@@ -54,30 +56,33 @@ def test_the_learning_part_of_a_step_is_deterministic_and_the_generation_is_not(
 ):
     """Generation sums floats cumulatively, for which torch raises on a GPU."""
     monkeypatch.setattr(
-        CheckpointingTrainer, "is_deterministic", property(lambda self: self.spec.deterministic)
+        Training, "_is_deterministic", property(lambda self: self.spec.deterministic)
     )
     seen: list[tuple[str, bool]] = []
 
-    def recording(name: str) -> Any:
-        from warmd.jobs.grpo.packed_trainer import PackedTrainer
-
-        original = getattr(PackedTrainer, name)
+    def recording(kind: type, name: str) -> None:
+        original = getattr(kind, name)
 
         def record(self: Any, *args: Any) -> Any:
             seen.append((name, torch.are_deterministic_algorithms_enabled()))
             return original(self, *args)
 
-        monkeypatch.setattr(PackedTrainer, name, record)
+        monkeypatch.setattr(kind, name, record)
 
-    recording("_write")
-    recording("_learn")
+    recording(Sampler, "sample")
+    recording(Reinforcement, "_reported")
     spec = GrpoSpec(samples=1, num_generations=4, max_completion_length=4)
     run_grpo(spec, tiny.surroundings(tmp_path / "on").ctx)
     run_grpo(
         GrpoSpec.parse({**spec.to_json(), "deterministic": False}),
         tiny.surroundings(tmp_path / "off").ctx,
     )
-    assert seen == [("_write", False), ("_learn", True), ("_write", False), ("_learn", False)]
+    assert seen == [
+        ("sample", False),
+        ("_reported", True),
+        ("sample", False),
+        ("_reported", False),
+    ]
     assert not torch.are_deterministic_algorithms_enabled()
 
 

@@ -1,18 +1,17 @@
-"""Packed GRPO: the same completions, losses, metrics and weights as TRL with less computation."""
+"""GRPO: the same completions, losses, metrics and weights as TRL with less computation."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
 import tiny
 import torch
-from group_trainers import CASES, digits, small, train, trainer
+from group_trainers import CASES, assert_same, digits, small, train, trainer
 from transformers.generation import logits_process
-from trl.trainer.grpo_trainer import GRPOTrainer
 
-from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linear_forms import (
     InPlaceLinear,
@@ -22,11 +21,10 @@ from warmd.jobs.compute.linear_forms import (
     packed_float32,
 )
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
+from warmd.jobs.context import ONE_PROCESS
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.grpo import packed_trainer
-from warmd.jobs.grpo.packed_trainer import PackedTrainer
 from warmd.jobs.grpo.rollout import generate
 from warmd.jobs.packing import passes
 from warmd.jobs.packing.attention import can_pack
@@ -46,23 +44,8 @@ def digits_or_all_alike(prompts: list[str], completions: list[str], **_: Any) ->
     ]
 
 
-def assert_same(folder: Any, model: Any, **options: Any) -> Any:
-    """Train with TRL and with packs, compare all that was logged and the final weights."""
-    theirs, their_weights = train(trainer(GRPOTrainer, folder, model, **options))
-    made = trainer(PackedTrainer, folder, model, **options)
-    assert made.most_tokens is not None
-    with fast_kernels():  # as in a job
-        ours, our_weights = train(made)
-    assert len(ours) == len(theirs) == 6  # with the summary
-    for our, their in zip(ours, theirs, strict=True):
-        assert our == pytest.approx(their, rel=2e-5, abs=2e-6, nan_ok=True)
-    moved = max(
-        float((weight - start).abs().max())
-        for weight, start in zip(their_weights, model.parameters(), strict=True)
-    )
-    for our_weight, their_weight in zip(our_weights, their_weights, strict=True):
-        torch.testing.assert_close(our_weight, their_weight, rtol=0, atol=2e-4 * moved)
-    return made
+def packs(made: Any) -> bool:
+    return made.task.scorer.most_tokens is not None
 
 
 MICRO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
@@ -145,9 +128,9 @@ def test_every_loss_option_gives_trls_results(tmp_path, case, architecture):
 
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("case", ["high entropy", "entropy bonus", "entropy target", "GSPO"])
-def test_loss_options_give_the_same_results_in_several_packs(tmp_path, monkeypatch, case):
-    monkeypatch.setattr(packed_trainer, "tokens_that_fit", lambda *_: 25)
-    assert_same(tmp_path, small("llama"), **MICRO | OPTIONS[case])
+def test_loss_options_give_the_same_results_in_several_packs(tmp_path, case):
+    made = assert_same(tmp_path, small("llama"), most_tokens=25, **MICRO | OPTIONS[case])
+    assert packs(made)
 
 
 @pytest.mark.usefixtures("shared_sampler")
@@ -189,10 +172,9 @@ def test_short_and_equal_completions_train_as_with_trl(tmp_path, case, architect
 
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("most_tokens", [1, 25])
-def test_a_step_in_several_packs_gives_the_same_results(tmp_path, monkeypatch, most_tokens):
-    monkeypatch.setattr(packed_trainer, "tokens_that_fit", lambda *_: most_tokens)
+def test_a_step_in_several_packs_gives_the_same_results(tmp_path, most_tokens):
     options = CASES["iterations with beta"]
-    assert assert_same(tmp_path, tiny.model(), **options).most_tokens == most_tokens
+    assert_same(tmp_path, tiny.model(), most_tokens=most_tokens, **options)
 
 
 @pytest.mark.usefixtures("shared_sampler")
@@ -212,46 +194,67 @@ def test_every_architecture_that_can_be_packed_trains_as_with_trl(tmp_path, arch
     assert_same(tmp_path, model, **CASES["two prompts a step"], beta=0.1)
 
 
+PADDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic positions": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}},
+    ),
+    "sliding window": ("mistral", {"sliding_window": 8}),
+    "some sliding windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "gemma": ("gemma", {}),
+    "experts": ("mixtral", {"num_local_experts": 4, "router_aux_loss_coef": 0.1}),
+}
+
+
+PADDED_OPTIONS: dict[str, dict[str, Any]] = {
+    "two prompts a step": CASES["two prompts a step"] | {"beta": 0.1},
+    "iterations": CASES["iterations with beta"],
+    "entropy bonus": MICRO | OPTIONS["entropy bonus of high entropy"],
+    "masked truncation": MICRO | OPTIONS["masked truncation, beta"],
+}
+# TRL balances experts over the prompts of completions that are masked, too.
+UNLIKE_TRL = ("experts", "masked truncation")
+
+
+@pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize(
-    ("architecture", "changes"),
-    [
-        ("llama", {"attention_dropout": 0.1}),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}}),
-        ("mistral", {"sliding_window": 8}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-        ("gemma", {}),
-    ],
+    ("case", "options"),
+    [pair for pair in product(PADDED, PADDED_OPTIONS) if pair != UNLIKE_TRL],
 )
-def test_a_model_that_may_not_be_packed_is_trained_by_trl(tmp_path, architecture, changes):
+def test_a_model_that_may_not_be_packed_trains_as_with_trl(tmp_path, case, options):
+    architecture, changes = PADDED[case]
     model = small(architecture, **changes)
     assert not can_pack(model)
-    made = trainer(PackedTrainer, tmp_path, model)
-    assert made.most_tokens is None
-    logged, _ = train(made)
-    assert len(logged) == 6
+    assert not packs(assert_same(tmp_path, model, **PADDED_OPTIONS[options]))
+
+
+def test_a_model_with_dropout_of_attention_is_padded(tmp_path):
+    model = small("llama", attention_dropout=0.1)
+    assert not can_pack(model)
+    logged, _ = train(trainer("warmd", tmp_path, model))
+    assert all(math.isfinite(step["loss"]) for step in logged)
+
+
+def no_difference(completions: list[str], **_: Any) -> list[float]:
+    return [1.0 for _ in completions]
 
 
 def test_a_step_of_groups_without_an_advantage_runs_no_model(tmp_path):
-    made = trainer(PackedTrainer, tmp_path, tiny.model(), reward=lambda completions, **_: [1.0] * 4)
+    made = trainer("warmd", tmp_path, tiny.model(), reward=no_difference)
     passes = 0
-    write = made._generate_single_turn
 
     def count(*_: Any) -> None:
         nonlocal passes
         passes += 1
 
-    def uncounted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal passes
-        written = write(*args, **kwargs)
-        passes = 0
-        return written
-
-    made._generate_single_turn = uncounted
-    made.model.model.layers[0].register_forward_hook(count)
+    made.model.model.layers[0].register_forward_hook(count)  # which the decoder does not run
     logged, _ = train(made)
     assert passes == 0
-    assert [step["grad_norm"] for step in logged[:5]] == [0] * 5
-    assert all(step["entropy"] > 1 for step in logged[:5])
+    assert [step["grad_norm"] for step in logged] == [0] * 5
+    assert all(step["entropy"] > 1 for step in logged)
 
 
 # Packs.
@@ -327,19 +330,14 @@ def test_the_decoder_of_completions_computes_fused_layers(make, rtol, rows):
 # Completions of int8.
 
 
-def rough(folder: Any, model: Any, **options: Any) -> Any:
-    made = trainer(PackedTrainer, folder, model, **options)
-    made.rollout_dtype = "int8"
-    return made
-
-
 @pytest.mark.parametrize("case", ["plain", "workload", "two prompts a step", "iterations", "sapo"])
 def test_training_on_int8_completions_stays_near_that_on_float32_ones(tmp_path, case):
     model = tiny.model()
-    logged, weights = train(rough(tmp_path, model, **CASES[case]))
-    drifts = [step["sampling/sampling_logp_difference/mean"] for step in logged[:5]]
+    made = trainer("warmd", tmp_path, model, rollout_dtype="int8", **CASES[case])
+    logged, weights = train(made)
+    drifts = [step["sampling/sampling_logp_difference/mean"] for step in logged]
     assert all(0 < drift < 0.05 for drift in drifts)
-    assert all(math.isfinite(step["grad_norm"]) for step in logged[:5])
+    assert all(math.isfinite(step["grad_norm"]) for step in logged)
     assert any(
         not torch.equal(weight, start)
         for weight, start in zip(weights, model.parameters(), strict=True)
@@ -356,55 +354,19 @@ def test_training_on_int8_completions_stays_near_that_on_float32_ones(tmp_path, 
     ],
 )
 def test_int8_weights_are_packed_if_there_are_enough_rows_or_tokens(tmp_path, rows, tokens, form):
-    made = rough(tmp_path, tiny.model(), max_completion_length=tokens)
+    options: dict[str, Any] = {"rollout_dtype": "int8", "max_completion_length": tokens}
+    made = trainer("warmd", tmp_path, tiny.model(), **options)
     made.model.train()
     always = levels().int8 == "warmd"  # whose packing is fast
-    assert made._linear_factory(rows) is (int8_linear if always else form)
-
-
-@pytest.mark.parametrize("loss", ["dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo"])
-def test_the_loss_is_corrected_as_trl_corrects_for_completions_of_vllm(tmp_path, loss):
-    made = rough(tmp_path, tiny.model(), loss_type=loss, beta=0.1)
-    torch.manual_seed(1)
-    old, reference = -2 * torch.rand(4, 6), -2 * torch.rand(4, 6)
-    mask = torch.arange(6) < torch.tensor([[6], [3], [5], [1]])
-    batch = {
-        "prompt_ids": torch.ones(4, 2, dtype=torch.int64),
-        "prompt_mask": torch.ones(4, 2, dtype=torch.int64),
-        "completion_ids": torch.ones(4, 6, dtype=torch.int64),
-        "completion_mask": mask.long(),
-        "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5]),
-        "num_items_in_batch": mask.sum(),
-        "old_per_token_logps": old,
-        "ref_per_token_logps": reference,
-    }
-    sampling = old + torch.randn(4, 6)
-    logps = (old + 0.3 * torch.randn(4, 6)).requires_grad_()
-    made.current_gradient_accumulation_steps = 1
-    made.model.train()
-
-    def loss_and_gradient(**given: Any) -> list[torch.Tensor]:
-        made._scores_given = (logps, torch.zeros(4, 6))
-        [value] = [GRPOTrainer._compute_loss(made, made.model, {**batch, **given})]
-        return [value.detach(), *torch.autograd.grad(value, logps)]
-
-    corrected = made._corrected({**batch, "sampling_per_token_logps": sampling}, logps.detach())
-    ours = loss_and_gradient(advantages=corrected["advantages"])
-    plain = loss_and_gradient()
-    made.use_vllm = True
-    ratio = ((old - sampling) * mask).exp().clamp(max=3.0)
-    theirs = loss_and_gradient(importance_sampling_ratio=ratio)
-    torch.testing.assert_close(ours, theirs)
-    assert not torch.allclose(ours[1], plain[1])
+    assert made.task.sampler.linear_factory(rows) is (int8_linear if always else form)
 
 
 def test_an_evaluation_uses_the_native_weights(tmp_path):
-    made = rough(tmp_path, tiny.model())
-    prompts = [[5, 6, 7]] * 4
+    made = trainer("warmd", tmp_path, tiny.model(), rollout_dtype="int8")
     for is_training in (True, False):
         made.model.train(is_training)
-        _, logps = made._generate_single_turn(prompts, None, {}, 1)
-        assert (logps is not None) == is_training
+        completions = made.task.sampler.sample([[5, 6, 7]] * 4, ONE_PROCESS)
+        assert all(bool(one.logps) == is_training for one in completions)
 
 
 # Sampling.
@@ -498,12 +460,9 @@ def test_a_completion_does_not_depend_on_the_end_of_the_others():
     assert written([end]) == cut
 
 
-def test_a_policy_and_its_reference_share_memory_until_the_first_update(tmp_path):
+def test_a_policy_and_its_reference_share_memory_until_the_first_update():
     reference = tiny.model()
-    policy = weight_sharing_clone(reference)
-    made = trainer(PackedTrainer, tmp_path, reference)
-    made.model = policy.requires_grad_(True)
-    made.set_reference(reference, 0.1)
+    policy = weight_sharing_clone(reference).requires_grad_(True)
     assert not any(weight.requires_grad for weight in reference.parameters())
     assert _memory(policy) == _memory(reference)
     copy_shared_weights(policy, reference)
