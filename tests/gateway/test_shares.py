@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import threading
 import time
@@ -230,13 +229,11 @@ def test_a_slow_body_of_one_client_does_not_keep_large_requests_of_another_out(g
 
 @pytest.mark.slow
 def test_waiting_answers_of_one_client_take_no_place_of_another(gateway):
-    pid, places = gateway.process.pid, 200
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (places + 128, before[1]))
+    places = 200
     stream = orjson.dumps({"model": "tiny", "prompt": "1", "stream": True})
     body = orjson.dumps({"model": "tiny", "prompt": "1"})
     try:
-        with contextlib.ExitStack() as lines:
+        with gateway.few_places(places), contextlib.ExitStack() as lines:
             hers = lines.enter_context(send(gateway, "ada", stream, len(stream)))
             assert hers.recv(15) == b"HTTP/1.1 200 OK"
             job = gateway.take()
@@ -258,5 +255,4 @@ def test_waiting_answers_of_one_client_take_no_place_of_another(gateway):
                 assert got, heard
                 heard += got
     finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         gateway.drop_waiting()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ....configs.tokens import RIGHTS, NamedToken
 
-CLIENT = "warmd.client"  # key in the ASGI scope: the HttpClient of an authorized request
+CLIENT = "warmd.client"  # key in the ASGI scope: the request's HttpClient; None: not authorized
 
 
 @dataclass(frozen=True)
