@@ -98,6 +98,10 @@ class Gateway:
         while self._clients:
             self._clients.pop().close()
 
+    def arriving_files(self) -> list[Path]:
+        """Return the uploads that have arrived in part."""
+        return list(self.home.path.glob("files/.staging-*/*"))
+
     @contextmanager
     def few_places(self, number: int) -> Iterator[None]:
         """Lower the limit of open files, so that the gateway takes so many connections."""
