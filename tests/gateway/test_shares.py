@@ -1,4 +1,4 @@
-"""What clients with tokens of their own share: queue places, uploads, memory, connections."""
+"""Shares of clients with tokens of their own: queue places, uploads, memory, connections."""
 
 from __future__ import annotations
 

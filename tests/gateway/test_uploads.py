@@ -67,7 +67,7 @@ def arrived_bytes(gateway: Gateway) -> int:
 
 
 def left(gateway: Gateway) -> list[str]:
-    """What is in the folder of files besides its lock."""
+    """Return the entries of the folder of files, except its lock."""
     return [path.name for path in gateway.home.path.glob("files/*") if path.name != ".lock"]
 
 
@@ -137,7 +137,7 @@ def test_a_full_disk_refuses_the_upload_and_keeps_nothing(gateway):
 
 
 @pytest.mark.slow
-def test_what_a_killed_gateway_had_received_is_removed(make_gateway, sockets):
+def test_incomplete_uploads_of_a_killed_gateway_are_removed(make_gateway, sockets):
     gateway = make_gateway()
     begin(gateway, sockets, length=4_000_000).sendall(HEAD + b"y" * 2_000_000)
     wait_until(lambda: gateway.arriving_files())

@@ -25,11 +25,11 @@ from ..http.errors import CLIENT_DISCONNECTED, RESPONSES, ApiError, unavailable
 
 _FIELDS = {"file", "purpose"}
 _MAX_UPLOADS = 100  # at a time; each has a few open files
-_STEP = 64 * 1024  # bytes; the slowest upload is the one that has waited longest for so many
-_LEAST_S = 1.0  # seconds that it has waited before it makes room for an upload of any client
-_BUFFERS = 32 * 1024**2  # bytes of all uploads together that wait to be written
+_STEP = 64 * 1024  # bytes of a step; the slowest upload is in its current step for the longest time
+_LEAST_S = 1.0  # duration of a step from which an upload is slow, and makes room for any other
+_BUFFERS = 32 * 1024**2  # bytes of all uploads together that are not written yet
 _BUFFER = 1024**2  # bytes of one upload, at most
-_LINGER_S = 10.0  # for the rest of a refused upload: else the client might not get the response
+_LINGER_S = 10.0  # time for reading the rest of a refused upload: else its response could be lost
 
 
 class _Arriving:
@@ -88,9 +88,10 @@ class Uploads:
             raise unavailable("the upload made room for another one: try again") from None
 
     def _make_room(self, share: str) -> None:
-        """End the slowest upload of the client with most uploads. Raises ApiError 503.
+        """End the slowest upload of the client with most uploads.
 
-        It must be slow, unless the client that needs the place has fewer uploads.
+        `share`: the share of the client that needs the place. Raises ApiError 503 if that upload is
+        not slow and this client would then have at least as many.
         """
         held = Counter(one.share for one in self._arriving)
         most = max(held.values())

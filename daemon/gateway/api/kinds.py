@@ -123,6 +123,6 @@ async def check_job(body: CreateJob, state: StateDep, _: ChangeDep) -> Any:
             raise by_request(error, spec.kind) from error
     except SpecError as error:
         return {"problem": Problem.of(error)}
-    # Of the checked job: where `samples` is not given, its data was counted.
+    # The steps of the checked document: without `samples`, the check has counted the data.
     steps = getattr(spec.parse(document["spec"]), "steps_total", None)
     return {"kind": spec.kind, "options": without_paths(spec.to_json()), "steps_total": steps}

@@ -20,12 +20,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .client import CLIENT, share_of
 from .turns import leave
 
-HEAD_S = 10.0  # for the headers of a request to arrive
-UNREAD_S = 30.0  # in which a client must read part of its response
+HEAD_S = 10.0  # time limit for the headers of a request
+UNREAD_S = 30.0  # period in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
 MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
 _IDLE_SHARE = 4  # 1/4 of all connections may be idle before new ones close them
-FRESH_S = 2.0  # for a connection's next request to arrive and to be authorized
+FRESH_S = 2.0  # time for a connection's next request to arrive and to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
 OTHER_FILES = 128  # open files that are not connections
 _READ_AT_ONCE = 64 * 1024  # bytes per connection and event loop iteration
@@ -96,8 +96,8 @@ class LimitedConnection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Requests(h11.SERVER, _MAX_HEAD)
-        self._made = self._begun = self.loop.time()  # of the connection, of its latest request
-        self._received = 0  # bytes since then
+        self._made = self._begun = self.loop.time()  # the connection, and its latest request
+        self._received = 0  # bytes since `_begun`
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -1,4 +1,4 @@
-"""Folders of this machine that responses do not show: their texts have HOME and RUNS instead."""
+"""Hidden folders: responses have the names HOME and RUNS instead of their paths."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_names: dict[str, str] = {}  # path -> its name in responses; one home per process
+_names: dict[str, str] = {}  # path -> name; one home per process
 
 
 def hide(folders: Mapping[Path, str]) -> None:
-    """Set the folders that responses do not show, and the name of each."""
+    """Set the hidden folders, and the name that responses have instead of each."""
     _names.clear()
     _names.update((str(path), name) for path, name in folders.items())
 
 
 def without_paths(value: Any) -> Any:
-    """Return a JSON value with the names of hidden folders in its texts, keys left out."""
+    """Return a JSON value whose strings (not its keys) have names instead of hidden folders."""
     if isinstance(value, str):
         for path, name in _names.items():
             value = value.replace(path, name)
