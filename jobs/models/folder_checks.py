@@ -7,6 +7,7 @@ transformers. Imports no torch.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -27,12 +28,16 @@ from .folder_files import (
     shown,
 )
 from .guarded_tokenizers import expressions, is_usual
+from .tokenizer_growth import growth
 
 TEMPLATES = "additional_chat_templates"  # a folder
 _TOKENIZER = "tokenizer.json"
 _MOST_ID = 2**31  # tokenizers take no larger ids
 _MOST_WORD = 10_000  # characters of a word: WordPiece needs the square of them
-_MOST_GROWTH = 1_000  # times that the rules of a tokenizer may lengthen a text
+_MOST_GROWTH = 1_000  # times that the rules of a tokenizer may lengthen a text, in bytes
+_MOST_TOKENS = 16  # times that they may lengthen its tokens: BERT's for two texts have 5 for 2
+_MOST_AFFIX = 100  # characters added to each part of a word; known ones have 4
+_MOST_PADDING = 100_000  # tokens
 _MOST_SHOWN = 40  # characters of a token
 _MOST_LABELS = 1_000_000  # transformers makes a name for each
 _MOST_ADDED = 100_000  # tokens: the library needs the square of them
@@ -375,6 +380,12 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
     if not _is_int(longest) or not 0 < longest <= _MOST_WORD:
         takes = f"a number from 1 to {_MOST_WORD:,}"
         raise BadFile(_TOKENIZER, "model.max_input_chars_per_word", takes, shown(longest))
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        affix = model.get(name)
+        if affix is not None and not (_is_text(affix) and len(affix) <= _MOST_AFFIX):
+            takes = f"a text of at most {_MOST_AFFIX} characters"
+            raise BadFile(_TOKENIZER, f"model.{name}", takes, shown(affix))
+    _check_padding(rules.get("padding"))
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         part = rules.get(name)
         if part is not None and not isinstance(part, dict):
@@ -385,29 +396,30 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
                     raise BadFile(
                         _TOKENIZER, name, "free of regular expressions", shown(expression)
                     )
-        growth = _growth(part)
-        if growth > _MOST_GROWTH:
-            takes = f"rules that make a text at most {_MOST_GROWTH:,} times as long"
-            raise BadFile(_TOKENIZER, name, takes, f"{growth:.3g} times")
+    _check_growth(rules)
 
 
-def _growth(part: Any) -> float:
-    """Return how many times as long the replacements in a part of a tokenizer can make a text."""
-    if isinstance(part, list):
-        return _product(map(_growth, part))
-    if not isinstance(part, dict):
-        return 1.0
-    own = 1.0
-    if part.get("type") == "Replace" and isinstance(part.get("content"), str):
-        pattern = part.get("pattern")
-        replaced = pattern.get("String") if isinstance(pattern, dict) else None
-        shortest = len(replaced.encode()) if isinstance(replaced, str) else 1
-        own = max(1.0, len(part["content"].encode()) / max(1, shortest))
-    return own * _product(map(_growth, part.values()))
+def _check_padding(padding: Any) -> None:
+    """Check the length that all texts are filled up to."""
+    if not isinstance(padding, dict):
+        return
+    strategy = padding.get("strategy")
+    fixed = strategy.get("Fixed") if isinstance(strategy, dict) else None
+    given = {"strategy.Fixed": fixed, "pad_to_multiple_of": padding.get("pad_to_multiple_of")}
+    for name, length in given.items():
+        if length is not None and not (_is_int(length) and 0 <= length <= _MOST_PADDING):
+            takes = f"a number from 0 to {_MOST_PADDING:,}"
+            raise BadFile(_TOKENIZER, f"padding.{name}", takes, shown(length))
 
 
-def _product(factors: Iterator[float]) -> float:
-    whole = 1.0
-    for factor in factors:
-        whole = min(whole * factor, 1e300)
-    return whole
+def _check_growth(rules: Mapping[str, Any]) -> None:
+    """Check that the rules of a tokenizer cannot lengthen a text too far."""
+    bytes_of = {name: growth(rules.get(name)) for name in ("normalizer", "pre_tokenizer")}
+    for name, times, most in (
+        (max(bytes_of, key=bytes_of.__getitem__), math.prod(bytes_of.values()), _MOST_GROWTH),
+        ("post_processor", growth(rules.get("post_processor")), _MOST_TOKENS),
+        ("decoder", growth(rules.get("decoder")), _MOST_GROWTH),
+    ):
+        if times > most:
+            takes = f"rules that make a text at most {most:,} times as long"
+            raise BadFile(_TOKENIZER, name, takes, f"{times:.3g} times")
