@@ -1,7 +1,8 @@
 """Memory for the rows of a Parquet or Arrow file: measured before they are unpacked, and bounded.
 
 Both formats store a repeated value once (dictionary encoding) and compress what they store, so that
-a file of 100 KB can hold gigabytes. Sizes count the bytes of texts, and 8 for each other value.
+a file of 100 KB can hold gigabytes. Sizes count the bytes of texts, 8 for each value, and more for
+each row, which takes time however short it is.
 Imports pyarrow.
 """
 
@@ -22,11 +23,12 @@ from ..errors import SpecError
 from ..files.jsonl import MAX_LINE_BYTES, shown
 
 BATCH_ROWS = 256  # in memory at a time, at most
-MOST_TIMES = 200  # times its own size that a file may unpack to,
+MOST_TIMES = 1000  # times its size that a file may unpack to: a constant prompt of 4 KB has 300,
 ALWAYS_TAKEN = 256 << 20  # or so many bytes, if that is more
 _BATCH_BYTES = 64 << 20  # of a batch while pyarrow decodes it, by what the file says
 _PIECE_BYTES = 4 << 20  # of rows that are Python objects at the same time
 _VALUE_BYTES = 8
+_ROW_BYTES = 128  # 1000 times its size is then 8 rows per KB: JSONL has 30 of the shortest
 _PAGE_BEGIN = 16  # bytes of a Parquet page: more than its type and its size take
 _DICTIONARY = 2  # type of a page
 
@@ -47,9 +49,9 @@ class Allowance:
         if num_bytes > self._left:
             raise SpecError(
                 self._option,
-                f"{self._name}: must unpack to at most {self._most:,} bytes ({MOST_TIMES} times "
-                f"its size, or {ALWAYS_TAKEN >> 20} MiB if that is more), got more; a JSONL file "
-                "has no such limit",
+                f"{self._name}: must unpack to at most {self._most:,} bytes ({MOST_TIMES:,} times "
+                f"its size, or {ALWAYS_TAKEN >> 20} MiB if that is more), got at least "
+                f"{self._most - self._left + num_bytes:,}; a JSONL file has no such limit",
             )
 
     def pieces(self, batch: Any) -> Iterator[Any]:
@@ -57,7 +59,7 @@ class Allowance:
 
         Raises SpecError for too many bytes, and for a row larger than a line of JSONL may be.
         """
-        sizes = np.full(batch.num_rows, _VALUE_BYTES, np.int64)
+        sizes = np.full(batch.num_rows, _ROW_BYTES, np.int64)
         for column in batch.columns:
             sizes += _sizes(column)
         self.check(whole := int(sizes.sum()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -51,10 +53,19 @@ def test_a_small_file_of_a_long_repeated_text_is_refused(tmp_path, suffix):
     write = parquet if suffix == ".parquet" else arrow
     path = write(tmp_path / f"rows{suffix}", repeated("x" * 100_000, 10_000))
     assert path.stat().st_size < _MB
-    assert refusal(path) == (
-        "dataset: FILE: must unpack to at most 268,435,456 bytes (200 times its size, or 256 MiB "
-        "if that is more), got more; a JSONL file has no such limit"
+    assert re.fullmatch(
+        r"dataset: FILE: must unpack to at most 268,435,456 bytes \(1,000 times its size, or 256 "
+        r"MiB if that is more\), got at least 2[6-9]\d,\d{3},\d{3}; a JSONL file has no such limit",
+        refusal(path),
     )
+
+
+def test_a_small_file_of_many_short_rows_is_refused(tmp_path, monkeypatch):
+    """Two million of them would take minutes, though their texts are short."""
+    monkeypatch.setattr(unpacking, "ALWAYS_TAKEN", unpacking.ALWAYS_TAKEN // 64)
+    path = parquet(tmp_path / "rows.parquet", repeated("a", 2_000_000 // 64))
+    assert path.stat().st_size * 1000 < unpacking.ALWAYS_TAKEN
+    assert "must unpack to at most 4,194,304 bytes" in refusal(path)
 
 
 def test_a_file_of_an_ordinary_repeated_prompt_is_read(tmp_path):
@@ -64,16 +75,33 @@ def test_a_file_of_an_ordinary_repeated_prompt_is_read(tmp_path):
     assert rows[-1] == {"prompt": "a system prompt " * 60, "completion": "b"}
 
 
+@pytest.mark.slow
+def test_rows_with_a_long_constant_prompt_are_read(tmp_path):
+    """A gigabyte of text from 4 MB: constant columns take no room, the questions do."""
+    count = 250_000
+    prompts = repeated("a system prompt " * 250, count).column("prompt")
+    numbers = np.random.default_rng(0).integers(10**9, size=(count, 3))
+    questions = pa.array([f"What is {a} times {b} plus {c}?" for a, b, c in numbers])
+    constant = pa.array(["mathematics"] * count)
+    table = pa.table({"system": prompts, "prompt": questions, "source": constant})
+    path = parquet(tmp_path / "rows.parquet", table, compression="zstd")
+    assert path.stat().st_size < 5 * _MB
+    assert sum(1 for _ in records_of("dataset", path)) == count
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_a_row_larger_than_a_line_may_be_is_refused_by_its_number(tmp_path, suffix):
     table = pa.table({"text": ["a", "b", "x" * ((64 << 20) + 1)]})
     write = parquet if suffix == ".parquet" else arrow
     path = write(tmp_path / f"rows{suffix}", table)
-    assert "FILE, row 3: must have at most 64 MiB, got 67,108,8" in refusal(path)
+    assert "FILE, row 3: must have at most 64 MiB, got 67,109,001 bytes" in refusal(path)
 
 
-def test_a_parquet_file_is_refused_before_it_is_unpacked_if_its_columns_say_so(tmp_path):
-    table = pa.table({"text": ["x" * _MB] * 300})
+def test_a_parquet_file_is_refused_before_it_is_unpacked_if_its_columns_say_so(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(unpacking, "ALWAYS_TAKEN", 20 * _MB)
+    table = pa.table({"text": ["x" * _MB] * 30})
     path = parquet(tmp_path / "rows.parquet", table, compression="zstd", use_dictionary=False)
     before = pa.total_allocated_bytes()
     rows = records_of("dataset", path)
@@ -82,8 +110,9 @@ def test_a_parquet_file_is_refused_before_it_is_unpacked_if_its_columns_say_so(t
     assert pa.total_allocated_bytes() - before < _MB
 
 
-def test_a_compressed_arrow_message_is_refused_before_it_is_decompressed(tmp_path):
-    table = pa.table({"text": ["x" * _MB] * 300})
+def test_a_compressed_arrow_message_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacking, "ALWAYS_TAKEN", 20 * _MB)
+    table = pa.table({"text": ["x" * _MB] * 30})
     path = arrow(tmp_path / "rows.arrow", table, compression="zstd")
     before = pa.total_allocated_bytes()
     rows = records_of("dataset", path)
