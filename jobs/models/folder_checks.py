@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,10 @@ from .tokenizer_growth import growth
 TEMPLATES = "additional_chat_templates"  # a folder
 _TOKENIZER = "tokenizer.json"
 _MOST_ID = 2**31  # tokenizers take no larger ids
-_MOST_WORD = 10_000  # characters of a word: WordPiece needs the square of them
+_MOST_WORD = 10_000  # characters of a token, and of a word: WordPiece needs the square of them
 _MOST_GROWTH = 1_000  # times that the rules of a tokenizer may lengthen a text, in bytes
 _MOST_TOKENS = 16  # times that they may lengthen its tokens: BERT's for two texts have 5 for 2
 _MOST_AFFIX = 100  # characters added to each part of a word; known ones have 4
-_MOST_PADDING = 100_000  # tokens
 _MOST_SHOWN = 40  # characters of a token
 _MOST_LABELS = 1_000_000  # transformers makes a name for each
 _MOST_ADDED = 100_000  # tokens: the library needs the square of them
@@ -288,7 +287,9 @@ def check_tokenizer(folder: Path) -> None:
             _check_settings(name, "", read_json(folder / name), _SETTINGS[name])
     for name in ("added_tokens.json", "vocab.json"):
         if os.path.lexists(folder / name):
-            _check_ids(name, "", read_json(folder / name, MOST_JSON))
+            vocabulary = read_json(folder / name, MOST_JSON)
+            _check_lengths(name, "its content", vocabulary)
+            _check_ids(name, "", vocabulary)
     if os.path.lexists(folder / _TOKENIZER):
         _check_rules(read_json(folder / _TOKENIZER, MOST_JSON))
 
@@ -337,6 +338,14 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and int(text) < _MOST_ID
 
 
+def _check_lengths(file: str, field: str, tokens: Iterable[Any]) -> None:
+    """Check that no token is so long that a few of them make an endless answer."""
+    longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
+    if longest > _MOST_WORD:
+        takes = f"tokens of at most {_MOST_WORD:,} characters"
+        raise BadFile(file, field, takes, f"one of {longest:,}")
+
+
 def _check_ids(file: str, prefix: str, vocabulary: Mapping[str, Any]) -> None:
     numbers = vocabulary.values()
     are_ints = {*map(type, numbers)} <= {int}  # without a loop over 100,000 tokens in Python
@@ -365,6 +374,7 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
         number = token.get("id")
         if type(number) is not int or not 0 <= number < _MOST_ID:
             raise BadFile(_TOKENIZER, f"{field}.id", "the number of a token", shown(number))
+    _check_lengths(_TOKENIZER, "added_tokens", (token["content"] for token in added))
     model = rules.get("model")
     if not isinstance(model, dict):
         raise BadFile(_TOKENIZER, "model", "an object", shown(model))
@@ -373,6 +383,9 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
         _check_ids(_TOKENIZER, "model.vocab.", vocabulary)
     elif not isinstance(vocabulary, list):
         raise BadFile(_TOKENIZER, "model.vocab", "an object or a list", shown(vocabulary))
+    else:
+        vocabulary = [entry[0] for entry in vocabulary if isinstance(entry, list) and entry]
+    _check_lengths(_TOKENIZER, "model.vocab", vocabulary)
     merges = model.get("merges", [])
     if not isinstance(merges, list):
         raise BadFile(_TOKENIZER, "model.merges", "a list", shown(merges))
@@ -385,7 +398,6 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
         if affix is not None and not (_is_text(affix) and len(affix) <= _MOST_AFFIX):
             takes = f"a text of at most {_MOST_AFFIX} characters"
             raise BadFile(_TOKENIZER, f"model.{name}", takes, shown(affix))
-    _check_padding(rules.get("padding"))
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         part = rules.get(name)
         if part is not None and not isinstance(part, dict):
@@ -397,19 +409,6 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
                         _TOKENIZER, name, "free of regular expressions", shown(expression)
                     )
     _check_growth(rules)
-
-
-def _check_padding(padding: Any) -> None:
-    """Check the length that all texts are filled up to."""
-    if not isinstance(padding, dict):
-        return
-    strategy = padding.get("strategy")
-    fixed = strategy.get("Fixed") if isinstance(strategy, dict) else None
-    given = {"strategy.Fixed": fixed, "pad_to_multiple_of": padding.get("pad_to_multiple_of")}
-    for name, length in given.items():
-        if length is not None and not (_is_int(length) and 0 <= length <= _MOST_PADDING):
-            takes = f"a number from 0 to {_MOST_PADDING:,}"
-            raise BadFile(_TOKENIZER, f"padding.{name}", takes, shown(length))
 
 
 def _check_growth(rules: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Bounds of how much longer the rules of a tokenizer.json can make a text.
 
 A rule is known by its fields, not by its type alone: the library also reads rules without a type,
-as early versions wrote them. Imports no torch.
+as early versions wrote them. It also reads an array in the place of an object, which no version
+wrote: such a rule counts as endless. Imports no torch.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def growth(rule: Any) -> float:
 
     Lengths are in bytes, those of post-processors in tokens.
     """
-    if not isinstance(rule, dict):
+    if rule is None:
         return 1.0
-    nested = [one for name in _NESTED for one in _list(rule.get(name))]
-    if nested:
-        return _product(map(growth, nested))
+    if not isinstance(rule, dict):
+        return _MOST
     kind = rule.get("type")
     factors = [_BY_TYPE.get(kind, 1.0) if isinstance(kind, str) else _WITHOUT_TYPE]
+    factors += [growth(one) for name in _NESTED for one in _list(rule.get(name))]
     if "pattern" in rule:
         factors.append(_replaced(rule))
     for name in ("prepend", "replacement"):  # the second one of Metaspace, which may prepend it
@@ -70,13 +71,18 @@ def _longest_mapped(charsmap: Any) -> float:
 
 def _num_tokens(rule: Mapping[str, Any], name: str) -> float:
     """Return the tokens of a template for texts of one token."""
-    special = rule.get("special_tokens")
-    count = 0
+    known: Any = rule.get("special_tokens")
+    count = 0.0
     for item in _list(rule.get(name)):
-        used = item.get("SpecialToken") if isinstance(item, dict) else None
-        token = used.get("id") if isinstance(used, dict) else None
-        known = special.get(token) if isinstance(special, dict) and isinstance(token, str) else None
-        count += max(1, len(_list(known.get("ids")))) if isinstance(known, dict) else 1
+        if not isinstance(item, dict):
+            return _MOST
+        if "SpecialToken" not in item:  # a text
+            count += 1
+            continue
+        try:
+            count += len(known[item["SpecialToken"]["id"]]["ids"])
+        except (KeyError, TypeError):
+            return _MOST
     return max(1.0, count)
 
 
