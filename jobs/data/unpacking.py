@@ -2,8 +2,7 @@
 
 Both formats store a repeated value once (dictionary encoding) and compress what they store, so that
 a file of 100 KB can hold gigabytes. Sizes count the bytes of texts, 8 for each value, and more for
-each row, which takes time however short it is.
-Imports pyarrow.
+each row, which takes time however short it is. Imports pyarrow.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from ..errors import SpecError
 from ..files.jsonl import MAX_LINE_BYTES, shown
 
 BATCH_ROWS = 256  # in memory at a time, at most
-MOST_TIMES = 1000  # times its size that a file may unpack to: a constant prompt of 4 KB has 300,
-ALWAYS_TAKEN = 256 << 20  # or so many bytes, if that is more
+MOST_TIMES = 1000  # times the size of the file; rows with a constant prompt of 4 KB have 300
+ALWAYS_TAKEN = 256 << 20  # bytes that a file of any size may unpack to
 _BATCH_BYTES = 64 << 20  # of a batch while pyarrow decodes it, by what the file says
 _PIECE_BYTES = 4 << 20  # of rows that are Python objects at the same time
 _VALUE_BYTES = 8
-_ROW_BYTES = 128  # 1000 times its size is then 8 rows per KB: JSONL has 30 of the shortest
+_ROW_BYTES = 128  # so that 1 KB of a large file has at most 8 rows; 1 KB of JSONL has up to 30
 _PAGE_BEGIN = 16  # bytes of a Parquet page: more than its type and its size take
 _DICTIONARY = 2  # type of a page
 
