@@ -85,7 +85,9 @@ def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str, cl
             most_tokens=pack_tokens(policy, ctx),
         )
         spec = DpoSpec(save_every="1000000")
-        return own_loop(ctx, spec, config, policy, tokenizer, task, clock)
+        return own_loop(
+            *(ctx, spec, config, policy, tokenizer, task, clock), before_update=task.before_update
+        )
     trainer = StockTrainer(
         model=model.read(folder).requires_grad_(True),
         ref_model=reference,

@@ -123,7 +123,15 @@ def context(output: str, device: torch.device) -> Context:
 
 
 def own_loop(
-    ctx: Context, spec: TrainingSpec, args: Any, model: Any, tokenizer: Any, task: Any, clock: Clock
+    ctx: Context,
+    spec: TrainingSpec,
+    args: Any,
+    model: Any,
+    tokenizer: Any,
+    task: Any,
+    clock: Clock,
+    *,
+    before_update: Callable[[], None] | None = None,
 ) -> Training:
     """Return a training of warmd whose steps are timed, and which ends after the last of them."""
 
@@ -140,7 +148,7 @@ def own_loop(
         tokenizer=tokenizer,
         task=_Timed(task, clock),
         on_step=on_step,
-        before_update=getattr(task, "before_update", lambda: None),
+        before_update=before_update,
     )
 
 

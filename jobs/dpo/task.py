@@ -29,7 +29,7 @@ from ..packing.shared_prompts import FIXED, Pack, Sample, split
 from ..training.deprecations import no_deprecations
 from ..training.loop import Loss
 from ..training.reference import copy_shared_weights
-from ..training.row_order import row_batches
+from ..training.row_order import micro_batches
 from .dataset import Example
 from .options import REWARDS
 
@@ -86,17 +86,8 @@ class Preferences:
         )
 
     def batches(self, first_step: int) -> Iterator[Sequence[MicroBatch]]:
-        for numbers in row_batches(
-            len(self._examples),
-            self._args.seed,
-            micro_batch=self._args.per_device_train_batch_size,
-            accumulated=self._args.gradient_accumulation_steps,
-            first_step=first_step,
-        ):
-            yield [
-                MicroBatch([self._examples[number] for number in part], len(numbers))
-                for part in numbers
-            ]
+        for parts in micro_batches(self._examples, self._args, first_step):
+            yield [MicroBatch(part, len(parts)) for part in parts]
 
     def loss(self, micro_batch: MicroBatch) -> Iterator[Loss]:
         yield from self._losses(micro_batch, self._ctx.ranks)

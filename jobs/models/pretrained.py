@@ -98,6 +98,14 @@ def restore(model: Any, checkpoint: Path) -> None:
         found = model.load_state_dict(load_file(whole), strict=False)
     else:
         found = load_sharded_checkpoint(model, str(checkpoint), strict=False)
+    check_restored(model, found)
+
+
+def check_restored(model: Any, found: Any) -> None:
+    """Check that a checkpoint had the tensors of the model. Raises JobFailed.
+
+    `found`: what loading it returned, with `missing_keys` and `unexpected_keys`.
+    """
     tensors = model.state_dict(keep_vars=True)
     missing, unexpected = set(found.missing_keys), found.unexpected_keys
     loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}

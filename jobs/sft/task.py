@@ -24,7 +24,7 @@ from ..packing.padding import ROUNDED
 from ..packing.passes import Embedded, score_pack
 from ..training.arguments import counts_first_tokens
 from ..training.loop import Loss
-from ..training.row_order import row_batches
+from ..training.row_order import micro_batches
 from ..training.tokens import Examples
 from .dataset import IGNORED, Example
 from .packs import SequencePack, split, trimmed
@@ -79,14 +79,7 @@ class Supervised:
         self._first = 0 if most_tokens is None and counts_first_tokens(model) else 1
 
     def batches(self, first_step: int) -> Iterator[Sequence[MicroBatch]]:
-        for numbers in row_batches(
-            len(self._examples),
-            self._args.seed,
-            micro_batch=self._args.per_device_train_batch_size,
-            accumulated=self._args.gradient_accumulation_steps,
-            first_step=first_step,
-        ):
-            parts = [[self._examples[number] for number in part] for part in numbers]
+        for parts in micro_batches(self._examples, self._args, first_step):
             labels = (
                 label for part in parts for row in part for label in row.labels[self._first :]
             )

@@ -1,4 +1,4 @@
-"""Deterministic kernels for the loss, gradients and update of a step, on a GPU.
+"""Deterministic kernels on a GPU for loss, gradients and update; random numbers by key.
 
 On a CPU the same state always gives the same bits. On a GPU the backward pass of attention and the
 gradient of embeddings add in an order that varies from run to run, unless torch is set to use
@@ -8,10 +8,11 @@ has no deterministic algorithm and raises. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 settings = cast(Any, torch.utils).deterministic  # its attributes are not declared
@@ -28,3 +29,12 @@ def algorithms(*, deterministic: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         settings.fill_uninitialized_memory = before[1]
+
+
+@contextmanager
+def random_numbers(numbers: Sequence[int]) -> Iterator[None]:
+    """Within this block, draw from a CPU generator seeded with these numbers."""
+    seed = int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0])
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

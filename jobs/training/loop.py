@@ -5,8 +5,8 @@
         check, clip, optimizer step, learning-rate schedule
         step event, evaluation, checkpoint, pause, stop
 
-A training resumes bit for bit: its whole state is in `Training.state` and the files of a
-checkpoint. NaN ends it before it reaches the weights.
+A training resumes bit for bit: a checkpoint has everything that later steps depend on. NaN ends the
+training before it reaches the weights.
 """
 
 from __future__ import annotations
@@ -15,31 +15,29 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-import orjson
 import torch
 from torch import Tensor
 from transformers import TrainerState, set_seed
-from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import align_special_tokens
 from transformers.utils.logging import disable_progress_bar
 
 from ..context import Activity, Context, step_of
 from ..errors import JobFailed, Stopped
 from ..models.pretrained import restore
-from ..spec import shown
 from ..user_code.forks import end_if_forked
-from .determinism import algorithms
+from .determinism import algorithms, random_numbers
 from .gradients import sum_gradients
 from .health import Divergence, Progress
 from .optimizer import clip, optimizer_of, restart_schedule, schedule_of
 from .options import TrainingSpec
-from .provenance import differences, environment
+from .provenance import environment
+from .resuming import report_extension, report_options, warn_of_differences
 from .saving import Content, Saver
 from .snapshot import (
     Snapshot,
@@ -59,7 +57,7 @@ class Loss(NamedTuple):
 
     value: Tensor  # of one element; without gradients it is only reported
     sums: Mapping[str, float] = {}  # metrics, added up over the parts and processes of a step
-    amount: float | None = None  # what it adds to the reported loss; None: its value
+    amount: float | None = None  # in the reported loss; None: the value of `value`
 
 
 class Task(Protocol[M]):
@@ -72,13 +70,15 @@ class Task(Protocol[M]):
     def batches(self, first_step: int) -> Iterator[Sequence[M]]:
         """Yield the micro-batches of each step, from `first_step` (0: the first) on, without end.
 
-        Called for a resumed training, too: all steps get the batches of an uninterrupted one. The
-        batch of a step is asked for when it begins, with the weights that the step starts from.
+        Also called for a resumed training, whose steps get the batches of an uninterrupted one. The
+        loop requests the batch of a step when the step begins, with the weights at its start.
         """
 
     def loss(self, micro_batch: M) -> Iterator[Loss]:
-        """Yield the parts of the loss; each part's backward pass runs before the next one is asked
-        for. All parts and micro-batches of a step add up to its loss."""
+        """Yield the parts of the loss, which add up to the loss of a step over all micro-batches.
+
+        The backward pass of a part runs before the loop requests the next part.
+        """
 
     def fields(self, batch: Sequence[M], sums: Mapping[str, float]) -> dict[str, Any]:
         """Return the fields of a step's event beyond loss, grad_norm and learning_rate."""
@@ -98,19 +98,6 @@ class Measured(Protocol):
 
     def evaluated(self, found: dict[str, Any]) -> None:
         """Called with the fields of each eval event after the first step."""
-
-
-def _ignore(step: int, metrics: Mapping[str, Any]) -> None:
-    """Default of `on_step`."""
-
-
-def _nothing() -> None:
-    """Default of `before_update`."""
-
-
-def _none(rules: int) -> Sequence[str]:
-    """Default of `differences_since`."""
-    return ()
 
 
 class Training:
@@ -138,9 +125,9 @@ class Training:
         measured: Measured | None = None,
         eval_every: int | None = None,
         eval_first: bool = True,
-        on_step: Callable[[int, Mapping[str, Any]], None] = _ignore,
-        before_update: Callable[[], None] = _nothing,
-        differences_since: Callable[[int], Sequence[str]] = _none,
+        on_step: Callable[[int, Mapping[str, Any]], None] | None = None,
+        before_update: Callable[[], None] | None = None,
+        differences_since: Callable[[int], Sequence[str]] | None = None,
     ) -> None:
         set_seed(args.seed)
         self.ctx = ctx
@@ -186,7 +173,7 @@ class Training:
         """
         if checkpoint is not None:
             require_files(checkpoint)
-            self._compare_options(checkpoint)
+            report_options(self.ctx, self.spec, checkpoint)
             self._load_state(checkpoint)
             self._saver.latest = checkpoint
             if self.ctx.stop_at is not None and step_of(checkpoint) >= self.ctx.stop_at:
@@ -243,8 +230,22 @@ class Training:
         schedule = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
         self._schedule.load_state_dict(schedule)
         restart_schedule(self._schedule, self.args.learning_rate)
-        self._report_extension(checkpoint)
-        self._warn_of_differences(checkpoint)
+        report_extension(
+            self.ctx,
+            checkpoint,
+            steps_total=self.steps_total,
+            learning_rate=self._schedule.get_last_lr()[0],
+        )
+        rules = self.ctx.checkpoints.about(checkpoint).get("rules", 0)
+        fixes = () if self._differences_since is None else self._differences_since(rules)
+        warn_of_differences(
+            self.ctx,
+            self.spec,
+            checkpoint,
+            self._environment(),
+            self.args.device,
+            fixes,
+        )
 
     def _load_state(self, checkpoint: Path) -> None:
         state = read_job_state(checkpoint)
@@ -268,43 +269,6 @@ class Training:
             "eval_is_due": self._eval_is_due,
         }
 
-    def _compare_options(self, checkpoint: Path) -> None:
-        """Report options changed since a checkpoint. Raises SpecError for a forbidden change."""
-        changes = self.spec.changes(self.ctx.checkpoints.about(checkpoint).get("options", {}))
-        if changes:
-            texts = [f"{n} {shown(now)} (was {shown(then)})" for n, (then, now) in changes.items()]
-            self.ctx.emit("revised", changes=changes, message=", ".join(texts))
-
-    def _report_extension(self, checkpoint: Path) -> None:
-        before = orjson.loads((checkpoint / TRAINER_STATE_NAME).read_bytes())["max_steps"]
-        if before < self.steps_total:
-            metrics = self.ctx.checkpoints.about(checkpoint)["metrics"]
-            self.ctx.emit(
-                "extended",
-                steps_before=before,
-                steps_total=self.steps_total,
-                learning_rate_before=metrics.get("learning_rate"),
-                learning_rate=self._schedule.get_last_lr()[0],  # of the next step
-            )
-
-    def _warn_of_differences(self, checkpoint: Path) -> None:
-        about = self.ctx.checkpoints.about(checkpoint)
-        changed = differences(about, self._environment())
-        if self.args.device.type != "cpu" and not self.spec.deterministic:
-            changed.append("deterministic is off")
-        if changed:
-            self.ctx.emit(
-                "warning",
-                message=f"the resume from {checkpoint.name} is exact in state, but not bitwise "
-                f"({'; '.join(changed)}): sums round differently from here on",
-            )
-        if fixes := self._differences_since(about.get("rules", 0)):
-            self.ctx.emit(
-                "warning",
-                message=f"from step {step_of(checkpoint) + 1} on, results differ from those of the "
-                f"earlier version that wrote {checkpoint.name}: {'; '.join(fixes)}",
-            )
-
     def _environment(self) -> dict[str, Any]:
         return {**environment(self.args.device), "processes": self.ctx.ranks.size}
 
@@ -322,7 +286,8 @@ class Training:
             norm = float(clip(self.model, self.args.max_grad_norm))
             self._require_finite("the norm of the gradient", norm)
             self._saver.release_weights()
-            self._before_update()
+            if self._before_update is not None:
+                self._before_update()
             self._optimizer.step()
             rate = self._schedule.get_last_lr()[0]
             self._schedule.step()
@@ -382,7 +347,7 @@ class Training:
         ranks = self.ctx.ranks
         if ranks.size == 1:
             return nullcontext()
-        return _random_numbers((self.args.seed, ranks.rank, self.step, number))
+        return random_numbers((self.args.seed, ranks.rank, self.step, number))
 
     def _end_step(self, trackers: Trackers) -> None:
         """Check the weights; report, evaluate, save and pause, whatever is due after this step."""
@@ -407,7 +372,8 @@ class Training:
     def _report(self, trackers: Trackers) -> None:
         """Emit the step's event; check its metrics for a divergence."""
         metrics = self.last_metrics
-        self._on_step(self.step, metrics)
+        if self._on_step is not None:
+            self._on_step(self.step, metrics)
         self.ctx.emit("step", step=self.step, steps_total=self.steps_total, **metrics)
         trackers.log(self.step, metrics)
         found = self._divergence.update(metrics)
@@ -580,12 +546,3 @@ def _summed(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in one.items():
             sums[name] = sums.get(name, 0.0) + value
     return sums
-
-
-@contextmanager
-def _random_numbers(numbers: Sequence[int]) -> Iterator[None]:
-    """Within this context, draw from a CPU generator seeded with these numbers."""
-    seed = int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0])
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield

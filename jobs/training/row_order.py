@@ -39,10 +39,25 @@ def row_batches(
         epoch, step = epoch + 1, 0
 
 
-class RowTask(Generic[R]):
-    """Learns from rows by a function that returns the mean loss of some of them (loop.Task).
+def micro_batches(rows: Sequence[R], args: Any, first_step: int) -> Iterator[list[list[R]]]:
+    """Yield the rows of the micro-batches of each step, from `first_step` on.
 
     `args`: transformers.TrainingArguments, with seed, batch size and gradient accumulation.
+    """
+    for numbers in row_batches(
+        len(rows),
+        args.seed,
+        micro_batch=args.per_device_train_batch_size,
+        accumulated=args.gradient_accumulation_steps,
+        first_step=first_step,
+    ):
+        yield [[rows[number] for number in part] for part in numbers]
+
+
+class RowTask(Generic[R]):
+    """A task that learns from rows, by a function that returns the mean loss of some of them.
+
+    A loop.Task. `args`: transformers.TrainingArguments.
     """
 
     def __init__(
@@ -54,14 +69,8 @@ class RowTask(Generic[R]):
 
     def batches(self, first_step: int) -> Iterator[Sequence[tuple[Sequence[R], int]]]:
         """Yield the micro-batches of each step: their rows, and how many of them there are."""
-        for numbers in row_batches(
-            len(self._rows),
-            self._args.seed,
-            micro_batch=self._args.per_device_train_batch_size,
-            accumulated=self._args.gradient_accumulation_steps,
-            first_step=first_step,
-        ):
-            yield [([self._rows[number] for number in part], len(numbers)) for part in numbers]
+        for parts in micro_batches(self._rows, self._args, first_step):
+            yield [(part, len(parts)) for part in parts]
 
     def loss(self, micro_batch: tuple[Sequence[R], int]) -> Iterator[Loss]:
         rows, of = micro_batch

@@ -14,6 +14,7 @@ from typing import Any, cast
 from ..context import RULES, Context, Save, step_of
 from ..errors import JobFailed
 from ..files.atomic import whole_folder
+from .live_tensors import LiveTensors
 from .options import TrainingSpec
 from .snapshot import Snapshot, TokenizerFiles, link_model, write_model
 
@@ -45,7 +46,7 @@ class Saver:
         self._was_due = False  # while another was in flight
         self._must_wait = False  # whether training waits for the next save to succeed
         self._began = time.monotonic()  # of the latest save
-        self._live: Any = None  # LiveTensors of the save in flight
+        self._live: LiveTensors | None = None  # of the save in flight
         self._lacked_space = False  # whether the latest save failed on a full disk
         self._has_warned = False  # whether a checkpoint lacked the metric of keep_best
         self._blocked_s = 0.0  # how long training was blocked by the save in flight

@@ -1,7 +1,7 @@
 """Experiment trackers (`report_to`): tensorboard, Weights & Biases, trackio, mlflow.
 
-A run has the name of the job, and a resumed job continues it. A tracker that fails is a warning: it
-never ends a job.
+A run has the name of the job, and a resumed job continues it. A failing tracker causes a warning
+event and never ends the job.
 
 The Trainer of transformers leaves the end of a Weights & Biases run to the exit of the interpreter.
 A work horse has no such exit: it ends by os._exit, after killing the processes of the job. The
@@ -57,7 +57,7 @@ class Writer(Protocol):
         """Record the metrics of a step."""
 
     def end(self) -> None:
-        """Send what is left, and end the run."""
+        """Send the pending metrics, and end the run."""
 
 
 class _TensorBoard:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
@@ -25,7 +23,7 @@ from ..context import Activity, step_of
 from ..errors import JobFailed, Stopped
 from ..user_code.forks import end_if_forked
 from .checkpointing import CheckpointingTrainer
-from .determinism import algorithms
+from .determinism import algorithms, random_numbers
 from .gradients import sum_gradients
 from .health import Divergence, Progress
 from .options import TrainingSpec
@@ -112,7 +110,7 @@ class JobTrainer(CheckpointingTrainer):
             # Whatever ended the training is raised again below. A save may be in progress: its
             # outcome is reported first. On a full disk the report itself may fail (OSError).
             with suppress(OSError):
-                self.report_save(patience_s=None)
+                self.saver.report(patience_s=None)
             raise
         if self.was_stopped:
             is_requested = self.job.stop.is_set()
@@ -169,7 +167,7 @@ class JobTrainer(CheckpointingTrainer):
         if self.ranks.size > 1:
             self._losses_begun += 1
             numbers = (self.args.seed, self.ranks.rank, self.state.global_step, self._losses_begun)
-            stack.enter_context(_random_numbers(numbers))
+            stack.enter_context(random_numbers(numbers))
         return stack
 
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -240,7 +238,7 @@ class JobTrainer(CheckpointingTrainer):
             )
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        self.settle_save()
+        self.saver.settle()
         with self.progress.during("evaluation" if self.control.should_evaluate else "report"):
             cast(Any, super())._maybe_log_save_evaluate(*args, **kwargs)
         if self.job.pause.is_set() and self.state.global_step < self.state.max_steps:
@@ -254,8 +252,8 @@ class JobTrainer(CheckpointingTrainer):
         self.job.emit("paused", step=step)
         while self.job.pause.is_set() and not self.job.stop.is_set():
             time.sleep(0.1)
-            self.settle_save()
-            if self._save_was_due and self._in_flight is None:
+            self.saver.settle()
+            if self.saver.waits:
                 self.save_here()  # the save of an earlier step was in progress
         self.job.emit("unpaused", step=step)
         if self.job.stop.is_set():
@@ -273,7 +271,7 @@ class _StepEnd(TrainerCallback):
         self.trainer.begin_step()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.release_weights()
+        self.trainer.saver.release_weights()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         norm = self.trainer.check_weights(trained_only=True)
@@ -282,12 +280,3 @@ class _StepEnd(TrainerCallback):
             self.trainer.was_stopped = True
             control.should_training_stop = True
         control.should_save = self.trainer.checkpoint_is_due()
-
-
-@contextmanager
-def _random_numbers(numbers: Sequence[int]) -> Iterator[None]:
-    """Within this context, draw from a CPU generator seeded with these numbers."""
-    seed = int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0])
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import sft_jobs
-import tiny
 from datasets import Dataset
 from sft_jobs import message, write
 from trl.trainer.dpo_config import DPOConfig
@@ -16,13 +15,9 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from warmd.jobs.dpo.dataset import Example, Tokenization
 from warmd.jobs.dpo.options import DpoSpec
 from warmd.jobs.dpo.task import Preferences
-from warmd.jobs.packing.attention import can_pack
-from warmd.jobs.packing.passes import pack_tokens
-from warmd.jobs.training.arguments import pad_id, set_router
 from warmd.jobs.training.loop import Training
 from warmd.jobs.training.lora import without_dropout
 from warmd.jobs.training.reference import weight_sharing_clone
-from warmd.jobs.training.tokens import Examples, tokenized
 
 
 def _turns(number: int) -> list[dict[str, str]]:
@@ -134,32 +129,11 @@ def trainer(
 def _training(
     folder: Path, model: Any, reference: Any, form: str, max_length: int, config: Any
 ) -> Training:
-    ctx = tiny.surroundings(folder / "run", model).ctx
-    job = spec(folder, form, save_every=1000)
     how = Tokenization(tokenizer=sft_jobs.tokenizer(), max_length=max_length)
-    rows = job.source.load()
-    corpus = tokenized(ctx.cache_dir, "dpo", rows, how, lambda: None, lambda *_: None, None)
+    job = spec(folder, form, save_every=1000)
     for one in (model, reference):
         if one is not None:
             without_dropout(one)
-    set_router(model, config)
-    task = Preferences(
-        ctx=ctx,
-        args=config,
-        model=model,
-        reference=reference,
-        pad_id=pad_id(model, how.tokenizer),
-        examples=Examples(corpus, corpus.train, Example),
-        held_out=Examples(corpus, corpus.validation, Example),
-        data=rows.fingerprint,
-        most_tokens=pack_tokens(model, ctx) if can_pack(model) else None,
-    )
-    return Training(
-        ctx=ctx,
-        spec=job,
-        args=config,
-        model=model,
-        tokenizer=how.tokenizer,
-        task=task,
-        before_update=task.before_update,
-    )
+    parts = sft_jobs.parts_of(folder, model, job, how, Example, config)
+    task = Preferences(reference=reference, **parts.of_task)
+    return parts.training(task, how.tokenizer, before_update=task.before_update)

@@ -6,11 +6,13 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 import tiny
 import torch
 from datasets import Dataset
@@ -21,6 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, set_
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from warmd.jobs.compute.aten_overrides import fast_kernels
+from warmd.jobs.context import Context
 from warmd.jobs.dpo.options import REWARDS
 from warmd.jobs.packing.attention import can_pack
 from warmd.jobs.packing.passes import pack_tokens
@@ -209,31 +213,53 @@ def trainer(
 
 
 def _training(folder: Path, model: Any, form: str, how: dict[str, Any], config: Any) -> Training:
-    ctx = tiny.surroundings(folder / "run", model).ctx
-    job = spec(folder, form, save_every=1000)
     made = Tokenization(
         tokenizer=tokenizer(),
         max_length=how.get("max_length", 1024),
         **{name: value for name, value in how.items() if name != "max_length"},
     )
+    parts = parts_of(folder, model, spec(folder, form, save_every=1000), made, Example, config)
+    return parts.training(Supervised(**parts.of_task), made.tokenizer)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training on rows is made of, apart from its task."""
+
+    ctx: Context
+    spec: Any
+    config: Any  # of TRL
+    of_task: dict[str, Any]  # the arguments that all tasks on rows take
+
+    def training(self, task: Any, tokenizer: Any, **more: Any) -> Training:
+        return Training(
+            ctx=self.ctx,
+            spec=self.spec,
+            args=self.config,
+            model=self.of_task["model"],
+            tokenizer=tokenizer,
+            task=task,
+            **more,
+        )
+
+
+def parts_of(folder: Path, model: Any, job: Any, how: Any, kind: type[Any], config: Any) -> Parts:
+    """Tokenize the rows of a job, and return what its training is made of."""
+    ctx = tiny.surroundings(folder / "run", model).ctx
     rows = job.source.load()
-    corpus = tokenized(
-        ctx.cache_dir, "sft", rows, made, lambda: None, lambda *_: None, vocabulary=None
-    )
+    corpus = tokenized(ctx.cache_dir, job.kind, rows, how, lambda: None, lambda *_: None, None)
     set_router(model, config)
-    task = Supervised(
-        ctx=ctx,
-        args=config,
-        model=model,
-        pad_id=pad_id(model, made.tokenizer),
-        examples=Examples(corpus, corpus.train, Example),
-        held_out=Examples(corpus, corpus.validation, Example),
-        data=rows.fingerprint,
-        most_tokens=pack_tokens(model, ctx) if can_pack(model) else None,
-    )
-    return Training(
-        ctx=ctx, spec=job, args=config, model=model, tokenizer=made.tokenizer, task=task
-    )
+    of_task = {
+        "ctx": ctx,
+        "args": config,
+        "model": model,
+        "pad_id": pad_id(model, how.tokenizer),
+        "examples": Examples(corpus, corpus.train, kind),
+        "held_out": Examples(corpus, corpus.validation, kind),
+        "data": rows.fingerprint,
+        "most_tokens": pack_tokens(model, ctx) if can_pack(model) else None,
+    }
+    return Parts(ctx, job, config, of_task)
 
 
 class _Gradients(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -285,3 +311,27 @@ def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor], list[tor
     found = [{name: step[name] for name in names if name in step} for step in logged]
     trained = (weight for weight in made.model.parameters() if weight.requires_grad)
     return found, gradients.first, [weight.detach() for weight in trained]
+
+
+def assert_same_training(theirs: Any, made: Training, *, slack: float) -> None:
+    """Check that five steps of warmd equal those of TRL: metrics, first gradients and weights.
+
+    `slack`: absolute tolerance of the metrics.
+    """
+    expected = train(theirs)
+    starts = [w.detach().clone() for w in made.model.parameters() if w.requires_grad]
+    with fast_kernels():  # as in a job
+        found = train(made)
+    assert len(found[0]) == len(expected[0]) == 5
+    for our, their in zip(found[0], expected[0], strict=True):
+        assert our == pytest.approx(their, rel=2e-5, abs=slack)
+    largest = max(float(gradient.abs().max()) for gradient in expected[1])
+    for our_gradient, their_gradient in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(our_gradient, their_gradient, rtol=2e-5, atol=2e-5 * largest)
+    moved = max(
+        float((weight - start).abs().max())
+        for weight, start in zip(expected[2], starts, strict=True)
+    )
+    assert moved > 0
+    for our_weight, their_weight in zip(found[2], expected[2], strict=True):
+        torch.testing.assert_close(our_weight, their_weight, rtol=0, atol=2e-4 * moved)
