@@ -56,8 +56,9 @@ class SignedStore(Store):
 def prove(group: Any, rank: int, size: int, secret: str, *, limit_s: float) -> None:
     """Prove to each other rank of a gloo group who this is, and require the same of it.
 
-    Raises JobFailed for a connection of another program, TimeoutError for one over which nothing
-    has come within `limit_s` seconds, and RuntimeError for one that breaks.
+    Raises JobFailed for a connection of another program, TimeoutError for one over which no proof
+    has come within `limit_s` seconds, and RuntimeError for one that breaks. Another program cannot
+    be replaced by the rank: gloo keeps the first connection for a pair of ranks, and drops others.
     """
     end = time.monotonic() + limit_s
     own = {other: os.urandom(_BYTES) for other in range(size) if other != rank}

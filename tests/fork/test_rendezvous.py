@@ -207,6 +207,31 @@ def test_a_stranger_that_connects_and_stays_silent_ends_the_execution_by_name():
     assert all(end.startswith("RanksLost") for end in ends), ends
 
 
+def test_connections_that_send_nothing_hold_up_no_rank():
+    ports = set()
+    with ExitStack() as strangers:
+
+        class Crowded(Rendezvous):
+            def store(self, rank: int) -> Any:
+                for found in psutil.Process().net_connections("tcp4"):
+                    if found.status == psutil.CONN_LISTEN:
+                        strangers.enter_context(socket.create_connection(found.laddr, timeout=5))
+                        ports.add(found.laddr.port)
+                return super().store(rank)
+
+        with closing(Crowded(FIRST, 1)) as first:
+            assert first.port is not None
+            plan = replace(FIRST, node=1, host=first.host, port=first.port)
+            other = Crowded(plan, 1)
+
+            def meet(rendezvous: Rendezvous) -> list[int]:
+                return GlooGroup(rendezvous, rendezvous.first_rank, broken).gather(0)
+
+            with ThreadPoolExecutor(2) as pool:
+                assert list(pool.map(meet, (first, other))) == [[0, 0], [0, 0]]
+    assert len(ports) >= 3  # of the store, and of each rank
+
+
 def test_an_address_that_a_stranger_leaves_in_the_store_is_refused_by_name():
     with closing(Rendezvous(FIRST, 1)) as first:
         store = first.store(0)
