@@ -146,7 +146,8 @@ def load(
     below = _read_file(folder("config", file, Path())) if file else {}
     chosen = {**below, **above}.get("home") or _default_home(environ)
     _check_home(chosen)
-    _check_owner(chosen, environ)
+    _check_owner(chosen, environ)  # before its links are resolved: they have owners too
+    chosen = chosen.resolve()
     if reads_home and not file:
         below = _read_home_file(chosen)
     config = DaemonConfig(**{**below, **above, "home": chosen})
@@ -244,7 +245,7 @@ def _read_home_file(home: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     values = _read_file(path)
-    if values.get("home", home) != home:
+    if values.get("home", home).resolve() != home:
         problem = "must be left out here, or stand in a file that --config or WARMD_CONFIG names"
         raise ConfigError("home", problem, source=str(path))
     return values

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from .values import (
     integer,
     plain_text,
     redis_url,
-    shown,
     size_bytes,
+    unresolved,
     wrong,
 )
 
@@ -114,15 +113,6 @@ def _token(field: str, value: object, base: Path) -> str:
     return text
 
 
-def _named_file(field: str, value: object, base: Path) -> Path:
-    # Links stay: what a link leads to may change while the daemon runs (Kubernetes' secrets).
-    text = plain_text(field, str(value) if isinstance(value, Path) else value, "a path")
-    try:
-        return Path(os.path.abspath(base / Path(text).expanduser()))
-    except RuntimeError as error:  # no such user
-        raise ConfigError(field, f"must be a path, got {shown(text)}: {error}") from error
-
-
 def _origins(field: str, value: object) -> tuple[str, ...]:
     """Read origins, several separated by commas or in a list, as browsers send them."""
     if value is None or value == "none":
@@ -190,7 +180,7 @@ SETTINGS = (
         "$XDG_STATE_HOME/warmd, else ~/.local/state/warmd",
         "Folder of all state: Redis data, run directories, logs.",
         "home",
-        folder,
+        unresolved,
     ),
     Setting(
         "config",
@@ -284,7 +274,7 @@ SETTINGS = (
         "none",
         "File of named tokens, each with its rights (read, infer, train): see `warmd token`.",
         "http_tokens",
-        _or_none("none", _named_file),
+        _or_none("none", unresolved),
     ),
     Setting(
         "http_page",

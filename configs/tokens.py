@@ -1,4 +1,4 @@
-"""The file of named tokens (`http_tokens`): who may send HTTP requests, and what they may do.
+"""The file of named tokens (`http_tokens`): names, rights and hashed secrets of HTTP clients.
 
 One token a line, with `#` for comments: its name, its rights, and the hash of its secret:
 
@@ -6,7 +6,7 @@ One token a line, with `#` for comments: its name, its rights, and the hash of i
     ada     read,infer  sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
 The hash is a plain SHA-256. Slow hashes (bcrypt, scrypt) protect passwords, which can be guessed;
-these secrets are 256 random bits, which no amount of hashing finds, so a slow hash would only let
+these secrets have 256 random bits and cannot be found by trial, so a slow hash would only let
 wrong tokens keep the processor busy.
 """
 
@@ -24,9 +24,9 @@ from . import ownership
 from .values import ConfigError, name, shown, wrong
 
 RIGHTS = ("read", "infer", "train")
-MAIN = "http_token"  # the name of the setting's own token, which no entry may have
+MAIN = "http_token"  # the name of the token in the setting `http_token`; no entry may have it
 MOST_TOKENS = 256  # each request is compared with all of them
-_PREFIX = "warmd-"  # by which scanners for leaked secrets can recognize one
+_PREFIX = "warmd-"  # prefix that scanners for leaked secrets recognize
 _MOST_BYTES = 1_000_000
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
@@ -37,7 +37,7 @@ class NamedToken:
 
     name: str
     rights: frozenset[str]  # some of RIGHTS
-    digest: str = field(repr=False)  # hexadecimal, of the secret
+    digest: str = field(repr=False)  # the SHA-256 of the secret, hexadecimal
 
     @property
     def may(self) -> str:

@@ -138,11 +138,23 @@ def duration_s(field: str, value: object) -> float:
 
 
 def folder(field: str, value: object, base: Path) -> Path:
-    """Read a path as an absolute one, relative to `base`. It need not exist."""
+    """Read a path, relative to `base`, as an absolute one without links. It need not exist."""
+    path = unresolved(field, value, base)
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise ConfigError(field, f"must be a path, got {shown(str(path))}: {error}") from error
+
+
+def unresolved(field: str, value: object, base: Path) -> Path:
+    """Read a path, relative to `base`, as an absolute one that keeps its links.
+
+    Its owner counts, and what it leads to may change (Kubernetes' secrets).
+    """
     text = plain_text(field, str(value) if isinstance(value, Path) else value, "a path")
     try:
-        return (base / Path(text).expanduser()).resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links, or no such user
+        return (base / Path(text).expanduser()).absolute()
+    except (OSError, RuntimeError) as error:  # no such user, or no current folder
         raise ConfigError(field, f"must be a path, got {shown(text)}: {error}") from error
 
 

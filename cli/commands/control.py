@@ -96,7 +96,7 @@ def start(
 
 
 def note_tokens(config: DaemonConfig) -> None:
-    """Print what is wrong with the file of named tokens; the daemon starts without it."""
+    """Print the error of an invalid file of named tokens; the daemon starts without its names."""
     from ...configs.tokens import read
 
     if config.http_tokens is not None:

@@ -151,9 +151,8 @@ class Sweeping(Submitting, Reading):
         """Check and queue all jobs of a sweep; return its id.
 
         Arguments as for `plan_sweep` and `submit`; `submitted_by`: the name of the token by which
-        they came over HTTP. Once the folder of the sweep is there, the
-        daemon finishes the submission if this process does not. Raises SpecError, NotFound and
-        Unavailable.
+        they came over HTTP. Once the folder of the sweep is there, the daemon finishes the
+        submission if this process does not. Raises SpecError, NotFound and Unavailable.
         """
         sweep, state = self.plan_sweep(kind, values, given, init=init, model=model, labels=labels)
         self.connection.ping()

@@ -185,6 +185,8 @@ class RankProcesses:
 
         if is_unreachable(error):
             reason = f"processes: another node could not be reached for {UNREACHABLE_S} s"
+        elif isinstance(error, TimeoutError):
+            reason = f"nodes: {error}"
         else:
             self._has_failed.wait(_REPORT_S)
             reason = f"processes: their connections have broken: {error}"
@@ -290,6 +292,12 @@ def _become_rank(rank: int, run: Callable[[int, Broken], None], reports: int) ->
 
 
 def _wait_for_end(error: Exception) -> NoReturn:
-    """Wait to be killed: another rank has failed or died, and the first one ends all ranks."""
+    """Wait to be killed: another rank has failed or died, and the first one ends all ranks.
+
+    A TimeoutError ends this rank, and with it all: the first one may be connected to all others.
+    """
+    if isinstance(error, TimeoutError):
+        log.critical("nodes: %s", error)
+        os._exit(1)
     while True:
         signal.pause()

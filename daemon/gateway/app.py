@@ -39,6 +39,7 @@ from .core.state import AppState
 from .http import errors
 from .http.auth import AuthMiddleware, end_unauthorized
 from .http.browser import BrowserMiddleware
+from .http.hidden import hide
 from .http.open_requests import OpenRequests
 from .http.rights import RouteRights
 from .http.tickets import Tickets
@@ -99,7 +100,8 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     runs = {} if config.runs_folder is None else {config.runs_folder: "RUNS"}
-    errors.install(app, hidden={config.home: "HOME", **runs})
+    hide({config.home: "HOME", **runs})
+    errors.install(app)
     app.state.tickets = tickets = Tickets()
     served = [*app.routes, *(route for router in _ROUTERS for route in router.routes)]
     # The last one added is the outermost.

@@ -82,6 +82,8 @@ class Publisher:
         self._connection = writer.connection
         self._seq = 0  # of the newest event that was published
         self._behind = path.exists()  # a killed worker may have left events out
+        # The stream is dropped for a new copy of the file once the file has this event.
+        self._renew_at: int | None = None
 
     def publish(self, event: dict[str, Any]) -> None:
         """Copy one event, now or at the next flush; does not raise if Redis is unreachable."""
@@ -122,17 +124,16 @@ class Publisher:
                 break
             if event is not None and number >= max(seq, 1):
                 found.append(event)
-        if is_damaged:
-            log.warning("%s: has damaged entries: written anew from %s", self.key, self.path)
+        if found and found[0]["seq"] == seq and found[0] != in_file:
+            log.warning("%s: is no copy of %s: dropped", self.key, self.path)
             self._connection.delete(self.key)
             self._behind = True
-        if found and found[0]["seq"] == seq:
-            if found[0] != in_file:
-                log.warning("%s: is no copy of %s: dropped", self.key, self.path)
-                self._connection.delete(self.key)
-                self._behind = True
-                return Ahead([], last_seq=found[-1]["seq"], is_copy=False)
-            del found[0]
+            return Ahead([], last_seq=found[-1]["seq"], is_copy=False)
+        if is_damaged:
+            log.warning("%s: has damaged entries: written anew from %s", self.key, self.path)
+            self._renew_at = found[-1]["seq"] if found else seq
+            self._behind = True
+        found = [event for event in found if event["seq"] > seq]
         if not found:
             return Ahead([], last_seq=seq, is_copy=True)
         self._seq = found[-1]["seq"]
@@ -155,6 +156,11 @@ class Publisher:
         if not self._behind or self._writer.is_redis_down:
             return
         try:
+            if self._renew_at is not None:
+                if events.last_seq(self.path) < self._renew_at:
+                    return
+                self._connection.delete(self.key)
+                self._renew_at = None
             missed = events.read(self.path, after=last_seq(self._connection, self.key))
             while batch := [(self.key, event) for event in islice(missed, _BATCH)]:
                 if any(_add(self._connection, batch)):

@@ -146,8 +146,8 @@ class EventLog:
     def _alone(self) -> Iterator[None]:
         """Exclude other writers, and read the events that they have written."""
         descriptor = self._file.fileno()
-        self._wait_for_lock(descriptor)
         try:
+            self._wait_for_lock(descriptor)  # an interrupt may follow at once
             if os.fstat(descriptor).st_size != self._size:
                 with naming(self._path):
                     self._read_on()

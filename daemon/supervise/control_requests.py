@@ -181,7 +181,7 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
 
 
 def _tokens(supervisor: Supervisor) -> dict[str, Any] | None:
-    """Who uses the gateway by which named token; None where no such tokens are set."""
+    """The use of the gateway by named token; None where no such tokens are set."""
     use = supervisor.services.gateway.use
     if supervisor.config.http_tokens is None or use is None:
         return None

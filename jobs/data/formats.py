@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -22,7 +22,8 @@ from ..files import jsonl
 from ..files.jsonl import MAX_LINE_BYTES, Place
 from .former import Former
 
-BATCH_ROWS = 256  # of a Parquet or Arrow file, in memory at a time
+if TYPE_CHECKING:
+    from .unpacking import Allowance
 
 
 class Record(NamedTuple):
@@ -135,29 +136,47 @@ def _raise_fault(place: Place, takes: str, got: str) -> dict[str, Any]:
 def _parquet(option: str, path: Path, former: Former | None) -> Iterator[Record]:
     import pyarrow.parquet as pq
 
+    from . import unpacking
+
+    allowance = unpacking.Allowance(option, path)
     with _arrow_errors(option, path, "a Parquet file"):
         file = pq.ParquetFile(path)
     with file:
         names = _plain_columns(option, path, file.schema_arrow, former)
+        with _arrow_errors(option, path, "a Parquet file"):
+            num_rows = unpacking.parquet_batch_rows(file, path, allowance)
         # Arrow's threads would not survive the fork of a horse.
-        batches = file.iter_batches(BATCH_ROWS, columns=names, use_threads=False)
-        yield from _rows(option, path, batches, former)
+        batches = file.iter_batches(num_rows, columns=names, use_threads=False)
+        yield from _rows(option, path, batches, allowance, former)
 
 
 def _arrow(option: str, path: Path, former: Former | None) -> Iterator[Record]:
     """Yield the rows of an Arrow stream, in which `datasets` stores prepared data sets."""
     import pyarrow as pa
 
+    from . import unpacking
+
+    allowance = unpacking.Allowance(option, path)
     with pa.memory_map(str(path)) as file:
         with _arrow_errors(option, path, "an Arrow stream"):
+            unpacking.check_arrow(file, allowance)
+            file.seek(0)
             stream = pa.ipc.open_stream(file)
         names = _plain_columns(option, path, stream.schema, None)
         batches = (
-            batch.select(names).slice(first, BATCH_ROWS)
-            for batch in stream
-            for first in range(0, batch.num_rows, BATCH_ROWS)
+            batch.slice(first, unpacking.BATCH_ROWS)
+            for batch in _valid(stream, names)
+            for first in range(0, batch.num_rows, unpacking.BATCH_ROWS)
         )
-        yield from _rows(option, path, batches, former)
+        yield from _rows(option, path, batches, allowance, former)
+
+
+def _valid(stream: Any, names: list[str]) -> Iterator[Any]:
+    """Yield the columns of record batches. pyarrow checks no offset: they could lead outside."""
+    for batch in stream:
+        chosen = batch.select(names)
+        chosen.validate(full=True)
+        yield chosen
 
 
 def _plain_columns(option: str, path: Path, schema: Any, former: Former | None) -> list[str]:
@@ -176,16 +195,17 @@ def _plain_columns(option: str, path: Path, schema: Any, former: Former | None) 
 
 
 def _rows(
-    option: str, path: Path, batches: Iterator[Any], former: Former | None
+    option: str, path: Path, batches: Iterator[Any], allowance: Allowance, former: Former | None
 ) -> Iterator[Record]:
     number = 0
+    pieces = (piece for batch in batches for piece in allowance.pieces(batch))
     while True:
         with _arrow_errors(option, path, "readable to its end"):
-            batch = next(batches, None)
-            rows = [] if batch is None else batch.to_pylist()
-        if batch is None:
+            piece = next(pieces, None)
+            rows = [] if piece is None else piece.to_pylist()
+        if piece is None:
             return
-        kinds = {field.name: field.type for field in batch.schema}
+        kinds = {field.name: field.type for field in piece.schema}
         for row in rows:
             number += 1
             place = Place.of_row(option, path, number)

@@ -110,7 +110,7 @@ def _open_locked(
     `while_waiting` is called periodically; an exception of it ends the wait.
 
     Not a descriptor: a file is closed with the last reference to it, so that no interrupt leaves a
-    lock behind, wherever it comes. A process that goes on, as a notebook, would wait for itself.
+    lock behind. A process that continues after one, such as a notebook, would wait for itself.
     """
     while True:
         lock = FileIO(open_it(), "r+")
@@ -228,10 +228,13 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 @contextmanager
 def _held_folder(folder: Path, how: int) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    owner = os.getpid()
     try:
         fcntl.flock(descriptor, how)
         yield
     finally:
+        if os.getpid() == owner:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -7,9 +7,10 @@ transformers. Imports no torch.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,15 @@ from .folder_files import (
     shown,
 )
 from .guarded_tokenizers import expressions, is_usual
+from .tokenizer_growth import growth
 
 TEMPLATES = "additional_chat_templates"  # a folder
 _TOKENIZER = "tokenizer.json"
 _MOST_ID = 2**31  # tokenizers take no larger ids
-_MOST_WORD = 10_000  # characters of a word: WordPiece needs the square of them
-_MOST_GROWTH = 1_000  # times that the rules of a tokenizer may lengthen a text
+_MOST_WORD = 10_000  # characters of a token, and of a word: WordPiece needs the square of them
+_MOST_GROWTH = 1_000  # times that the rules of a tokenizer may lengthen a text, in bytes
+_MOST_TOKENS = 16  # times that they may lengthen its tokens: BERT's for two texts have 5 for 2
+_MOST_AFFIX = 100  # characters added to each part of a word; known ones have 4
 _MOST_SHOWN = 40  # characters of a token
 _MOST_LABELS = 1_000_000  # transformers makes a name for each
 _MOST_ADDED = 100_000  # tokens: the library needs the square of them
@@ -283,7 +287,9 @@ def check_tokenizer(folder: Path) -> None:
             _check_settings(name, "", read_json(folder / name), _SETTINGS[name])
     for name in ("added_tokens.json", "vocab.json"):
         if os.path.lexists(folder / name):
-            _check_ids(name, "", read_json(folder / name, MOST_JSON))
+            vocabulary = read_json(folder / name, MOST_JSON)
+            _check_lengths(name, "its content", vocabulary)
+            _check_ids(name, "", vocabulary)
     if os.path.lexists(folder / _TOKENIZER):
         _check_rules(read_json(folder / _TOKENIZER, MOST_JSON))
 
@@ -332,6 +338,14 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and int(text) < _MOST_ID
 
 
+def _check_lengths(file: str, field: str, tokens: Iterable[Any]) -> None:
+    """Check that no token is so long that a few of them make an endless answer."""
+    longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
+    if longest > _MOST_WORD:
+        takes = f"tokens of at most {_MOST_WORD:,} characters"
+        raise BadFile(file, field, takes, f"one of {longest:,}")
+
+
 def _check_ids(file: str, prefix: str, vocabulary: Mapping[str, Any]) -> None:
     numbers = vocabulary.values()
     are_ints = {*map(type, numbers)} <= {int}  # without a loop over 100,000 tokens in Python
@@ -360,6 +374,7 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
         number = token.get("id")
         if type(number) is not int or not 0 <= number < _MOST_ID:
             raise BadFile(_TOKENIZER, f"{field}.id", "the number of a token", shown(number))
+    _check_lengths(_TOKENIZER, "added_tokens", (token["content"] for token in added))
     model = rules.get("model")
     if not isinstance(model, dict):
         raise BadFile(_TOKENIZER, "model", "an object", shown(model))
@@ -368,6 +383,9 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
         _check_ids(_TOKENIZER, "model.vocab.", vocabulary)
     elif not isinstance(vocabulary, list):
         raise BadFile(_TOKENIZER, "model.vocab", "an object or a list", shown(vocabulary))
+    else:
+        vocabulary = [entry[0] for entry in vocabulary if isinstance(entry, list) and entry]
+    _check_lengths(_TOKENIZER, "model.vocab", vocabulary)
     merges = model.get("merges", [])
     if not isinstance(merges, list):
         raise BadFile(_TOKENIZER, "model.merges", "a list", shown(merges))
@@ -375,6 +393,11 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
     if not _is_int(longest) or not 0 < longest <= _MOST_WORD:
         takes = f"a number from 1 to {_MOST_WORD:,}"
         raise BadFile(_TOKENIZER, "model.max_input_chars_per_word", takes, shown(longest))
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        affix = model.get(name)
+        if affix is not None and not (_is_text(affix) and len(affix) <= _MOST_AFFIX):
+            takes = f"a text of at most {_MOST_AFFIX} characters"
+            raise BadFile(_TOKENIZER, f"model.{name}", takes, shown(affix))
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         part = rules.get(name)
         if part is not None and not isinstance(part, dict):
@@ -385,29 +408,17 @@ def _check_rules(rules: Mapping[str, Any]) -> None:
                     raise BadFile(
                         _TOKENIZER, name, "free of regular expressions", shown(expression)
                     )
-        growth = _growth(part)
-        if growth > _MOST_GROWTH:
-            takes = f"rules that make a text at most {_MOST_GROWTH:,} times as long"
-            raise BadFile(_TOKENIZER, name, takes, f"{growth:.3g} times")
+    _check_growth(rules)
 
 
-def _growth(part: Any) -> float:
-    """Return how many times as long the replacements in a part of a tokenizer can make a text."""
-    if isinstance(part, list):
-        return _product(map(_growth, part))
-    if not isinstance(part, dict):
-        return 1.0
-    own = 1.0
-    if part.get("type") == "Replace" and isinstance(part.get("content"), str):
-        pattern = part.get("pattern")
-        replaced = pattern.get("String") if isinstance(pattern, dict) else None
-        shortest = len(replaced.encode()) if isinstance(replaced, str) else 1
-        own = max(1.0, len(part["content"].encode()) / max(1, shortest))
-    return own * _product(map(_growth, part.values()))
-
-
-def _product(factors: Iterator[float]) -> float:
-    whole = 1.0
-    for factor in factors:
-        whole = min(whole * factor, 1e300)
-    return whole
+def _check_growth(rules: Mapping[str, Any]) -> None:
+    """Check that the rules of a tokenizer cannot lengthen a text too far."""
+    bytes_of = {name: growth(rules.get(name)) for name in ("normalizer", "pre_tokenizer")}
+    for name, times, most in (
+        (max(bytes_of, key=bytes_of.__getitem__), math.prod(bytes_of.values()), _MOST_GROWTH),
+        ("post_processor", growth(rules.get("post_processor")), _MOST_TOKENS),
+        ("decoder", growth(rules.get("decoder")), _MOST_GROWTH),
+    ):
+        if times > most:
+            takes = f"rules that make a text at most {most:,} times as long"
+            raise BadFile(_TOKENIZER, name, takes, f"{times:.3g} times")

@@ -20,17 +20,21 @@ def read_tokenizer(folder: Path) -> Any:
     check_tokenizer(folder)
     with naming("its tokenizer must be one that transformers loads"):
         found: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    without_dropout(getattr(found, "backend_tokenizer", None))
+    make_plain(getattr(found, "backend_tokenizer", None))
     return guarded(found)
 
 
-def without_dropout(core: Any) -> None:
-    """Turn off the BPE dropout of a tokenizer of the library tokenizers, or of None.
+def make_plain(core: Any) -> None:
+    """Turn off BPE dropout, truncation and padding of a tokenizer of the library tokenizers.
 
-    A tokenizer.json that was saved during a training with BPE dropout would split each text
-    differently each time.
+    A tokenizer.json may have them from the training that saved it. Dropout splits a text
+    differently each time, and padding has no limit. None is left alone.
     """
-    if core is not None and getattr(core.model, "dropout", None) is not None:
+    if core is None:
+        return
+    core.no_truncation()
+    core.no_padding()
+    if getattr(core.model, "dropout", None) is not None:
         core.model.dropout = None
 
 

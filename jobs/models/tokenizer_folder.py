@@ -13,7 +13,7 @@ from .chat_templates import ChatTemplate
 from .folder_checks import check_tokenizer
 from .folder_files import MOST_SETTINGS, read_bytes, read_json
 from .guarded_tokenizers import rules_of, try_rules
-from .pretrained_tokenizer import without_dropout
+from .pretrained_tokenizer import make_plain
 from .vocabulary import Vocabulary
 
 _MOST_CHARACTERS = 100_000  # of a text, at most, that are tokenized
@@ -113,9 +113,7 @@ class TokenizerFolder:
             tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception:  # the library raises any type; the job will report it
             return None
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        without_dropout(tokenizer)
+        make_plain(tokenizer)
         # Transformers adds special tokens that tokenizer.json lacks; split, they would be more
         # tokens.
         added = self._read("tokenizer_config.json").get("added_tokens_decoder")

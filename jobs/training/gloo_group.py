@@ -33,6 +33,10 @@ _NO_TIMEOUT = timedelta(days=10_000)
 # has lost Redis, too, is reported as lost.
 UNREACHABLE_S = 20
 
+# For a rank to prove itself once it is connected: milliseconds unless it is suspended. Longer than
+# UNREACHABLE_S, so that a machine that was lost meanwhile is reported as that.
+_PROOF_S = 30.0
+
 
 class Rendezvous(Protocol):
     """How the ranks of a group find each other."""
@@ -68,7 +72,8 @@ class Rendezvous(Protocol):
 class GlooGroup(RankGroup):
     """One rank of the processes of a job on several nodes.
 
-    `on_broken` is called when another rank has closed its connections, with the error.
+    `on_broken` is called when another rank has closed its connections, with the error; with a
+    TimeoutError when one that is connected has not proved itself, which only this rank may know.
     """
 
     def __init__(
@@ -89,9 +94,9 @@ class GlooGroup(RankGroup):
         # The store of rank 0 serves others, and code of users, for as long as it is referred to.
         self._store = self._call(lambda: rendezvous.store(rank))
         self._group = self._call(lambda: gloo(self._store, rank, size, options))
-        self._call(lambda: prove(self._group, rank, size, rendezvous.secret))
         self._connections = _sockets() - known
         _end_with_the_network(self._connections)
+        self._call(lambda: prove(self._group, rank, size, rendezvous.secret, limit_s=_PROOF_S))
 
     def sum(self, tensor: Tensor) -> None:
         self._call(lambda: self._group.allreduce([tensor]).wait())
@@ -120,7 +125,7 @@ class GlooGroup(RankGroup):
     def _call(self, call: Callable[[], T]) -> T:
         try:
             return call()
-        except RuntimeError as error:  # gloo's: connection closed by peer
+        except (RuntimeError, TimeoutError) as error:  # gloo's: connection closed by peer
             self._on_broken(error)
 
 

@@ -9,7 +9,9 @@ Whoever can change the packets between two nodes can still change what follows. 
 from __future__ import annotations
 
 import hmac
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -51,25 +53,41 @@ class SignedStore(Store):
         self._store.wait(keys, *(() if timeout is None else (timeout,)))
 
 
-def prove(group: Any, rank: int, size: int, secret: str) -> None:
+def prove(group: Any, rank: int, size: int, secret: str, *, limit_s: float) -> None:
     """Prove to each other rank of a gloo group who this is, and require the same of it.
 
-    Raises JobFailed for a connection of another program, and RuntimeError for one that breaks.
+    Raises JobFailed for a connection of another program, TimeoutError for one over which no proof
+    has come within `limit_s` seconds, and RuntimeError for one that breaks. Another program cannot
+    be replaced by the rank: gloo keeps the first connection for a pair of ranks, and drops others.
     """
+    end = time.monotonic() + limit_s
     own = {other: os.urandom(_BYTES) for other in range(size) if other != rank}
-    theirs = _swap(group, own)
-    proofs = _swap(
-        group,
-        {other: proof(secret, "rank", rank, other, own[other], theirs[other]) for other in own},
-    )
+    try:
+        theirs = _swap(group, own, end)
+        proofs = _swap(
+            group,
+            {other: proof(secret, "rank", rank, other, own[other], theirs[other]) for other in own},
+            end,
+        )
+    except RuntimeError as error:
+        if time.monotonic() < end:
+            raise
+        raise TimeoutError(
+            f"a rank has not proved within {limit_s:g} s that it knows the secret of this job: it "
+            "is suspended, or another program has connected in its place (gang_address must be in "
+            "a private network)"
+        ) from error
     for other, found in proofs.items():
         expected = proof(secret, "rank", other, rank, theirs[other], own[other])
         if not hmac.compare_digest(found, expected):
             raise _stranger(f"rank {other} of {size} does not know")
 
 
-def _swap(group: Any, contents: Mapping[int, bytes]) -> dict[int, bytes]:
-    """Send bytes to each other rank; return those that came from it."""
+def _swap(group: Any, contents: Mapping[int, bytes], end: float) -> dict[int, bytes]:
+    """Send bytes to each other rank; return those that came from it.
+
+    Raises RuntimeError, also at the time `end` of the monotonic clock.
+    """
     sent = {
         other: torch.tensor(list(content), dtype=torch.uint8) for other, content in contents.items()
     }
@@ -77,7 +95,8 @@ def _swap(group: Any, contents: Mapping[int, bytes]) -> dict[int, bytes]:
     works = [group.send([content], other, 0) for other, content in sent.items()]
     works += [group.recv([content], other, 0) for other, content in received.items()]
     for work in works:
-        work.wait()
+        # Rounded up to a millisecond, as the limit is cut to; 0 is no limit.
+        work.wait(timedelta(milliseconds=max(math.ceil((end - time.monotonic()) * 1000), 1)))
     return {other: bytes(content.tolist()) for other, content in received.items()}
 
 

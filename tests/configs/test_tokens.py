@@ -119,7 +119,7 @@ def test_where_the_machine_has_no_other_users_modes_do_not_count(file, tmp_path,
     assert read(file)[0].name == "ada"
 
 
-def test_what_is_no_file_or_not_there_is_refused_at_once(tmp_path, file):
+def test_a_missing_file_or_one_that_is_not_regular_is_refused_at_once(tmp_path, file):
     assert "must be a regular file" in refusal(tmp_path)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from warmd.jobs.files import atomic
 from warmd.jobs.files.atomic import locked, recover, whole_file, whole_folder, write_atomic
 
 
@@ -106,6 +107,15 @@ def test_a_process_forked_while_a_folder_is_written_blocks_nobody(tmp_path):
                 children.enter_context(forked_child())
     assert (tmp_path / "model" / "weights").read_text() == "new"
     assert names(tmp_path) == ["model"]
+
+
+def test_a_process_forked_while_a_folder_itself_is_locked_blocks_nobody(tmp_path):
+    """As on a full disk, which has no room for the lock file."""
+    with ExitStack() as children:
+        with atomic._held_folder(tmp_path, LOCK_EX):
+            children.enter_context(forked_child())
+        with atomic._held_folder(tmp_path, LOCK_EX | LOCK_NB):
+            pass
 
 
 def test_different_folders_are_written_concurrently(tmp_path):

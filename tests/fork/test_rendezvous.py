@@ -128,36 +128,41 @@ def test_the_others_stop_waiting_at_once_when_the_leader_is_killed():
     assert time.monotonic() - begun < 10  # its timeout is 60 s
 
 
-# A node whose ranks may connect once a line comes on its stdin; until then, it only listens.
+# A node whose rank may connect once a line comes on its stdin; until then, it only listens.
 NODE = """
 import sys
-from test_rendezvous import FIRST, GlooGroup, JobFailed, Rendezvous, broken, replace
+from test_rendezvous import FIRST, GlooGroup, JobFailed, Rendezvous, replace
+from warmd.daemon.fork import rank_processes
+from warmd.jobs.training import gloo_group
 node, port = map(int, sys.argv[1:])
+gloo_group._PROOF_S = rank_processes._REPORT_S = 2
 class Late(Rendezvous):
     def store(self, rank):
         print(self.port, flush=True)
         input()
         return super().store(rank)
 rendezvous = Late(replace(FIRST, node=node, host="127.0.0.1", port=port), 1)
-try:
-    group = GlooGroup(rendezvous, node, broken)
-    print(group.gather(f"of rank {node}"))
-except Exception as error:
-    print(type(error).__name__, error)
+with rank_processes.RankProcesses(1, None, is_spread=True) as ranks:
+    try:
+        group = GlooGroup(rendezvous, node, ranks.broken)
+        print(group.gather(f"of rank {node}"))
+    except Exception as error:
+        print(type(error).__name__, error)
 """
 
 
-@pytest.mark.slow
-def test_a_stranger_that_connects_before_the_other_rank_ends_the_job_by_name(tmp_path: Path):
-    """It speaks gloo's protocol, and sends a pickle that creates a file, in every message."""
-    ran = tmp_path / "ran"
+def ends_with_a_stranger(command: str | None) -> tuple[list[str], int]:
+    """Let a GlooStranger connect to two nodes before they connect to each other.
+
+    Returns what the nodes print, and the number of messages that the stranger has received.
+    """
     with ExitStack() as cleaned:
 
         def start(node: int, port: int) -> tuple[subprocess.Popen[str], int]:
-            command = [sys.executable, "-c", NODE, str(node), str(port)]
+            arguments = [sys.executable, "-c", NODE, str(node), str(port)]
             folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
             one = subprocess.Popen(
-                command,
+                arguments,
                 env={**os.environ, "PYTHONPATH": folders},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -177,14 +182,54 @@ def test_a_stranger_that_connects_before_the_other_rank_ends_the_job_by_name(tmp
             if found.status == psutil.CONN_LISTEN
         }
         assert len(ports) == 3
-        stranger = GlooStranger(f"touch {ran}", ports - {port})
-        cleaned.enter_context(stranger)
+        stranger = cleaned.enter_context(GlooStranger(command, ports - {port}))
         with ThreadPoolExecutor(2) as pool:
             ends = list(pool.map(lambda one: one.communicate("\n", timeout=30)[0], (first, other)))
-    assert stranger.num_messages
+    return ends, stranger.num_messages
+
+
+@pytest.mark.slow
+def test_a_stranger_that_connects_before_the_other_rank_ends_the_job_by_name(tmp_path: Path):
+    """It speaks gloo's protocol, and sends a pickle that creates a file, in every message."""
+    ran = tmp_path / "ran"
+    ends, num_messages = ends_with_a_stranger(f"touch {ran}")
+    assert num_messages
     assert "does not know the secret of this job: another program has connected" in "".join(ends)
     assert not [end for end in ends if "of rank" in end.replace("of rank 1 of", "")], ends
     assert not ran.exists()
+
+
+@pytest.mark.slow
+def test_a_stranger_that_connects_and_stays_silent_ends_the_execution_by_name():
+    ends, _ = ends_with_a_stranger(None)
+    reason = "RanksLost nodes: a rank has not proved within 2 s that it knows the secret"
+    assert [end for end in ends if end.startswith(reason)], ends
+    assert all(end.startswith("RanksLost") for end in ends), ends
+
+
+def test_connections_that_send_nothing_hold_up_no_rank():
+    ports = set()
+    with ExitStack() as strangers:
+
+        class Crowded(Rendezvous):
+            def store(self, rank: int) -> Any:
+                for found in psutil.Process().net_connections("tcp4"):
+                    if found.status == psutil.CONN_LISTEN:
+                        strangers.enter_context(socket.create_connection(found.laddr, timeout=5))
+                        ports.add(found.laddr.port)
+                return super().store(rank)
+
+        with closing(Crowded(FIRST, 1)) as first:
+            assert first.port is not None
+            plan = replace(FIRST, node=1, host=first.host, port=first.port)
+            other = Crowded(plan, 1)
+
+            def meet(rendezvous: Rendezvous) -> list[int]:
+                return GlooGroup(rendezvous, rendezvous.first_rank, broken).gather(0)
+
+            with ThreadPoolExecutor(2) as pool:
+                assert list(pool.map(meet, (first, other))) == [[0, 0], [0, 0]]
+    assert len(ports) >= 3  # of the store, and of each rank
 
 
 def test_an_address_that_a_stranger_leaves_in_the_store_is_refused_by_name():

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import httpx2 as httpx
 import psutil
 import pytest
 import uvicorn
-from gateway_requests import TOKEN
+from gateway_requests import TOKEN, address
 from gateways import Gateway
 from uvicorn.server import ServerState
 from waiting import wait_until
 from watch import Watch
 
 from warmd.configs.config import DaemonConfig
+from warmd.daemon.client import tokens
 from warmd.daemon.gateway.__main__ import _listen as listen
 from warmd.daemon.gateway.http.auth import SILENCE_S, WRONG_S
 from warmd.daemon.gateway.http.connection import (
@@ -36,6 +38,7 @@ LOGIN = (
     b"POST /v1/warmd/login HTTP/1.1\r\nHost: localhost\r\nX-Warmd: 1\r\n"
     b"Content-Type: application/json\r\n"
 )
+PLACES = 200  # of connections, where a test lowers the limit of open files
 STREAM = b'{"model":"tiny","prompt":"1","stream":true}'
 
 
@@ -48,8 +51,7 @@ def gateway(tiny_model: Path) -> Iterator[Gateway]:
 
 
 def connect(gateway: Gateway) -> socket.socket:
-    host, port = gateway.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection(address(gateway), timeout=30)
 
 
 def test_a_response_does_not_wait_for_the_acknowledgement_of_its_headers(tmp_path):
@@ -149,6 +151,83 @@ def test_connections_that_take_all_places_make_room_for_others(gateway, crowd):
                 assert line.recv(8) == b"HTTP/1.1"
         for _ in range(20):
             assert httpx.get(f"{gateway.url}/v1/models", timeout=5).status_code == 200
+
+
+def burst(gateway: Gateway, open_lines: contextlib.ExitStack, sent: bytes) -> None:
+    """Open PLACES + 50 connections at once, and send bytes over each after that."""
+    lines = [open_lines.enter_context(socket.socket()) for _ in range(PLACES + 50)]
+    for line in lines:
+        line.setblocking(False)
+        line.connect_ex(address(gateway))
+    for line in lines:
+        line.setblocking(True)
+        with contextlib.suppress(OSError):  # closed already
+            line.sendall(sent)
+
+
+def open_streams(
+    gateway: Gateway, open_lines: contextlib.ExitStack, *headers: str
+) -> list[socket.socket]:
+    """Begin 6 streams of completions; each has sent its first bytes."""
+    lines = [open_lines.enter_context(connect(gateway)) for _ in range(6)]
+    for line in lines:
+        line.sendall(request(STREAM, f"Content-Length: {len(STREAM)}", *headers))
+    for line in lines:
+        assert line.recv(15) == b"HTTP/1.1 200 OK"
+    return lines
+
+
+def finish_streams(gateway: Gateway, lines: list[socket.socket]) -> None:
+    """Complete the jobs of the streams, and check that each is whole."""
+    for _ in lines:
+        gateway.take().finish("text")
+    for line in lines:
+        heard = b""
+        while b"[DONE]" not in heard:
+            got = line.recv(65536)
+            assert got, heard
+            heard += got
+
+
+@pytest.mark.parametrize("idle", ["silent", "half a request", "after a response"])
+def test_a_burst_of_idle_connections_ends_no_stream(gateway, idle):
+    with gateway.few_places(PLACES), contextlib.ExitStack() as open_lines:
+        streams = open_streams(gateway, open_lines)
+        if idle == "after a response":
+            for _ in range(PLACES + 50):
+                line = open_lines.enter_context(connect(gateway))
+                line.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert line.recv(15) == b"HTTP/1.1 200 OK"
+        else:
+            burst(gateway, open_lines, b"GET /" if idle == "half a request" else b"")
+        for _ in range(20):
+            assert httpx.get(f"{gateway.url}/v1/models", timeout=5).status_code == 200
+        finish_streams(gateway, streams)
+
+
+STRANGERS = {
+    "silent": b"",
+    "wrong tokens": b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\n\r\n",
+    "slow logins": LOGIN + b"Content-Length: 90\r\n\r\n{",
+}
+
+
+@pytest.mark.slow
+def test_a_burst_of_connections_without_a_token_ends_no_stream_of_a_name(make_gateway, tmp_path):
+    file = tmp_path / "tokens"
+    gateway = make_gateway(http_tokens=file)
+    secret = tokens.add(file, "ada", "read,infer")
+    headers = {"authorization": f"Bearer {secret}"}
+    models = partial(httpx.get, f"{gateway.url}/v1/models", headers=headers, timeout=5)
+    wait_until(lambda: models().status_code == 200, timeout_s=10)
+    for sent in STRANGERS.values():
+        with gateway.few_places(PLACES), contextlib.ExitStack() as open_lines:
+            named = f"Authorization: Bearer {secret}"
+            streams = open_streams(gateway, open_lines, named)
+            burst(gateway, open_lines, sent)
+            for _ in range(20):
+                assert models().status_code == 200
+            finish_streams(gateway, streams)
 
 
 @pytest.mark.slow

@@ -121,8 +121,8 @@ DEVIATIONS: dict[str, dict[str, str]] = {
     },
     "ST201": {  # a request that the description does not allow is accepted
         "POST /v1/files": "a form has texts only: an object arrives as its text",
-        "POST /v1/warmd/check": "what is wrong is the answer of a check",
-        "POST /v1/warmd/sweeps/check": "what is wrong is the answer of a check",
+        "POST /v1/warmd/check": "a check reports an invalid job with status 200",
+        "POST /v1/warmd/sweeps/check": "a check reports an invalid job with status 200",
     },
     "ST204": {  # a method that the description does not have, not refused with 405
         "POST /v1/warmd/": "a change without X-Warmd gets 403, before its route is looked for"

@@ -267,6 +267,22 @@ def test_a_check_queues_nothing_and_names_the_wrong_field(gateway, http):
     assert len(gateway.client.jobs()) == before
 
 
+@pytest.mark.parametrize("sweep", [None, {"learning_rate": [1e-5, 1e-4]}])
+def test_a_check_shows_no_path_of_the_home(gateway, http, sweep):
+    content = b'{"prompt": "a", "completion": "b"}\n'
+    file = http.post("/v1/files", files={"file": ("a.jsonl", content)}).json()["id"]
+    path = "/v1/warmd/check" if sweep is None else "/v1/warmd/sweeps/check"
+    body = {"model": "tiny", "training_file": file, **({} if sweep is None else {"sweep": sweep})}
+    found = http.post(path, json=body, headers=OURS)
+    assert found.json()["steps_total"] is not None
+    assert found.json()["options"]["dataset"] == f"HOME/files/{file}/a.jsonl"
+    (gateway.home.path / "files" / file / "a.jsonl").write_text("not JSON")
+    refused = http.post(path, json=body, headers=OURS)
+    assert f"HOME/files/{file}/a.jsonl" in refused.json()["problem"]["message"]
+    assert str(gateway.home.path) not in found.text + refused.text
+    http.delete(f"/v1/files/{file}")
+
+
 def test_forms_offer_the_options_that_a_request_may_set(http):
     kinds = {kind["kind"]: kind for kind in http.get("/v1/warmd/kinds").json()["data"]}
     names = {option["name"] for option in kinds["grpo"]["options"]}

@@ -1,10 +1,9 @@
-"""What clients with tokens of their own share: places in the queue, body memory, connections."""
+"""Shares of clients with tokens of their own: queue places, uploads, memory, connections."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import threading
 import time
@@ -20,6 +19,8 @@ from gateways import Gateway
 from waiting import wait_until
 
 from warmd.configs.tokens import NamedToken, digest_of
+from warmd.daemon.gateway.api import files
+from warmd.daemon.gateway.api.files import Uploads
 from warmd.daemon.gateway.core.queue_shares import QueueShares
 from warmd.daemon.gateway.core.threads import Threads
 from warmd.daemon.gateway.http import bodies, client as clients
@@ -225,18 +226,88 @@ def test_a_slow_body_of_one_client_does_not_keep_large_requests_of_another_out(g
         assert not heard or b"another client needs its share" in heard
 
 
+# --- uploads -------------------------------------------------------------------------------------
+
+
+def test_fast_uploads_of_one_client_leave_places_for_another(monkeypatch):
+    monkeypatch.setattr(files, "_MAX_UPLOADS", 4)
+    ended: list[str] = []
+
+    async def run() -> None:
+        uploads = Uploads()
+
+        async def upload(share: str, number: int) -> None:
+            try:
+                async with uploads.one(share):
+                    await asyncio.Event().wait()
+            except ApiError as error:
+                ended.append(f"{share}{number}: {error.status}")
+
+        tasks = []
+        for share, number in [*(("bob", n) for n in range(5)), *(("ada", n) for n in range(3))]:
+            tasks.append(asyncio.create_task(upload(share, number)))
+            await asyncio.sleep(0.01)  # so that the first is the slowest
+        assert ended == ["bob4: 503", "bob0: 503", "bob1: 503", "ada2: 503"]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_many_fast_uploads_of_one_client_refuse_none_of_another(gateway):
+    head = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+    begin = "\r\n".join(
+        [
+            "POST /v1/files HTTP/1.1",
+            "Host: localhost",
+            "Authorization: Bearer secret-of-bob",
+            "Content-Type: multipart/form-data; boundary=B",
+            "Content-Length: 100000000\r\n\r\n",
+        ]
+    ).encode()
+    may_end = threading.Event()
+
+    async def one() -> None:
+        while not may_end.is_set():
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(*address(gateway))
+                with contextlib.closing(writer):
+                    writer.write(begin + head)
+                    for _ in range(4):
+                        writer.write(b"x" * 66_000)  # far from slow
+                        await writer.drain()
+                        await asyncio.sleep(0.3)
+
+    async def crowd() -> None:
+        await asyncio.gather(*(one() for _ in range(files._MAX_UPLOADS)))
+
+    headers = {"authorization": "Bearer secret-of-ada"}
+    attack = threading.Thread(target=asyncio.run, args=(crowd(),))
+    attack.start()
+    try:
+        wait_until(lambda: len(gateway.arriving_files()) >= files._MAX_UPLOADS - 5)
+        with httpx.Client(base_url=gateway.url, headers=headers, timeout=30) as ada:
+            for _ in range(10):
+                stored = ada.post("/v1/files", files={"file": ("a.jsonl", b"{}")})
+                assert stored.status_code == 200, stored.text
+                ada.delete(f"/v1/files/{stored.json()['id']}")
+    finally:
+        may_end.set()
+        attack.join(30)
+
+
 # --- connections ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_waiting_answers_of_one_client_take_no_place_of_another(gateway):
-    pid, places = gateway.process.pid, 200
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (places + 128, before[1]))
+    places = 200
     stream = orjson.dumps({"model": "tiny", "prompt": "1", "stream": True})
     body = orjson.dumps({"model": "tiny", "prompt": "1"})
     try:
-        with contextlib.ExitStack() as lines:
+        with gateway.few_places(places), contextlib.ExitStack() as lines:
             hers = lines.enter_context(send(gateway, "ada", stream, len(stream)))
             assert hers.recv(15) == b"HTTP/1.1 200 OK"
             job = gateway.take()
@@ -258,5 +329,4 @@ def test_waiting_answers_of_one_client_take_no_place_of_another(gateway):
                 assert got, heard
                 heard += got
     finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         gateway.drop_waiting()

@@ -455,7 +455,7 @@ def test_a_token_that_is_set_only_in_the_file_is_enough_to_listen_elsewhere(tmp_
 
 
 @pytest.mark.slow
-def test_status_says_who_uses_the_gateway_and_what_is_wrong_with_the_file(tiny_model):
+def test_status_shows_the_users_of_the_gateway_and_the_error_of_an_invalid_file(tiny_model):
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         home, file = Path(folder, "home"), Path(folder, "tokens")
         bob = tokens.add(file, "bob", "read")

@@ -62,17 +62,12 @@ def upload(gateway: Gateway, content: bytes = b"{}") -> httpx.Response:
     return answer
 
 
-def arriving(gateway: Gateway) -> list[Path]:
-    """The files that have arrived in part."""
-    return list(gateway.home.path.glob("files/.staging-*/*"))
-
-
 def arrived_bytes(gateway: Gateway) -> int:
-    return sum(path.stat().st_size for path in arriving(gateway))
+    return sum(path.stat().st_size for path in gateway.arriving_files())
 
 
 def left(gateway: Gateway) -> list[str]:
-    """What is in the folder of files besides its lock."""
+    """Return the entries of the folder of files, except its lock."""
     return [path.name for path in gateway.home.path.glob("files/*") if path.name != ".lock"]
 
 
@@ -84,7 +79,7 @@ def test_slow_uploads_are_below_the_home_and_hold_up_no_other(gateway, sockets):
         begun = time.perf_counter()
         assert upload(gateway).status_code == 200
         assert time.perf_counter() - begun < 1
-    found = wait_until(lambda: len(found := arriving(gateway)) == len(slow) and found)
+    found = wait_until(lambda: len(found := gateway.arriving_files()) == len(slow) and found)
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
     sockets.close()
     wait_until(lambda: not left(gateway))
@@ -120,7 +115,7 @@ def test_beyond_the_most_uploads_the_slowest_makes_room(gateway, sockets):
     slow = [begin(gateway, sockets, length=4_000_000) for _ in range(files._MAX_UPLOADS)]
     for connection in slow:
         connection.sendall(HEAD + b"y" * 100)
-    wait_until(lambda: len(arriving(gateway)) == len(slow))
+    wait_until(lambda: len(gateway.arriving_files()) == len(slow))
     begun = time.perf_counter()
     wait_until(lambda: upload(gateway).status_code == 200, timeout_s=5)
     assert time.perf_counter() - begun < 2 * files._LEAST_S
@@ -142,12 +137,12 @@ def test_a_full_disk_refuses_the_upload_and_keeps_nothing(gateway):
 
 
 @pytest.mark.slow
-def test_what_a_killed_gateway_had_received_is_removed(make_gateway, sockets):
+def test_incomplete_uploads_of_a_killed_gateway_are_removed(make_gateway, sockets):
     gateway = make_gateway()
     begin(gateway, sockets, length=4_000_000).sendall(HEAD + b"y" * 2_000_000)
-    wait_until(lambda: arriving(gateway))
+    wait_until(lambda: gateway.arriving_files())
     gateway.kill()
-    assert arriving(gateway)
+    assert gateway.arriving_files()
     gateway.start()
     assert left(gateway) == []
 

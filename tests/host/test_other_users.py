@@ -16,6 +16,8 @@ from other_users import OTHER, another_user, as_other, open_to_others
 from shell import warmd
 
 from warmd.configs import ownership
+from warmd.configs.config import load
+from warmd.configs.values import ConfigError
 from warmd.daemon.host.home import Home
 from warmd.daemon.notify.delivery import deliver, sample
 from warmd.jobs.compute import cache
@@ -66,6 +68,29 @@ def test_an_entry_of_another_user_is_refused(entry: str, public: Path):
     done = warmd("start", home=home)
     assert done.code == 2
     assert f"{path} belongs to user {OTHER}" in done.err
+
+
+@pytest.mark.parametrize("way", ["option", "variable", "config", "default"])
+def test_a_home_that_is_a_link_of_another_user_is_refused(way: str, public: Path):
+    """Its owner could lead the next command to another folder of this user."""
+    another_user()
+    public.chmod(0o1777)
+    link, home = public / "warmd", public / "ours"
+    home.mkdir(mode=0o700)
+    made = as_other("ln", "-s", str(home), str(link))
+    assert made.returncode == 0, made.stderr
+    (public / "own.yaml").write_text(f"home: {link}\n")
+    environ = {
+        "option": {},
+        "variable": {"WARMD_HOME": str(link)},
+        "config": {"WARMD_CONFIG": str(public / "own.yaml")},
+        "default": {"XDG_STATE_HOME": str(public)},
+    }[way]
+    given = link if way == "option" else None
+    with pytest.raises(ConfigError, match=f"home: .*{link} belongs to user {OTHER}"):
+        load(home=given, environ=environ)
+    os.chown(link, os.geteuid(), -1, follow_symlinks=False)
+    assert load(home=given, environ=environ).home == home
 
 
 @pytest.mark.parametrize("place", ["folder above", "link", "target of a link"])

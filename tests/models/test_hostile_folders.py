@@ -276,6 +276,7 @@ def test_what_is_wrong_in_a_model_folder_is_named_by_file_and_field(folder, tmp_
         assert "bug in warmd" not in str(raised.value)
 
 
+_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 TOKENIZERS: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": None}, "tokenizer.json: model must be an object, got null"),
     "ids": ({"model": {"type": "BPE", "vocab": {"a": "0"}}}, "model.vocab.'a' must be the number"),
@@ -290,6 +291,30 @@ TOKENIZERS: dict[str, tuple[dict[str, Any], str]] = {
     "long words": (
         {"model": {"type": "WordPiece", "vocab": {}, "max_input_chars_per_word": 10**9}},
         "model.max_input_chars_per_word must be a number from 1 to 10,000, got 1000000000",
+    ),
+    "long token": (
+        {"model": {"type": "BPE", "vocab": {"x" * 10_001: 0}, "merges": []}},
+        "model.vocab must be tokens of at most 10,000 characters, got one of 10,001",
+    ),
+    "long scored token": (
+        {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["x" * 10_001, 0.0]]}},
+        "model.vocab must be tokens of at most 10,000 characters, got one of 10,001",
+    ),
+    "long added token": (
+        {"added_tokens": [{"id": 0, "content": "x" * 10_001}]},
+        "added_tokens must be tokens of at most 10,000 characters, got one of 10,001",
+    ),
+    "long affix": (
+        {"model": {"type": "WordPiece", "vocab": {}, "continuing_subword_prefix": "#" * 10**6}},
+        "model.continuing_subword_prefix must be a text of at most 100 characters",
+    ),
+    "prepended": (
+        {"normalizer": {"type": "Prepend", "prepend": "x" * 10**7}},
+        r"normalizer must be rules that make a text at most 1,000 times as long, got 1e\+07 times",
+    ),
+    "repeated": (
+        {"post_processor": {"type": "TemplateProcessing", "single": [_TEXT] * 100_000, "pair": []}},
+        r"post_processor must be rules that make a text at most 16 times as long, got 1e\+05 times",
     ),
     "growth": (
         {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon.client.client import Client
+from warmd.daemon.gateway.http.connection import OTHER_FILES
 from warmd.daemon.host.home import Home
 from warmd.daemon.host.messages import GatewaySettings, encode
 from warmd.daemon.queue import keys
@@ -93,6 +97,21 @@ class Gateway:
         """Close the connections of every client."""
         while self._clients:
             self._clients.pop().close()
+
+    def arriving_files(self) -> list[Path]:
+        """Return the uploads that have arrived in part."""
+        return list(self.home.path.glob("files/.staging-*/*"))
+
+    @contextmanager
+    def few_places(self, number: int) -> Iterator[None]:
+        """Lower the limit of open files, so that the gateway takes so many connections."""
+        pid, limit = self.process.pid, resource.RLIMIT_NOFILE
+        before = resource.prlimit(pid, limit)
+        resource.prlimit(pid, limit, (number + OTHER_FILES, before[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, limit, before)
 
     # --- the queue, and the part of the worker --------------------------------------------------
 

@@ -31,10 +31,10 @@ class _Runs:
 class GlooStranger:
     """Connects to ports of 127.0.0.1 and answers there. A context manager, which ends it."""
 
-    def __init__(self, command: str, ports: Iterable[int]) -> None:
-        """`command` is run by whoever loads a pickle of this program."""
+    def __init__(self, command: str | None, ports: Iterable[int]) -> None:
+        """`command` is run by whoever loads a pickle of this program; None: it answers nothing."""
         self.num_messages = 0  # that it has received
-        self._content = pickle.dumps(_Runs(command))
+        self._content = None if command is None else pickle.dumps(_Runs(command))
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._answer)
         self._connections: dict[socket.socket, bytes] = {}  # with what is not answered yet
@@ -76,6 +76,8 @@ class GlooStranger:
                 break
             received = received[end:]
             self.num_messages += 1
+            if self._content is None:
+                continue
             if operation == _READY_TO_RECEIVE:
                 content = (self._content * (length // len(self._content) + 1))[:length]
                 header = (_HEADER.size + length, _SEND, slot, 0, length, 0)

@@ -139,14 +139,18 @@ def cannot_prepare() -> None:
     raise JobFailed("no memory for a copy")
 
 
-def waits_for_a_failed_rank(ctx: Context) -> dict[str, Any]:
-    """Rank 0 waits to be connected, as for an address, while rank 1 fails."""
+def fails(number: int, on_broken: Any) -> None:
+    raise JobFailed("no address")
 
-    def fail(number: int, on_broken: Any) -> None:
-        raise JobFailed("no address")
 
+def meets_a_stranger(number: int, on_broken: Any) -> None:
+    on_broken(TimeoutError("a rank has not proved itself"))
+
+
+def waits_for_rank_1(run: Callable[[int, Any], None], ctx: Context) -> dict[str, Any]:
+    """Rank 0 waits to be connected, as for an address, while rank 1 runs `run`."""
     rank_processes._NOTICE_S = 0.1
-    with rank_processes.RankProcesses(2, fail, is_spread=True):
+    with rank_processes.RankProcesses(2, run, is_spread=True):
         time.sleep(60)
     return {}
 

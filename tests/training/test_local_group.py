@@ -17,10 +17,12 @@ from processes import (
     add_tensors,
     cannot_prepare,
     exchange,
+    fails,
     fails_beside_a_child,
+    meets_a_stranger,
     random_tensors,
     run_apart,
-    waits_for_a_failed_rank,
+    waits_for_rank_1,
 )
 
 from warmd.jobs.errors import JobFailed
@@ -90,9 +92,10 @@ def test_a_rank_that_fails_before_all_are_connected_fails_the_job_with_its_reaso
     assert str(failed) == "no memory for a copy"
 
 
-def test_no_rank_waits_to_be_connected_to_one_that_has_failed(tmp_path: Path):
+@pytest.mark.parametrize("run", [fails, meets_a_stranger])
+def test_no_rank_waits_to_be_connected_to_one_that_has_failed(run: Any, tmp_path: Path):
     with pytest.raises(AssertionError, match="the processes have died"):
-        run_apart(1, waits_for_a_failed_rank, tmp_path)
+        run_apart(1, partial(waits_for_rank_1, run), tmp_path)
 
 
 def test_a_failed_rank_is_noticed_although_a_process_that_it_forked_is_left(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, BinaryIO, Literal, cast
@@ -19,24 +20,27 @@ from ....jobs.errors import SpecError
 from ..core.file_store import PURPOSE, FileObject, Incoming
 from ..core.state import AppState, StateDep
 from ..http import forms
+from ..http.client import share_of
 from ..http.errors import CLIENT_DISCONNECTED, RESPONSES, ApiError, unavailable
 
 _FIELDS = {"file", "purpose"}
 _MAX_UPLOADS = 100  # at a time; each has a few open files
-_STEP = 64 * 1024  # bytes that the slowest upload has not received for the longest time
-_LEAST_S = 1.0  # for them, before an upload makes room for another one
-_BUFFERS = 32 * 1024**2  # bytes of all uploads together that wait to be written
+_STEP = 64 * 1024  # bytes of a step; the slowest upload is in its current step for the longest time
+_LEAST_S = 1.0  # duration of a step from which an upload is slow, and makes room for any other
+_BUFFERS = 32 * 1024**2  # bytes of all uploads together that are not written yet
 _BUFFER = 1024**2  # bytes of one upload, at most
-_LINGER_S = 10.0  # for the rest of a refused upload: else the client might not get the response
+_LINGER_S = 10.0  # time for reading the rest of a refused upload: else its response could be lost
 
 
 class _Arriving:
     """An upload that is being received."""
 
-    def __init__(self, deadline: asyncio.Timeout) -> None:
+    def __init__(self, share: str, deadline: asyncio.Timeout) -> None:
+        """`share`: the share of its client."""
+        self.share = share
         self._deadline = deadline
-        self._since = asyncio.get_running_loop().time()  # of the current step
-        self._in_step = 0
+        self._since = asyncio.get_running_loop().time()  # when the current step began
+        self._in_step = 0  # bytes received in it
 
     def received(self, size: int) -> None:
         self._in_step += size
@@ -45,7 +49,7 @@ class _Arriving:
 
     @property
     def step_s(self) -> float:
-        """How long it has been receiving its current step."""
+        """Seconds for which it has been receiving its current step."""
         return asyncio.get_running_loop().time() - self._since
 
     def end(self) -> None:
@@ -53,7 +57,7 @@ class _Arriving:
 
 
 class Uploads:
-    """The uploads that are being received; beyond `_MAX_UPLOADS` the slowest makes room."""
+    """The uploads that are being received, at most `_MAX_UPLOADS`, divided between clients."""
 
     def __init__(self) -> None:
         self._arriving: list[_Arriving] = []
@@ -64,17 +68,16 @@ class Uploads:
         return min(_BUFFER, _BUFFERS // max(1, len(self._arriving)))
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[_Arriving]:
-        """Give an upload a place. Raises ApiError 503 if there is none, or for the slowest."""
+    async def one(self, share: str) -> AsyncIterator[_Arriving]:
+        """Give an upload a place. Raises ApiError 503 if there is none, or if it loses its place.
+
+        `share`: the share of its client.
+        """
         if len(self._arriving) >= _MAX_UPLOADS:
-            slowest = max(self._arriving, key=lambda one: one.step_s)
-            if slowest.step_s < _LEAST_S:
-                raise unavailable("too many simultaneous uploads: try again in a moment")
-            self._arriving.remove(slowest)
-            slowest.end()
+            self._make_room(share)
         try:
             async with asyncio.timeout(None) as deadline:
-                arriving = _Arriving(deadline)
+                arriving = _Arriving(share, deadline)
                 self._arriving.append(arriving)
                 try:
                     yield arriving
@@ -82,7 +85,22 @@ class Uploads:
                     if arriving in self._arriving:
                         self._arriving.remove(arriving)
         except TimeoutError:
-            raise unavailable("the upload made room for faster ones: try again") from None
+            raise unavailable("the upload made room for another one: try again") from None
+
+    def _make_room(self, share: str) -> None:
+        """End the slowest upload of the client with most uploads.
+
+        `share`: the share of the client that needs the place. Raises ApiError 503 if that upload is
+        not slow and this client would then have at least as many.
+        """
+        held = Counter(one.share for one in self._arriving)
+        most = max(held.values())
+        of_busiest = [one for one in self._arriving if held[one.share] == most]
+        slowest = max(of_busiest, key=lambda one: one.step_s)
+        if slowest.step_s < _LEAST_S and held[share] + 1 >= most:
+            raise unavailable("too many simultaneous uploads: try again in a moment")
+        self._arriving.remove(slowest)
+        slowest.end()
 
 
 class _Writer:
@@ -140,7 +158,7 @@ class _UploadRequest(Request):
 
         name: list[str] = []
         try:
-            async with self._uploads.one() as arriving:
+            async with self._uploads.one(share_of(self.scope) or "") as arriving:
                 pieces = self._pieces(arriving)
                 content_type = self.headers.get("content-type", "")
                 fields, field = await forms.read(content_type, pieces, begin)

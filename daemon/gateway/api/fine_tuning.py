@@ -16,6 +16,7 @@ from ..core.state import AppState, StateDep
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
+from ..http.hidden import without_paths
 from ..http.strict import StrictRoute
 from . import integrations, methods
 from .tuning_views import ABOUT, checkpoints_of, events_of, view
@@ -64,6 +65,10 @@ class Problem(BaseModel):
 
     message: str
     param: str | None
+
+    @classmethod
+    def of(cls, error: SpecError) -> Problem:
+        return cls(message=without_paths(str(error)), param=error.field)
 
 
 class JobError(BaseModel):

@@ -13,6 +13,7 @@ from ....jobs.spec import GROUPS, OptionInfo
 from ....jobs.training.options import TrainingSpec
 from ..core.state import StateDep
 from ..http.errors import RESPONSES
+from ..http.hidden import without_paths
 from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep
@@ -117,10 +118,11 @@ async def check_job(body: CreateJob, state: StateDep, _: ChangeDep) -> Any:
     try:
         spec = (await checked(body, state)).spec
         try:
-            await state.in_data_thread(state.client.check, spec)
+            document = await state.in_data_thread(state.client.check, spec)
         except SpecError as error:
             raise by_request(error, spec.kind) from error
     except SpecError as error:
-        return {"problem": {"message": str(error), "param": error.field}}
-    steps = getattr(spec, "steps_total", None)
-    return {"kind": spec.kind, "options": spec.to_json(), "steps_total": steps}
+        return {"problem": Problem.of(error)}
+    # The steps of the checked document: without `samples`, the check has counted the data.
+    steps = getattr(spec.parse(document["spec"]), "steps_total", None)
+    return {"kind": spec.kind, "options": without_paths(spec.to_json()), "steps_total": steps}

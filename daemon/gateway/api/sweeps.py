@@ -20,6 +20,7 @@ from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
 from ..http.client import current_name
 from ..http.errors import RESPONSES
+from ..http.hidden import without_paths
 from ..http.strict import StrictRoute
 from . import groups, methods
 from .changes import ChangeDep
@@ -213,7 +214,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
         ranges = {name: one.text for name, one in search.ranges.items()} if search else {}
         return {
             "kind": sweep.kind,
-            "options": sweep.document["spec"],
+            "options": without_paths(sweep.document["spec"]),
             "varied": {**sweep.axes, **{name: [text] for name, text in ranges.items()}},
             "jobs": search.trials * sweep.seeds if search else len(planned.members),
             "steps_total": steps_total(sweep, planned),
@@ -224,7 +225,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
     try:
         return await state.in_data_thread(plan)
     except SpecError as error:
-        return {"problem": {"message": str(error), "param": error.field}}
+        return {"problem": Problem.of(error)}
 
 
 def _check_values(body: CreateSweep, state: AppState, known: Mapping[str, OptionInfo]) -> None:

@@ -57,11 +57,11 @@ class FileStore:
         self._arriving: dict[str, int] = {}  # bytes so far, by id
 
     def begin(self, filename: str) -> Incoming:
-        """Begin to store a file, whose bytes arrive one after the other. Raises ApiError 507."""
+        """Begin an upload. Raises ApiError 507."""
         return Incoming(self, filename)
 
     def clean(self) -> None:
-        """Remove what processes that were killed had received of files."""
+        """Remove incomplete uploads of processes that were killed."""
         recover(self.folder)
 
     def check_room(self, size: int) -> None:
@@ -72,7 +72,7 @@ class FileStore:
             self._check(size)
 
     def count(self, file_id: str, size: int) -> None:
-        """Count bytes of an arriving file before they are written. Raises ApiError 507."""
+        """Count bytes of an upload before they are written. Raises ApiError 507."""
         with self._counting:
             arriving = sum(self._arriving.values()) + size
             if self._stored + arriving > self._max_bytes:
@@ -163,10 +163,10 @@ class FileStore:
 
 
 class Incoming:
-    """A file that is arriving, in a folder below `files` that nobody sees before it is stored.
+    """An upload in progress, written to a staging folder below `files`, which no list shows.
 
-    Every method blocks on disk. `close` discards what was not stored; what a killed process leaves
-    is removed by the next one.
+    Every method blocks on disk. `close` discards an upload that was not stored;
+    `FileStore.clean` removes the uploads of a killed process.
     """
 
     def __init__(self, store: FileStore, filename: str) -> None:

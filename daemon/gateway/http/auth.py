@@ -87,7 +87,7 @@ class AuthMiddleware:
             return
         headers = Headers(scope=scope)
         by_session = self._client_of_session(scope, headers)
-        client = by_session or self._client_of_header(scope, headers)
+        scope[CLIENT] = client = by_session or self._client_of_header(scope, headers)
         needed = self._needs.needed(scope)
         error = self._objection(scope, headers, client, needed, has_session=by_session is not None)
         if error is not None:
@@ -102,7 +102,6 @@ class AuthMiddleware:
             body = _Body(receive, send, MAX_OPEN, None, self._drains, self._throttle)
             await self._answer(scope, headers, body, body.send)
             return
-        scope[CLIENT] = client
         reservation = scope[RESERVATION] = Reservation(self._memory, client.share)
         if scope["path"] == FILES:  # written to disk in chunks, not held in memory
             body = _Body(receive, send, MAX_FILE, None, self._drains, self._throttle)

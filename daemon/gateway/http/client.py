@@ -1,6 +1,6 @@
-"""The client of a request: who sent it, what it may do, and with whom it shares the gateway.
+"""The client of a request: its token, its rights and its share of the gateway.
 
-Everything that is divided between clients (connections, body memory, queue places) is divided by
+Connections, uploads, body memory and queue places are divided between clients by
 `HttpClient.share`: by token where several are set, else by connection.
 """
 
@@ -13,17 +13,17 @@ from typing import Any
 
 from ....configs.tokens import RIGHTS, NamedToken
 
-CLIENT = "warmd.client"  # key in the ASGI scope: the HttpClient of an authorized request
+CLIENT = "warmd.client"  # key in the ASGI scope: the request's HttpClient; None: not authorized
 
 
 @dataclass(frozen=True)
 class HttpClient:
     """The client of an authorized request."""
 
-    name: str | None  # of its token; None: no token is set
+    name: str | None  # the name of its token; None: no token is set
     share: str  # clients with the same share count as one
     rights: frozenset[str] = frozenset(RIGHTS)
-    token: NamedToken | None = None  # the entry by which it was let in; None: not from the file
+    token: NamedToken | None = None  # its entry in the file of tokens; None: it has none
 
 
 _current: ContextVar[HttpClient | None] = ContextVar("client", default=None)

@@ -17,16 +17,17 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .client import share_of
+from .client import CLIENT, share_of
 from .turns import leave
 
-HEAD_S = 10.0  # for the headers of a request to arrive
-UNREAD_S = 30.0  # in which a client must read part of its response
+HEAD_S = 10.0  # time limit for the headers of a request
+UNREAD_S = 30.0  # period in which a client must read part of its response
 MAX_CONNECTIONS = 2_000
 MAX_STRANGERS = 500  # connections without an authorized request; older ones make room
-FRESH_S = 2.0  # for a connection's next request to arrive and to be authorized
+_IDLE_SHARE = 4  # 1/4 of all connections may be idle before new ones close them
+FRESH_S = 2.0  # time for a connection's next request to arrive and to be authorized
 _LEAST_READ = 1024  # bytes per second that a client must read
-_OTHER_FILES = 128  # open files that are not connections
+OTHER_FILES = 128  # open files that are not connections
 _READ_AT_ONCE = 64 * 1024  # bytes per connection and event loop iteration
 _MAX_HEAD = 16 * 1024  # bytes
 _MAX_HEADERS = 100
@@ -80,7 +81,8 @@ class LimitedConnection(H11Protocol):
     """A connection with time limits for the headers of a request and for reading the response.
 
     A client that opens many connections closes its own: beyond MAX_STRANGERS the oldest one without
-    an authorized request, and beyond MAX_CONNECTIONS the one that does least.
+    an authorized request, and beyond MAX_CONNECTIONS an idle one, else one of the client with most
+    requests.
     """
 
     _idle_timer: asyncio.TimerHandle | None = None
@@ -94,8 +96,8 @@ class LimitedConnection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Requests(h11.SERVER, _MAX_HEAD)
-        self._made = self._begun = self.loop.time()  # of the connection, of its latest request
-        self._received = 0  # bytes since then
+        self._made = self._begun = self.loop.time()  # the connection, and its latest request
+        self._received = 0  # bytes since `_begun`
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -128,16 +130,19 @@ class LimitedConnection(H11Protocol):
         return self.cycle is not None and share_of(self.cycle.scope) is not None
 
     def _make_room(self) -> bool:
-        """Close the connection that does least; return whether there is one.
+        """Close a connection; return whether there was one to close.
 
-        It is the one that has been idle longest, else one of the client with most requests: the
-        one whose unfinished body arrives most slowly, else its oldest stream, else its oldest
-        request. One that has been idle for less than FRESH_S is the last resort: its client may
-        have just connected.
+        It is the one that has been idle longest. One that has been idle for less than FRESH_S may
+        send its request in a moment: while at most 1/4 of all connections are idle, one with a
+        request is closed instead, if there is one.
         """
-        fresh, now = next(iter(self._idle), None), self.loop.time()
-        idle = None if fresh is None or now - self._idle[fresh] < FRESH_S else fresh
-        least = idle or self._least_of_busiest() or fresh
+        idle = next(iter(self._idle), None)
+        least = idle
+        if idle is None or (
+            self.loop.time() - self._idle[idle] < FRESH_S
+            and len(self._idle) <= max_connections() // _IDLE_SHARE
+        ):
+            least = self._least_of_busiest() or idle
         if least is None:
             return False
         self._idle.pop(least, None)
@@ -145,7 +150,12 @@ class LimitedConnection(H11Protocol):
         return True
 
     def _least_of_busiest(self) -> LimitedConnection | None:
-        others = self._others()
+        """Return a connection of the client with most requests; None without any request.
+
+        It is the one whose unfinished body arrives most slowly, else its oldest stream, else its
+        oldest request.
+        """
+        others = self._with_request()
         numbers = Counter(one._share for one in others)
         most = max(numbers.values(), default=0)
         others = [one for one in others if numbers[one._share] == most]
@@ -162,16 +172,21 @@ class LimitedConnection(H11Protocol):
 
     @property
     def _share(self) -> str:
-        """The share of its client; a request without token has one of its own."""
-        return share_of(self.cycle.scope) or f"stranger {id(self)}"
+        """The share of its client; all requests without token, where one is set, have one share.
 
-    def _others(self) -> list[LimitedConnection]:
+        A request that the middleware has not seen yet has a share of its own.
+        """
+        scope = self.cycle.scope
+        return (share_of(scope) or "") if CLIENT in scope else f"unseen {id(self)}"
+
+    def _with_request(self) -> list[LimitedConnection]:
         """Return the other connections that have a request and are not being closed."""
         return [
             one
             for one in self.connections
             if isinstance(one, LimitedConnection)
             and one is not self
+            and one not in self._idle
             and one.cycle is not None
             and not one.transport.is_closing()
         ]
@@ -231,4 +246,4 @@ class LimitedConnection(H11Protocol):
 def max_connections() -> int:
     """Return the maximum number of open connections."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files < 0 else min(MAX_CONNECTIONS, files - _OTHER_FILES)
+    return MAX_CONNECTIONS if files < 0 else min(MAX_CONNECTIONS, files - OTHER_FILES)

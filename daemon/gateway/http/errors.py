@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -19,6 +18,7 @@ from starlette.routing import BaseRoute, Match
 
 from ....jobs.errors import Conflict, NotFound, SpecError, Unavailable, WarmdError
 from ....jobs.user_code.tracebacks import cut
+from .hidden import without_paths
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ApiError(Exception):
         fallback = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
-                "message": _without_paths(str(self)),
+                "message": without_paths(str(self)),
                 "type": _TYPES.get(self.status, fallback),
                 "param": self.param,
                 "code": self.code or _CODES.get(self.status),
@@ -90,15 +90,6 @@ def frame(error: ApiError, *, is_named: bool) -> bytes:
     """Return an error as the last server-sent event of a stream; `is_named`: it is a `problem`."""
     name = b"event: problem\n" if is_named else b""
     return name + b"data: " + orjson.dumps(error.body) + b"\n\n"
-
-
-_hidden: dict[str, str] = {}  # path -> what messages say instead; one home per process
-
-
-def _without_paths(message: str) -> str:
-    for path, shown in _hidden.items():
-        message = message.replace(path, shown)
-    return message
 
 
 def from_warmd(error: WarmdError) -> ApiError:
@@ -179,13 +170,8 @@ def _allowed(request: Request) -> str:
 CLIENT_DISCONNECTED = ApiError(499, "the client has disconnected")
 
 
-def install(app: FastAPI, hidden: Mapping[Path, str]) -> None:
-    """Make the application return every error in OpenAI's shape.
-
-    `hidden`: folders that messages of errors must not show, and what they say instead.
-    """
-    _hidden.clear()
-    _hidden.update((str(path), shown) for path, shown in hidden.items())
+def install(app: FastAPI) -> None:
+    """Make the application return every error in OpenAI's shape."""
 
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return from_any(error).response

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .session import Session
 
 LIFETIME_S = 10.0
-_MAX_OPEN = 1000  # unused tickets; older ones are dropped
+_MAX_OPEN = 50  # unused tickets of one session; older ones are dropped
 _QUERY = re.compile(rb"ticket=([0-9a-f]{32})")
 
 
@@ -34,10 +34,11 @@ class Tickets:
     def issue(self, path: str, session: Session) -> str:
         """Return an address of `path` that can be requested once, by this session."""
         now = time.monotonic()
-        for value, ticket in list(self._open.items()):
-            if ticket.expires > now and len(self._open) < _MAX_OPEN:
-                break
-            del self._open[value]
+        while self._open and next(iter(self._open.values())).expires <= now:
+            del self._open[next(iter(self._open))]
+        own = [value for value, ticket in self._open.items() if ticket.session == session]
+        if len(own) >= _MAX_OPEN:
+            del self._open[own[0]]
         value = secrets.token_hex(16)
         self._open[value] = _Ticket(path, session, now + LIFETIME_S)
         return f"{path}?ticket={value}"

@@ -1,8 +1,8 @@
 """The tokens of the gateway: `http_token`, and those of the file `http_tokens`, which is watched.
 
-A change of the file counts when two looks at it in a row agree, since editors write in several
-steps. While it has a mistake, the tokens whose entries stand in it unchanged stay, and no other
-named token is let in; while it cannot be read, none is.
+The file is polled. A change is applied when two reads in a row return the same text, since editors
+write in several steps. An invalid file lets in only tokens that were let in before and have an
+unchanged entry; an unreadable file lets in no named token.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .session import Session
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 1.0  # between two looks at the file
-_MOST_LOOKS = 3  # before a file that changes all the time is taken as it is
+_POLL_S = 1.0  # interval between two reads of the file
+_MOST_LOOKS = 3  # reads of a file that keeps changing, before it is applied
 _KEY_BYTES = 32
 
 _Look = tuple[str | None, str | None]  # the content of the file, or why there is none
 
 
 class Tokens:
-    """Who is let in, now. For one event loop."""
+    """The tokens that are let in now. For one event loop."""
 
     def __init__(self, config: DaemonConfig) -> None:
         self._main = config.http_token
         self._path = config.http_tokens
         self._key = _session_key(config.home / "http.key") if self.are_set else b""
         self._named: tuple[NamedToken, ...] = ()
-        self.problem: str | None = None  # what is wrong with the file
+        self.problem: str | None = None  # the error of an invalid file; None: it is valid
         self._applied: _Look = ("", None)
         if self._path is not None:
             self._apply(self._look())
@@ -107,7 +107,7 @@ class Tokens:
 
     def _client_of(self, token: NamedToken | None, address: str) -> HttpClient:
         name = MAIN if token is None else token.name
-        # One token tells no clients apart, several do.
+        # Clients are told apart by token where the file is set, else by connection.
         share = address if self._path is None else f"token {name}"
         if token is None:
             return HttpClient(name, share)
@@ -124,7 +124,8 @@ class Tokens:
             known = None if (token := self._find(name)) is None else token.digest
         if known is None:
             return None
-        # With a key of this home: nobody can try tokens on a session, or make one from a hash.
+        # The MAC has a key of this home: a session's secret cannot be used to test guesses of the
+        # token, nor be computed from the token's hash.
         about = f"warmd sessions of {name} {known}"
         return hmac.new(self._key, about.encode(), hashlib.sha256).digest()
 

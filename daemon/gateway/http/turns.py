@@ -1,4 +1,4 @@
-"""Turns: clients that wait for the same thing get it one after another, whatever each wants of it.
+"""Fair scheduling of waiting requests: round-robin over clients, one request of each in turn.
 
 Requests that only read take turns, so that a thousand of them do not keep completions waiting.
 """
@@ -24,7 +24,7 @@ class Line:
         self._waiting: dict[str, deque[asyncio.Future[bool]]] = {}  # the next client first
 
     def join(self, share: str) -> asyncio.Future[bool]:
-        """Return a new future at the end of its client's."""
+        """Append a new future to its client's queue, and return it."""
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(share, deque()).append(turn)
         return turn

@@ -150,7 +150,7 @@ function Plan({ check, kind, fields }) {
   if (!check.options) return html`<p class="quiet" role="status">Checking …</p>`;
   const command = fields && check.varied ? sweepCommand(check, kind, fields) : commandOf(check.kind, kind.defaults, check.options);
   return html`<div class="card">
-    <p role="status">${sizeOf(check)} The same in the terminal:</p>
+    <p role="status">${sizeOf(check)} The same in the terminal${command.includes("HOME/") ? ", with the daemon's home for HOME" : ""}:</p>
     <pre>${command}</pre>
     <p><${Copy} text=${command} label="Copy the command" /></p>
   </div>`;
