@@ -29,7 +29,8 @@ def no_calls() -> None:
 
 
 def record(completions: list[Any], **kwargs: Any) -> list[float]:
-    CALLS.append({"completions": completions, **kwargs})
+    step = kwargs["trainer_state"].global_step  # now: TRL passes one object that it changes
+    CALLS.append({"completions": completions, "step": step, **kwargs})
     return [float(n) for n in range(len(completions))]
 
 
@@ -117,7 +118,6 @@ def shape(call: dict[str, Any]) -> dict[str, Any]:
     seen = {k: v for k, v in call.items() if k not in ("completions", "completion_ids")}
     seen["trainer_state"] = type(call["trainer_state"])
     seen |= {name: callable(call[name]) for name in ("log_extra", "log_metric")}
-    seen["step"] = call["trainer_state"].global_step
     first = call["completions"][0]
     seen["form"] = (
         [(sorted(m), m["role"]) for m in first] if isinstance(first, list) else type(first)
