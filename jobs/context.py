@@ -21,7 +21,9 @@ T = TypeVar("T")
 # 1: `eval` counted completions that no reward scores as 0; gates of curricula were decided by the
 #    exact McNemar test or the bootstrap, each comparison at 5 %; SFT and DPO trained models that
 #    cannot be packed by TRL's forward pass.
-RULES = 2
+# 2: GRPO drew all random numbers of completions, replay and the order within a step from torch's
+#    generator; it trained models that cannot be packed by TRL's forward pass.
+RULES = 3
 
 MANIFEST = "manifest.json"  # in a checkpoint: the one file that the job did not write
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})")

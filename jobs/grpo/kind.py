@@ -89,11 +89,10 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             "trainer_s": time.perf_counter() - data_done,
         }
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-        packs = task.scorer.most_tokens is not None
         _announce(spec, ctx, task, training, checkpoint, gemm, about)
         if warm.appended_end is not None:
             ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
-        for words in of_rollouts_words(warm.unapplied, are_packed=packs):
+        for words in of_rollouts_words(warm.unapplied):
             ctx.emit("warning", message=f"model: {words}")
         if checkpoint is not None and step_of(checkpoint) < spec.steps_total:
             sources.warn_of_changes(ctx, checkpoint)

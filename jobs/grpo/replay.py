@@ -34,15 +34,18 @@ class ReplayBuffer:
         self._weights = weights
         self._stored: dict[int, deque[Stored]] = defaultdict(lambda: deque(maxlen=size))
 
-    def apply(self, group: Group) -> None:
-        """Replace the first completion of a failing group, then store the group's successes."""
+    def apply(self, group: Group, drawn: float) -> None:
+        """Replace the first completion of a failing group, then store the group's successes.
+
+        `drawn`: a number in [0, 1) that chooses among the stored ones.
+        """
         rewards = self._weights.rewards(group.scores)
         succeeds = (rewards > SUCCESS).tolist()
         sampled = list(zip(group.completions, group.scores.clone(), succeeds, strict=True))
         known = rewards[~rewards.isnan()]
         stored = self._stored.get(group.row)
         if stored and len(known) > 1 and known.std() < FLAT_STD and known.mean() < LOW_MEAN:
-            chosen = stored[int(torch.randint(len(stored), ()))]
+            chosen = stored[int(drawn * len(stored))]
             group.completions = [chosen.completion, *group.completions[1:]]
             group.scores[0] = chosen.scores
             group.replayed = True

@@ -1,29 +1,32 @@
 """Generation of the completions of a GRPO step: one prefill per prompt, early exit per sequence.
 
-The loop of `transformers.generate` on the engine's decoder: one packed prefill without padding, the
-keys and values of a prompt are copied to the sequences of its group, and a sequence leaves the
-batch at its end token. Imports torch and transformers.
+`generate` samples from what computes logits: `Sequences` of the engine's runners, or a
+`PaddedBatch` of a model's own forward pass. Imports torch and transformers.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.generation import logits_process
 
-from ..context import ONE_PROCESS, Ranks
-from ..engine.decoder import Decoder
-from ..engine.low_rank import Adapted
+from ..context import Ranks
+from ..engine.low_rank import Adapter
+from ..engine.parts import Part
 from ..engine.sampling import BatchSampler, entropy, logp
-from ..packing.shared_prompts import Pack, Sample
+from ..models.adapters import unwrapped
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]
+
+TOLERANCE = 1e-3  # share of the range of logits within which two computations of them are equal
 
 
 @dataclass
@@ -31,86 +34,102 @@ class Completion:
     """A generated completion."""
 
     ids: list[int] = field(default_factory=list)  # up to and including the first end token
-    entropies: list[float] = field(
-        default_factory=list
-    )  # in nats, of the distribution at each token
+    # In nats, of the distribution at each token.
+    entropies: list[float] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)  # of its tokens, if requested
+
+
+class Logits(Protocol):
+    """Computes the logits of a batch of sequences, token by token."""
+
+    def read(self, prompts: Sequence[Sequence[int]], room: int) -> Tensor:
+        """Begin a sequence for each prompt, for `room` more tokens; return logits (B, V)."""
+
+    def append(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        """Keep some sequences, kept: (B,) bool; append a token to each; return logits (B', V)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Entropies and log-probabilities are at `temperature`, over the whole vocabulary, before top-k
+    and top-p. `processors` change the logits before the sampler; `pad_id` is for their ids.
+    """
+
+    sampler: BatchSampler
+    temperature: float
+    max_new_tokens: int
+    end_ids: Sequence[int]
+    processors: Sequence[Processor] = ()
+    pad_id: int = 0
+    wants_logps: bool = False
 
 
 @torch.no_grad()
 def generate(
-    decoder: Decoder,
+    logits_of: Logits,
     prompts: Sequence[Sequence[int]],
+    uniform: NDArray[np.float64],
+    how: Sampling,
     *,
-    sampler: BatchSampler,
-    temperature: float,
-    max_new_tokens: int,
-    end_ids: Sequence[int],
-    processors: Sequence[Processor] = (),
-    pad_id: int = 0,
-    wants_logps: bool = False,
-    adapted: Sequence[Adapted] = (),
-    ranks: Ranks = ONE_PROCESS,
+    device: torch.device,
 ) -> list[Completion]:
-    """Return one completion per prompt; equal prompts share one prefill.
+    """Return one completion per prompt.
 
-    With several `ranks`, each generates a contiguous part and returns the completions of all. Each
-    decode step draws one random number per prompt from the global generator of the device,
-    also for ended sequences, so that a completion does not depend on the others. Entropies and
-    log-probabilities are at `temperature`, over the whole vocabulary, before top-k and top-p.
-    `adapted`: the LoRA adapter of all tokens, if there is one.
-    Raises NotFiniteError.
+    `uniform`: (B, max_new_tokens) in [0, 1), the number that decides each token, so that a
+    completion does not depend on the others. Raises NotFiniteError.
     """
-    device = decoder.embedding.device
-    every = len(prompts)
-    own = run_of(every, ranks)
-    prompts = prompts[own]
     completions = [Completion() for _ in prompts]
-    rows = torch.arange(len(prompts), device=device)  # indices of the unfinished completions
-    drawn = 0
-    ends = torch.tensor(list(end_ids), device=device)
-    history = _padded(prompts, pad_id, device) if processors else None
-    states, cache = _read(decoder, prompts, room=max_new_tokens, adapted=adapted)
-    positions = torch.tensor([len(prompt) for prompt in prompts])
-    for step in range(max_new_tokens):
-        logits = scored = decoder.logits(states).float()
-        uniform = torch.rand(every, dtype=torch.float64, device=device)[own][rows]
-        drawn += 1
+    rows = torch.arange(len(prompts))  # indices of the unfinished completions
+    numbers = torch.from_numpy(uniform).to(device)
+    ends = torch.tensor(list(how.end_ids), device=device)
+    history = _padded(prompts, how.pad_id, device) if how.processors else None
+    logits = logits_of.read(prompts, how.max_new_tokens).float()
+    for step in range(how.max_new_tokens):
+        scored, drawn = logits, numbers[rows, step]
         if history is not None:
-            nats = entropy(logits, temperature)
-            for process in processors:
+            nats = entropy(logits, how.temperature)
+            for process in how.processors:
                 logits = process(history, logits)
-            tokens, _ = sampler.draw(logits, uniform)
+            tokens, _ = how.sampler.draw(logits, drawn)
         else:
-            tokens, nats = sampler.draw(logits, uniform)
+            tokens, nats = how.sampler.draw(logits, drawn)
         for row, *written in zip(rows.tolist(), tokens.tolist(), nats.tolist(), strict=True):
             completions[row].ids.append(written[0])
             completions[row].entropies.append(written[1])
-        if wants_logps:
-            found = logp(scored, temperature, tokens).tolist()
+        if how.wants_logps:
+            found = logp(scored, how.temperature, tokens).tolist()
             for row, value in zip(rows.tolist(), found, strict=True):
                 completions[row].logps.append(value)
         going = ~torch.isin(tokens, ends)
-        if step == max_new_tokens - 1 or not bool(going.any()):
+        if step == how.max_new_tokens - 1 or not bool(going.any()):
             break
-        if not bool(going.all()):
-            rows, tokens, positions = rows[going], tokens[going], positions[going.cpu()]
-            history = None if history is None else history[going]
-            cache.keep(going)
+        rows, tokens = rows[going.cpu()], tokens[going]
         if history is not None:
-            history = torch.cat([history, tokens[:, None]], dim=1)
-        angles = decoder.rope.at(positions)
-        embedded = decoder.embedding[tokens]
-        states = decoder.hidden(embedded, *angles, cache.attend, adapted=adapted)
-        cache.used += 1
-        positions = positions + 1
+            history = torch.cat([history[going], tokens[:, None]], dim=1)
+        logits = logits_of.append(tokens, going).float()
+    return completions
+
+
+def generate_in_ranks(
+    logits_of: Logits,
+    prompts: Sequence[Sequence[int]],
+    uniform: NDArray[np.float64],
+    how: Sampling,
+    *,
+    device: torch.device,
+    ranks: Ranks,
+) -> list[Completion]:
+    """Return the result of `generate`; each rank generates a contiguous part and gets all."""
+    own = run_of(len(prompts), ranks)
+    completions = []
+    if own.start < own.stop:
+        completions = generate(logits_of, prompts[own], uniform[own], how, device=device)
     if ranks.size == 1:
         return completions
-    written = [[one.ids, one.entropies, one.logps] for one in completions]
-    found = ranks.gather({"drawn": drawn, "completions": written})
-    for _ in range(max(part["drawn"] for part in found) - drawn):
-        torch.rand(every, dtype=torch.float64, device=device)  # keeps all generators equal
-    return [Completion(*fields) for part in found for fields in part["completions"]]
+    written: list[Any] = [[one.ids, one.entropies, one.logps] for one in completions]
+    return [Completion(*fields) for part in ranks.gather(written) for fields in part]
 
 
 def run_of(count: int, ranks: Ranks) -> slice:
@@ -136,81 +155,112 @@ def split_processors(
     return [p for p, does in zip(processors, is_known, strict=True) if not does], sampler
 
 
-class _Cache:
-    """The KV cache of all sequences, right-aligned at the ends of the prompts."""
+class Sequences:
+    """Sequences of a runner of the engine (Decoder, FallbackRunner), each with its own KV cache.
 
-    def __init__(self, decoder: Decoder, lengths: Sequence[int], room: int) -> None:
-        device = decoder.embedding.device
-        self._decoder = decoder
-        self.longest = max(lengths)
-        self.used = self.longest
-        self.size = self.longest + room
-        self.keys: list[Tensor] = []  # of each layer: (B, key heads, size, D)
-        self.values: list[Tensor] = []
-        self._padding: Tensor | None = None  # (B, 1, 1, size), -inf at empty places of a row
-        if min(lengths) < self.longest:
-            starts = self.longest - torch.tensor(lengths, device=device)[:, None]
-            is_padding = torch.arange(self.size, device=device)[None] < starts
-            padding = torch.zeros(is_padding.shape, device=device)
-            self._padding = padding.masked_fill_(is_padding, -torch.inf)[:, None, None]
+    Equal prompts are read once. `adapter`: the LoRA adapter of all tokens.
+    """
 
-    def fill(self, key: Tensor, value: Tensor, places: Sequence[slice]) -> None:
-        """Copy a layer's (1, key heads, N, D) of the packed prompts to the place of each row."""
-        for states, layers in ((key, self.keys), (value, self.values)):
-            store = states.new_zeros((len(places), states.shape[1], self.size, states.shape[3]))
-            for row, place in enumerate(places):
-                length = place.stop - place.start
-                store[row, :, self.longest - length : self.longest] = states[0, :, place]
-            layers.append(store)
+    def __init__(self, runner: Any, adapter: Adapter | None = None) -> None:
+        self._runner = runner
+        self._adapter = adapter
+        self._caches: list[Any] = []
 
-    def keep(self, going: Tensor) -> None:
-        """Keep only the rows that are still being generated: (B,) bool."""
-        self.keys = [keys[going] for keys in self.keys]
-        self.values = [values[going] for values in self.values]
-        if self._padding is not None:
-            self._padding = self._padding[going]
+    def read(self, prompts: Sequence[Sequence[int]], room: int) -> Tensor:
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        first = [self._runner.new(len(prompt) + room) for prompt in places]
+        logits = self._forward(first, list(places))
+        of_rows = [places[tuple(prompt)] for prompt in prompts]
+        self._caches = []
+        for row, place in enumerate(of_rows):
+            kv, prompt = first[place], prompts[row]
+            if place in of_rows[row + 1 :]:  # the last one of a prompt takes the cache itself
+                kv = self._runner.fork(kv, len(prompt), len(prompt) + room)
+            self._caches.append(kv)
+        return logits[of_rows]
 
-    def attend(self, qkv: Tensor, layer: int) -> Tensor:
-        """Store one more token of each row and return its attention; see `parts.Attend`."""
-        shape = self._decoder.shape
-        heads, key_heads, size = shape.heads, shape.kv_heads, shape.head_dim
-        query, key, value = torch.split(qkv, [heads, key_heads, key_heads], dim=1)
-        self.keys[layer][:, :, self.used] = key
-        self.values[layer][:, :, self.used] = value
-        seen = slice(self.used + 1)
-        attended = F.scaled_dot_product_attention(
-            query.reshape(len(qkv), key_heads, -1, size),  # heads of one key head: queries on it
-            self.keys[layer][:, :, seen],
-            self.values[layer][:, :, seen],
-            attn_mask=None if self._padding is None else self._padding[..., seen],
-            scale=shape.scale,
+    def append(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        self._caches = [kv for kv, stays in zip(self._caches, kept.tolist(), strict=True) if stays]
+        return self._forward(self._caches, [(token,) for token in tokens.tolist()])
+
+    def _forward(self, caches: Sequence[Any], ids: Sequence[Sequence[int]]) -> Tensor:
+        parts = [
+            Part(kv, tokens, True, adapter=self._adapter)
+            for kv, tokens in zip(caches, ids, strict=True)
+        ]
+        logits: Tensor = self._runner.forward(parts)
+        return logits
+
+
+class PaddedBatch:
+    """Sequences as one batch of a model's own forward pass and cache, prompts padded on the left.
+
+    Every token has its position; ended sequences stay in the batch, and nothing is read of them.
+    """
+
+    def __init__(self, model: Any, pad_id: int) -> None:
+        self._model = model
+        self._pad_id = pad_id
+        self._cache: Any = None
+        self._mask = torch.empty(0)  # (B, T) int64 of the tokens so far
+        self._going = torch.empty(0)  # (B',): the rows of the sequences that are kept
+        self._takes = inspect.signature(unwrapped(model).forward).parameters
+        # Its name differs between versions of transformers.
+        names = ("cache", "past_key_values")
+        self._cache_name = next((name for name in names if name in self._takes), None)
+
+    @torch.no_grad()
+    def is_exact(self) -> bool:
+        """Whether the model computes a padded batch as each sequence alone, to rounding."""
+        if self._cache_name is None or not {"attention_mask", "position_ids"} <= self._takes.keys():
+            return False
+        prompts, ends = ([1, 2], [3, 2, 1, 4]), torch.tensor([5, 1], device=self._model.device)
+        stays = torch.tensor([True, True])
+        try:
+            found = [self.read(prompts, 1), self.append(ends, stays)]
+            for row, prompt in enumerate(prompts):
+                one = slice(row, row + 1)
+                alone = [self.read([prompt], 1), self.append(ends[one], stays[one])]
+                for batch, single in zip(found, alone, strict=True):
+                    off = (batch[row] - single[0]).abs().max()
+                    if not bool(off <= TOLERANCE * (single.max() - single.min())):
+                        return False
+        except Exception:  # any error: the model needs another kind of cache
+            return False
+        return True
+
+    def read(self, prompts: Sequence[Sequence[int]], room: int) -> Tensor:
+        device = self._model.device
+        longest = max(map(len, prompts))
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        places = torch.arange(longest, device=device)[None]
+        self._mask = (places >= longest - lengths[:, None]).long()
+        self._going = torch.arange(len(prompts), device=device)
+        self._cache = None
+        return self._forward(_padded(prompts, self._pad_id, device))
+
+    def append(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        self._going = self._going[kept]
+        ids = torch.full((len(self._mask), 1), self._pad_id, device=tokens.device)
+        ids[self._going, 0] = tokens
+        self._mask = torch.cat([self._mask, torch.ones_like(ids)], 1)
+        return self._forward(ids)[self._going]
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        assert self._cache_name is not None
+        more = {self._cache_name: self._cache}
+        if "logits_to_keep" in self._takes:
+            more["logits_to_keep"] = 1
+        output = self._model(
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :],
+            use_cache=True,
+            **more,
         )
-        return attended.reshape(len(qkv), heads, size)
-
-
-def _read(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], *, room: int, adapted: Sequence[Adapted]
-) -> tuple[Tensor, _Cache]:
-    """Return the hidden state after each prompt, (B, H), and their keys and values."""
-    places: dict[tuple[int, ...], slice] = {}
-    for prompt in map(tuple, prompts):
-        start = sum(map(len, places))
-        places.setdefault(prompt, slice(start, start + len(prompt)))
-    of_rows = [places[tuple(prompt)] for prompt in prompts]
-    pack = Pack([Sample(0, prompt, ()) for prompt in places], decoder.embedding.device)
-    cache = _Cache(decoder, [len(prompt) for prompt in prompts], room)
-
-    shape = decoder.shape
-
-    def attend(qkv: Tensor, layer: int) -> Tensor:
-        states = qkv.transpose(0, 1)[None]  # (1, heads, N, D)
-        query, key, value = torch.split(states, [shape.heads, *2 * [shape.kv_heads]], dim=1)
-        cache.fill(key, value, of_rows)
-        return pack.attend(layer, query, key, value, shape.scale)[0]
-
-    rotation = decoder.rope.at(pack.positions[0].cpu())
-    states = decoder.hidden(decoder.embedding[pack.ids[0]], *rotation, attend, adapted=adapted)
-    return states[[place.stop - 1 for place in of_rows]], cache
+        self._cache = output[self._cache_name]
+        logits: Tensor = output.logits[:, -1]
+        return logits
 
 
 def _padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:

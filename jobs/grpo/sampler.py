@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import GenerationConfig
 
@@ -24,11 +27,20 @@ from ..compute.linears import packed_areas
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..context import ONE_PROCESS, Ranks
 from ..engine.decoder import Decoder
+from ..engine.fallback import FallbackRunner
 from ..engine.layers import text_model
-from ..engine.low_rank import Adapted, Adapter, base_layer
-from ..engine.sampling import BatchSampler, NotFiniteError
-from ..models.generation_settings import clear_unpacked
-from .rollout import Completion, generate, split_processors
+from ..engine.low_rank import Adapter, base_layer
+from ..engine.sampling import BatchSampler
+from ..models.generation_settings import clear_unapplied
+from .rollout import (
+    Completion,
+    Logits,
+    PaddedBatch,
+    Sampling,
+    Sequences,
+    generate_in_ranks,
+    split_processors,
+)
 
 PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
 FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
@@ -41,10 +53,10 @@ PACKING_INT8_PAYS = 320
 class Sampler:
     """Samples completions by the options of a GRPOConfig.
 
-    `packs`: whether the engine's decoder generates (packing.attention.can_pack), else `generate` of
-    transformers. `rollout_dtype`: the precision of the weights in training, "float32" or, with
-    packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`: whether completions of
-    the training have the log-probabilities of their tokens, which int8 ones always have.
+    `packs`: whether the engine's decoder computes the logits (packing.attention.can_pack), else the
+    model's own forward pass. `rollout_dtype`: the precision of the weights in training, "float32"
+    or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`: whether
+    completions of the training have the log-probabilities of their tokens, as int8 ones always do.
     """
 
     def __init__(
@@ -67,9 +79,10 @@ class Sampler:
         self._frozen_decoders: dict[LinearFactory, Decoder] = {}  # at most one
         tuned = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
         self._tuned: BaseTunerLayer | None = next(tuned, None)  # a layer with an adapter
-        self._adapted: list[Adapted] = []  # the adapter, if there is one and the decoder generates
+        self._adapter: Adapter | None = None  # if there is one and the decoder generates
         if packs and self._tuned is not None:
-            self._adapted = [Adapted(Adapter.live(text_model(model).layers))]
+            self._adapter = Adapter.live(text_model(model).layers)
+        self._own: Logits | None = None  # of a model that is not packed
         self._generation = GenerationConfig(
             max_new_tokens=config.max_completion_length,
             do_sample=True,
@@ -90,18 +103,17 @@ class Sampler:
         """Whether completions are sampled with int8 weights now: in training only."""
         return self.rollout_dtype == "int8" and bool(self._model.training)
 
-    def sample(self, prompts: Sequence[Sequence[int]], ranks: Ranks) -> list[Completion]:
-        """Return a completion of each prompt; draws from torch's generator. Raises NotFiniteError.
+    def sample(
+        self, prompts: Sequence[Sequence[int]], uniform: NDArray[np.float64], ranks: Ranks
+    ) -> list[Completion]:
+        """Return a completion of each prompt; see `rollout.generate`. Raises NotFiniteError.
 
-        With several `ranks`, each samples a part and returns all. Completions of `generate` of
-        transformers have no entropies.
+        With several `ranks`, each samples a part and returns all. A model that is not packed has no
+        dropout meanwhile.
         """
-        return self._decoded(prompts, ranks) if self._packs else self._generated(prompts)
-
-    def _decoded(self, prompts: Sequence[Sequence[int]], ranks: Ranks) -> list[Completion]:
         # Logits processors of the generation config of the model apply here as well.
         config, _ = self._model._prepare_generation_config(self._generation)
-        clear_unpacked(config)
+        clear_unapplied(config)
         listed = self._model._get_logits_processor(
             config, input_ids_seq_length=max(map(len, prompts)), device=self._model.device
         )
@@ -110,9 +122,7 @@ class Sampler:
             temperature=temperature, top_k=self._config.top_k, top_p=self._config.top_p
         )
         processors, sampler = split_processors(listed, sampler)
-        return generate(
-            self._decoder(len(prompts)),  # the same linear layers on every rank
-            prompts,
+        how = Sampling(
             sampler=sampler,
             temperature=temperature,
             max_new_tokens=self._config.max_completion_length,
@@ -120,33 +130,35 @@ class Sampler:
             processors=processors,
             pad_id=self._pad_id,
             wants_logps=self.is_int8 or self._keeps_logps,
-            adapted=[Adapted(one.adapter.joined()) for one in self._adapted],
-            # An evaluation runs on rank 0 alone.
-            ranks=ranks if self._model.training else ONE_PROCESS,
         )
-
-    @torch.no_grad()
-    def _generated(self, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-        longest, device = max(map(len, prompts)), self._model.device
-        gaps = [longest - len(prompt) for prompt in prompts]
-        ids = [[self._pad_id] * gap + [*prompt] for gap, prompt in zip(gaps, prompts, strict=True)]
-        mask = [[0] * gap + [1] * (longest - gap) for gap in gaps]
-        try:
-            found = self._model.generate(
-                input_ids=torch.tensor(ids, device=device),
-                attention_mask=torch.tensor(mask, device=device),
-                generation_config=self._generation,
+        with self._logits_of(len(prompts)) as logits_of:
+            return generate_in_ranks(
+                logits_of,
+                prompts,
+                uniform,
+                how,
+                device=self._model.device,
+                # An evaluation runs on rank 0 alone.
+                ranks=ranks if self._model.training else ONE_PROCESS,
             )
-        except RuntimeError as error:
-            if "probability tensor" in str(error):  # torch's message about NaN and Inf
-                raise NotFiniteError from error
-            raise
-        return [Completion(self._ended(row)) for row in found[:, longest:].tolist()]
 
-    def _ended(self, ids: list[int]) -> list[int]:
-        """Return tokens up to and including the first end token."""
-        end = next((at for at, token in enumerate(ids, 1) if token in self.end_ids), None)
-        return ids[:end]
+    @contextmanager
+    def _logits_of(self, rows: int) -> Iterator[Logits]:
+        """Yield what computes the logits of `rows` sequences with the current weights."""
+        if self._packs:
+            adapter = None if self._adapter is None else self._adapter.joined()
+            yield Sequences(self._decoder(rows), adapter)  # the same linear layers on every rank
+            return
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            if self._own is None:
+                batch = PaddedBatch(self._model, self._pad_id)
+                runs = batch.is_exact()
+                self._own = batch if runs else Sequences(FallbackRunner(self._model))
+            yield self._own
+        finally:
+            self._model.train(was_training)
 
     def _decoder(self, rows: int) -> Decoder:
         """Return a decoder of the current weights for `rows` sequences.
@@ -155,7 +167,7 @@ class Sampler:
         more time is spent on it: its weights are packed as tightly as possible, in huge pages.
         """
         make = self.linear_factory(rows)
-        if not self._adapted:
+        if self._adapter is None:
             return Decoder(self._model, make=make, use_cuda_steps=False)
         make_head = make
         if make is packed_float32:

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import count, islice
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -46,6 +49,7 @@ from ..rewards.prompts import Prompt
 from ..statistics import interval_of
 from ..training.deprecations import no_deprecations
 from ..training.finite import weight_norm
+from ..training.keyed_numbers import permutation, uniform
 from ..training.loop import Loss
 from ..training.reference import copy_shared_weights, move_towards
 from . import metrics
@@ -63,6 +67,8 @@ from .rollout import Completion
 from .sampler import Sampler
 from .scoring import Scorer, Table
 
+# How results differ since RULES 3, for the warning of a job that is resumed.
+KEYED = "completions are drawn with random numbers of their own"
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
 
@@ -198,7 +204,7 @@ class Reinforcement:
             scores, self._weights, self._args.num_generations, self._args.scale_rewards
         )
         batch = self._with_reference(self._batch(groups, found.values))
-        shuffled = torch.randperm(len(batch.completions))
+        order = permutation(len(batch.completions), use="shuffle", seed=self._args.seed, step=step)
         measured = {
             **metrics.of_completions(groups, (*self.sampler.end_ids, self._tokenizer.pad_token_id)),
             **metrics.of_rewards(scores, self._rewards, self._weights, found),
@@ -209,7 +215,7 @@ class Reinforcement:
         self._tokens_seen += sum(sizes) + sum(len(one) for one in batch.completions)
         self._log_rewards(groups, step + 1)
         return Rollouts(
-            batch.rows(shuffled.tolist()),
+            batch.rows(order),
             {
                 "reward": measured["reward"],
                 "reward_std": measured["reward_std"],
@@ -234,19 +240,18 @@ class Reinforcement:
         size = self.prompts_per_step
         generations = step // self._args.num_iterations
         epoch, place = divmod(generations, len(self._prompts) // size)
-        if place == 0:  # a number that torch's DataLoader drew, so that the others stay the same
-            torch.empty((), dtype=torch.int64).random_()
         if self._resample:
             return self._stream.take(size)
         return self._orders.of(epoch)[place * size : (place + 1) * size]
 
     def _groups(self, rows: Sequence[int], step: int) -> _Groups:
         """Sample a group of each prompt; with dynamic sampling, replace those without a spread."""
-        found = self._sampled(rows, step)
+        taken = Counter[int]()
+        found = self._sampled(rows, step, taken)
         groups, resampled = found.groups, 0
         for _ in range(self._resample):
             flat = [i for i, one in enumerate(groups) if not self._weights.has_spread(one.scores)]
-            more = self._sampled(self._stream.take(len(flat)), step)
+            more = self._sampled(self._stream.take(len(flat)), step, taken)
             for i, group in zip(flat, more.groups, strict=True):
                 groups[i] = group
             for name, values in more.logged.items():
@@ -261,14 +266,33 @@ class Reinforcement:
             found.counts["left_out"] = sum(bool(one.scores.isnan().all()) for one in groups)
         return found
 
-    def _sampled(self, rows: Sequence[int], step: int) -> _Groups:
+    def _uniform(self, rows: Sequence[int], step: int, taken: Counter[int]) -> NDArray[np.float64]:
+        """Return the numbers that decide the tokens of groups, by completion and position.
+
+        They depend on seed, step, prompt, and number of the completion among those of its prompt in
+        the step; `taken` counts the groups of each prompt so far.
+        """
+        size = self._args.num_generations
+        found = []
+        for row in rows:
+            first = taken[row] * size
+            taken[row] += 1
+            for sample in range(first, first + size):
+                found.append(self._numbers(step=step, row=row, sample=sample))
+        return np.stack(found)
+
+    def _numbers(self, **fields: int) -> NDArray[np.float64]:
+        length = self._args.max_completion_length
+        return uniform(length, use="completion", seed=self._args.seed, **fields)
+
+    def _sampled(self, rows: Sequence[int], step: int, taken: Counter[int]) -> _Groups:
         """Return a group of each prompt: sampled, scored, and with a replayed success if due."""
         if not rows:
             return _Groups([], {}, {}, 0.0)
         size = self._args.num_generations
         prompts = [self._prompts[row] for row in rows for _ in range(size)]
         began = time.perf_counter()
-        written = self._written(prompts)
+        written = self._written(prompts, self._uniform(rows, step, taken))
         seconds = time.perf_counter() - began
         texts = [self._text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)]
         judged = self.judge.scores(
@@ -286,14 +310,16 @@ class Reinforcement:
         ]
         if self._replay is not None:
             for group in groups:
-                self._replay.apply(group)
+                drawn = uniform(1, use="replay", seed=self._args.seed, step=step, row=group.row)
+                self._replay.apply(group, float(drawn[0]))
                 if group.replayed:
                     group.texts[0] = self._text(self._prompts[group.row], group.completions[0].ids)
         return _Groups(groups, {}, judged.metrics, seconds)
 
-    def _written(self, prompts: Sequence[Prompt]) -> list[Completion]:
+    def _written(self, prompts: Sequence[Prompt], uniform: NDArray[np.float64]) -> list[Completion]:
+        ids = [prompt.ids for prompt in prompts]
         try:
-            return self.sampler.sample([prompt.ids for prompt in prompts], self._ctx.ranks)
+            return self.sampler.sample(ids, uniform, self._ctx.ranks)
         except NotFiniteError as error:
             weight_norm(self._model, self._step)  # raises if the weights are the cause
             raise JobFailed(
@@ -585,7 +611,8 @@ class Reinforcement:
     def differences_since(self, rules: int) -> list[str]:
         """Return how results differ from those of a version with these RULES."""
         packs = self.scorer.most_tokens is not None
-        found = [ROUNDED] if rules < 2 and not packs else []
+        found = [KEYED] if rules < 3 else []
+        found += [ROUNDED] if rules < 3 and not packs else []
         if rules < 1:
             found += [FIXED] if packs else []
             found.append(
@@ -600,19 +627,17 @@ class Reinforcement:
         """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
 
         Completions for which every reward returns None are left out, in `n` too, and counted as
-        `unscored`; the reward is NaN, with a warning, when none is left. The seed is fixed, and the
-        random state of training is left unchanged.
+        `unscored`; the reward is NaN, with a warning, when none is left. Each prompt has the same
+        random numbers in every evaluation.
         """
         was_training = self._model.training
         self._model.eval()
         found: list[float] = []
-        with torch.random.fork_rng():
-            torch.manual_seed(self._args.seed)
-            for start in range(0, len(self._held_out), EVAL_BATCH):
-                if self._ctx.stop.is_set():
-                    return None
-                with self.during("batch of an evaluation"):
-                    found += self._rewards_of(self._held_out[start : start + EVAL_BATCH])
+        for start in range(0, len(self._held_out), EVAL_BATCH):
+            if self._ctx.stop.is_set():
+                return None
+            with self.during("batch of an evaluation"):
+                found += self._rewards_of(start)
         self._model.train(was_training)
         count = len(self._held_out)
         unscored = count - len(found)
@@ -632,9 +657,14 @@ class Reinforcement:
     def evaluated(self, found: dict[str, Any]) -> None:
         """Nothing depends on an evaluation."""
 
-    def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
-        """Return the rewards of one completion per prompt, without completions that have none."""
-        written = self._written(prompts)
+    def _rewards_of(self, start: int) -> list[float]:
+        """Return the rewards of completions of a batch of held-out prompts, but for the unscored.
+
+        `start`: the number of its first prompt.
+        """
+        prompts = self._held_out[start : start + EVAL_BATCH]
+        numbers = [self._numbers(held_out=start + place) for place in range(len(prompts))]
+        written = self._written(prompts, np.stack(numbers))
         judged = self.judge.scores(
             prompts,
             [self._text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)],

@@ -42,9 +42,9 @@ _NEUTRAL_OF_SAMPLING: Mapping[str, tuple[Any, ...]] = {  # only where do_sample 
     "top_h": (1.0,),
     "typical_p": (1.0,),
 }
-# Packed rollouts of GRPO apply the others, as logits processors. These are no processors, or need
+# Rollouts of GRPO apply the others, as logits processors. These are no processors, or need
 # the end tokens, the length or the forward pass of `generate`.
-_NOT_IN_PACKED_ROLLOUTS = (
+_NOT_IN_ROLLOUTS = (
     "bad_words_ids",
     "constraints",
     "dola_layers",
@@ -85,9 +85,9 @@ def unapplied_words(settings: Mapping[str, Any]) -> str:
     return f"its generation settings {_listed(settings)} are not applied; transformers applies them"
 
 
-def of_rollouts_words(settings: Mapping[str, Any], *, are_packed: bool) -> list[str]:
+def of_rollouts_words(settings: Mapping[str, Any]) -> list[str]:
     """Return what these settings mean for the rollouts of GRPO, in up to two sentences."""
-    left = set(_NOT_IN_PACKED_ROLLOUTS) if are_packed else set()
+    left = set(_NOT_IN_ROLLOUTS)
     others = {name: value for name, value in settings.items() if name in left}
     applied = {name: value for name, value in settings.items() if name not in left}
     found = [unapplied_words(others)] if others else []
@@ -99,9 +99,9 @@ def of_rollouts_words(settings: Mapping[str, Any], *, are_packed: bool) -> list[
     return found
 
 
-def clear_unpacked(config: Any) -> None:
-    """Reset the settings of a GenerationConfig that packed rollouts do not apply."""
-    for name in _NOT_IN_PACKED_ROLLOUTS:
+def clear_unapplied(config: Any) -> None:
+    """Reset the settings of a GenerationConfig that rollouts do not apply."""
+    for name in _NOT_IN_ROLLOUTS:
         setattr(config, name, None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..context import WarmModel
 from ..models.vocabulary import Vocabulary
 
-# How results differ since RULES 2, for the warning of a job that is resumed.
+# How results differ since RULES 2 (GRPO: 3), for the warning of a job that is resumed.
 ROUNDED = "losses of padded batches round differently"
 
 

@@ -120,11 +120,11 @@ def first_token(one: Group) -> int:
 def test_a_group_that_fails_gets_a_stored_success_of_its_prompt():
     buffer = ReplayBuffer(2, RewardWeights([1.0]))
     failing = group(0, 0, 0, 0)
-    buffer.apply(failing)
+    buffer.apply(failing, 0.0)
     assert not failing.replayed  # nothing is stored yet
-    buffer.apply(group(0.05, 0, 1, 0, tokens=20))
+    buffer.apply(group(0.05, 0, 1, 0, tokens=20), 0.0)
     failing = group(0, 0, 0, 0)
-    buffer.apply(failing)
+    buffer.apply(failing, 0.0)
     assert failing.replayed
     assert failing.completions[0] == Completion([22], [0.5], [-3.0])
     assert failing.scores.flatten().tolist() == [1, 0, 0, 0]
@@ -133,32 +133,32 @@ def test_a_group_that_fails_gets_a_stored_success_of_its_prompt():
 @pytest.mark.parametrize("rewards", [(0.3, 0.3, 0.3), (0, 0.1, 0.2), (1, 1, 1)])
 def test_a_group_that_does_not_fail_is_not_changed(rewards):
     buffer = ReplayBuffer(2, RewardWeights([1.0]))
-    buffer.apply(group(1, 1, tokens=20))
+    buffer.apply(group(1, 1, tokens=20), 0.0)
     other = group(*rewards)
-    buffer.apply(other)
+    buffer.apply(other, 0.0)
     assert not other.replayed
     assert first_token(other) == 5
 
 
 def test_the_latest_successes_are_kept_and_a_prompt_gets_its_own():
     buffer = ReplayBuffer(2, RewardWeights([1.0]))
-    buffer.apply(group(1, 1, 1, 0.1, tokens=20))  # 20 is the oldest, 23 is no success
+    buffer.apply(group(1, 1, 1, 0.1, tokens=20), 0.0)  # 20 is the oldest, 23 is no success
     seen = set()
-    for _ in range(30):
+    for drawn in (0.0, 0.49, 0.5, 0.99):
         failing = group(0, 0, 0)
-        buffer.apply(failing)
+        buffer.apply(failing, drawn)
         seen.add(first_token(failing))
     assert seen == {21, 22}
     other = group(0, 0, 0)
     other.row = 4
-    buffer.apply(other)
+    buffer.apply(other, 0.0)
     assert not other.replayed
 
 
 def test_the_buffer_of_a_checkpoint_is_the_same_as_before():
     buffer = ReplayBuffer(3, RewardWeights([1.0]))
     for tokens in (10, 20, 30):
-        buffer.apply(group(1, 0, tokens=tokens))
+        buffer.apply(group(1, 0, tokens=tokens), 0.0)
     file = io.BytesIO()
     torch.save(buffer.state(), file)
     file.seek(0)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
-from group_trainers import CASES, assert_same, digits, small, train, trainer
+from group_trainers import CASES, SMALL, assert_same, digits, small, train, trainer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import logits_process
 
 from warmd.jobs.compute.levels import levels
@@ -23,14 +26,23 @@ from warmd.jobs.compute.linear_forms import (
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.context import ONE_PROCESS
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.fallback import FallbackRunner
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.grpo.rollout import generate
+from warmd.jobs.grpo.rollout import (
+    Completion,
+    Logits,
+    PaddedBatch,
+    Sampling,
+    Sequences,
+    generate,
+)
 from warmd.jobs.packing import passes
 from warmd.jobs.packing.attention import can_pack
 from warmd.jobs.packing.logprobs import score
 from warmd.jobs.packing.passes import tokens_that_fit
 from warmd.jobs.packing.shared_prompts import Sample, split
+from warmd.jobs.training.keyed_numbers import uniform
 from warmd.jobs.training.reference import copy_shared_weights, weight_sharing_clone
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -365,7 +377,8 @@ def test_an_evaluation_uses_the_native_weights(tmp_path):
     made = trainer("warmd", tmp_path, tiny.model(), rollout_dtype="int8")
     for is_training in (True, False):
         made.model.train(is_training)
-        completions = made.task.sampler.sample([[5, 6, 7]] * 4, ONE_PROCESS)
+        numbers = np.full((4, 8), 0.5)
+        completions = made.task.sampler.sample([[5, 6, 7]] * 4, numbers, ONE_PROCESS)
         assert all(bool(one.logps) == is_training for one in completions)
 
 
@@ -396,12 +409,12 @@ def test_tokens_are_drawn_with_their_probabilities(options):
     torch.testing.assert_close(entropies[0], -(p * p.log()).sum())
 
 
-@pytest.mark.parametrize("uniform", [0.0, math.nextafter(1, 0)])
-def test_the_ends_of_the_unit_interval_give_no_token_without_probability(uniform):
+@pytest.mark.parametrize("number", [0.0, math.nextafter(1, 0)])
+def test_the_ends_of_the_unit_interval_give_no_token_without_probability(number):
     logits = torch.full((1, 6), -torch.inf)
     logits[0, 2:4] = 0
-    tokens, _ = BatchSampler().draw(logits, torch.tensor([uniform], dtype=torch.float64))
-    assert int(tokens) == (2 if uniform == 0 else 3)
+    tokens, _ = BatchSampler().draw(logits, torch.tensor([number], dtype=torch.float64))
+    assert int(tokens) == (2 if number == 0 else 3)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
@@ -436,28 +449,79 @@ def test_the_nucleus_is_that_of_all_weights_sorted(top_p):
 # Writing.
 
 
-def test_a_completion_does_not_depend_on_the_end_of_the_others():
-    decoder = Decoder(small("qwen2"), make=InPlaceLinear)
-    prompts = [[5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [13]]
+PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
-    def written(ends: list[int]) -> list[list[int]]:
-        torch.manual_seed(0)
-        completions = generate(
-            decoder,
-            prompts,
+
+def logits_of(model: Any, kind: str) -> Logits:
+    if kind == "decoder":
+        return Sequences(Decoder(model, make=InPlaceLinear))
+    if kind == "own pass, padded":
+        made = PaddedBatch(model, 0)
+        assert made.is_exact()
+        return made
+    return Sequences(FallbackRunner(model))
+
+
+def written(
+    model: Any, kind: str, rows: Sequence[int] = range(len(PROMPTS)), ends: Sequence[int] = ()
+) -> list[Completion]:
+    numbers = [uniform(12, use="completion", row=row) for row in rows]
+    return generate(
+        logits_of(model, kind),
+        [PROMPTS[row] for row in rows],
+        np.stack(numbers),
+        Sampling(
             sampler=BatchSampler(),
             temperature=1.0,
             max_new_tokens=12,
             end_ids=ends,
-        )
-        assert all(len(made.entropies) == len(made.ids) for made in completions)
-        return [made.ids for made in completions]
+            wants_logps=True,
+        ),
+        device=torch.device("cpu"),
+    )
 
-    whole = written([])
-    assert [len(ids) for ids in whole] == [12] * 4
-    end = whole[0][3]
-    cut = [ids[: ids.index(end) + 1] if end in ids else ids for ids in whole]
-    assert written([end]) == cut
+
+@pytest.mark.parametrize("kind", ["decoder", "own pass, padded", "own pass"])
+def test_a_completion_depends_neither_on_the_others_nor_on_their_end(kind):
+    model = small("qwen2")
+    whole = written(model, kind)
+    assert [len(one.ids) for one in whole] == [12] * 4
+    assert whole[0].ids != whole[1].ids
+    for one in whole:
+        assert len(one.entropies) == len(one.logps) == len(one.ids)
+    end = whole[0].ids[3]
+    cut = [one.ids[: one.ids.index(end) + 1] if end in one.ids else one.ids for one in whole]
+    assert [one.ids for one in written(model, kind, ends=[end])] == cut
+    assert [one.ids for one in written(model, kind, [2, 0])] == [whole[2].ids, whole[0].ids]
+
+
+@pytest.mark.parametrize("kind", ["own pass, padded", "own pass"])
+def test_the_models_own_pass_writes_what_the_decoder_writes(kind):
+    model = small("qwen3")
+    for ours, theirs in zip(written(model, "decoder"), written(model, kind), strict=True):
+        assert ours.ids == theirs.ids
+        assert ours.logps == pytest.approx(theirs.logps, abs=1e-4)
+        assert ours.entropies == pytest.approx(theirs.entropies, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "is_padded"),
+    [
+        ("gemma", {}, True),
+        ("mistral", {"sliding_window": 8}, True),
+        ("mamba", {"num_hidden_layers": 2, "state_size": 4}, False),
+    ],
+)
+def test_a_model_is_sampled_in_a_padded_batch_only_if_it_computes_that_exactly(
+    architecture, changes, is_padded
+):
+    config = AutoConfig.for_model(architecture, **SMALL | changes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    assert PaddedBatch(model, 0).is_exact() == is_padded
+    kind = "own pass, padded" if is_padded else "own pass"
+    whole = written(model, kind)
+    assert [one.ids for one in written(model, kind, [2])] == [whole[2].ids]
 
 
 def test_a_policy_and_its_reference_share_memory_until_the_first_update():

@@ -127,7 +127,7 @@ def test_neutral_values_and_options_of_warmd_need_no_word(tiny_model):
     assert unapplied(GenerationConfig(**neutral, do_sample=True, temperature=0.5)) == {}
     assert unapplied(GenerationConfig(min_p=0.1, top_k=5)) == {}  # without do_sample: greedy
     assert unapplied(None) == {}
-    assert of_rollouts_words({}, are_packed=True) == []
+    assert of_rollouts_words({}) == []
 
 
 def test_values_that_json_cannot_hold_are_texts():

@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
 from datasets import Dataset
 from sft_jobs import with_adapter
 from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer import grpo_trainer
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -29,6 +31,7 @@ from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.rewards.reward_calls import RewardCalls
 from warmd.jobs.rewards.user_rewards import KeywordReward
 from warmd.jobs.training.arguments import pad_id, router_coefficient
+from warmd.jobs.training.keyed_numbers import permutation, uniform
 from warmd.jobs.training.loop import Training
 
 CASES: dict[str, dict[str, Any]] = {
@@ -91,15 +94,62 @@ def small(architecture: str, **changes: Any) -> Any:
 class SharedSampler:
     """torch, as transformers.generate sees it, but with tokens drawn as warmd draws them."""
 
+    numbers: Any = None  # (B, T) of the current step
+    position = 0
+
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    @staticmethod
-    def multinomial(probabilities: torch.Tensor, num_samples: int) -> torch.Tensor:
+    @classmethod
+    def begin(cls, rows: list[int], step: int, seed: int, size: int, length: int) -> None:
+        """Begin the completions of a step: `size` for each prompt."""
+        found = [
+            uniform(length, use="completion", seed=seed, step=step, row=row, sample=sample)
+            for row in rows[::size]
+            for sample in range(size)
+        ]
+        cls.numbers, cls.position = torch.tensor(np.stack(found)), 0
+
+    @classmethod
+    def multinomial(cls, probabilities: torch.Tensor, num_samples: int) -> torch.Tensor:
         assert num_samples == 1
         cumulated = probabilities.cumsum(-1, dtype=torch.float64)
-        uniform = torch.rand(len(probabilities), dtype=torch.float64)[:, None]
-        return torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True)
+        drawn = cls.numbers[:, cls.position, None]
+        cls.position += 1
+        return torch.searchsorted(cumulated, drawn * cumulated[:, -1:], right=True)
+
+
+class Stock(GRPOTrainer):
+    """TRL's trainer, which draws tokens and the order within a step as warmd does."""
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        texts = [prompt["prompt"] for prompt in self.train_dataset]  # type: ignore[union-attr]
+        tokenizer: Any = self.processing_class
+        known = [tokenizer(text)["input_ids"] for text in texts]
+        config: Any = self.args
+        SharedSampler.begin(
+            [known.index(ids) for ids in prompt_ids],
+            self.state.global_step,
+            config.seed,
+            config.num_generations,
+            config.max_completion_length,
+        )
+        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        def shuffled(batch: dict[str, Any]) -> dict[str, Any]:
+            count = len(batch["prompt_ids"])
+            step = self.state.global_step
+            order = permutation(count, use="shuffle", seed=self.args.seed, step=step)
+            return {
+                name: value[order] if value.ndim else value
+                for name, value in batch.items()
+                if value is not None
+            }
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grpo_trainer, "shuffle_sequence_dict", shuffled)
+            return super()._prepare_inputs(generation_batch)
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:
@@ -148,7 +198,7 @@ def trainer(side: str, folder: Any, model: Any, **options: Any) -> Any:
     if side == "warmd":
         config.beta, config.sync_ref_model = beta, syncs
         return _training(folder, policy, reference, config, prompts, rewards, **own)
-    made: Any = GRPOTrainer(
+    made: Any = Stock(
         model=policy,
         args=config,
         processing_class=tiny.tokenizer(),
