@@ -33,6 +33,7 @@ from ..engine.detokenizer import text_of
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
 from ..files.shortage import lacks_space
+from ..keyed_numbers import permutation, uniform
 from ..losses.grpo import (
     Objective,
     Step,
@@ -49,7 +50,6 @@ from ..rewards.prompts import Prompt
 from ..statistics import interval_of
 from ..training.deprecations import no_deprecations
 from ..training.finite import weight_norm
-from ..training.keyed_numbers import permutation, uniform
 from ..training.loop import Loss
 from ..training.reference import copy_shared_weights, move_towards
 from . import metrics

@@ -37,12 +37,12 @@ from warmd.jobs.grpo.rollout import (
     Sequences,
     generate,
 )
+from warmd.jobs.keyed_numbers import uniform
 from warmd.jobs.packing import passes
 from warmd.jobs.packing.attention import can_pack
 from warmd.jobs.packing.logprobs import score
 from warmd.jobs.packing.passes import tokens_that_fit
 from warmd.jobs.packing.shared_prompts import Sample, split
-from warmd.jobs.training.keyed_numbers import uniform
 from warmd.jobs.training.reference import copy_shared_weights, weight_sharing_clone
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
