@@ -70,5 +70,18 @@ def _kind(kind: str) -> Kind:
     return KINDS[kind]
 
 
+# Modules of earlier versions that kinds of other packages may import.
+_GONE = {
+    f"{__name__}.training.{name}": "there is no JobTrainer any more: a kind is a task of "
+    f"{__name__}.training.loop (docs/kinds.md)"
+    for name in ("checkpointing", "evaluation", "trainer")
+}
+
+
 def _module(name: str) -> Any:
-    return import_module(name, __name__)
+    try:
+        return import_module(name, __name__)
+    except ModuleNotFoundError as error:
+        if error.name not in _GONE:
+            raise
+        raise ModuleNotFoundError(f"{error}: {_GONE[error.name]}", name=error.name) from error

@@ -238,6 +238,13 @@ def test_a_run_module_that_fails_leaves_the_zygote_alive(lines, caplog):
         import_all("lines")
 
 
+def test_a_kind_of_an_earlier_version_is_told_the_contract_of_this_one(lines):
+    module = "from warmd.jobs.training.trainer import JobTrainer"
+    (lines / "warmd_lines" / "kind.py").write_text(module)
+    with pytest.raises(ModuleNotFoundError, match=r"a task of warmd\.jobs\.training\.loop"):
+        import_all("lines")
+
+
 def test_without_outside_kinds_an_unknown_kind_is_refused_by_name():
     with pytest.raises(SpecError, match=r"^kind: must be one of grpo, .*, got 'lines'"):
         spec_class("lines")
