@@ -18,7 +18,7 @@ import torch
 from engines import NATIVE_SIZES, make, prompt
 from needs import needs
 
-from warmd.jobs import compute
+import warmd
 from warmd.jobs.compute import linear_forms, native
 from warmd.jobs.compute.levels import MANY_ROWS, levels
 from warmd.jobs.compute.linear_forms import (
@@ -340,12 +340,19 @@ for precision in ("native", "bf16", "int8"):
 )
 @pytest.mark.parametrize("trouble", ["damaged", "nowhere to write", "several at once", "no JIT"])
 def test_machine_code_is_compiled_whatever_the_state_of_the_cache(tmp_path, trouble):
-    sources = tmp_path / "compute"
-    shutil.copytree(Path(compute.__file__).parent, sources, ignore=shutil.ignore_patterns("__py*"))
-    (tmp_path / "pyproject.toml").touch()
+    sources = tmp_path / "warmd" / "jobs" / "compute"
+    for part in ("__init__.py", "configs", "jobs"):
+        place, copy = Path(warmd.__file__).parent / part, tmp_path / "warmd" / part
+        if place.is_dir():
+            shutil.copytree(place, copy, ignore=shutil.ignore_patterns("__py*"))
+        else:
+            copy.parent.mkdir()
+            shutil.copy(place, copy)
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from compute.native import linear; "
-        "from compute import cache; assert linear.linear_entry.address; print(cache.folder())"
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "from warmd.jobs.compute.native import linear; from warmd.jobs.compute import cache; "
+        "assert cache.__file__.startswith(sys.argv[1]); assert linear.linear_entry.address; "
+        "print(cache.folder())"
     )
     settings = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}  # and no home
 
