@@ -91,6 +91,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
         packs = task.scorer.most_tokens is not None
         _announce(spec, ctx, task, training, checkpoint, gemm, about)
+        for words in spec.loss_warnings():
+            ctx.emit("warning", message=words)
         if warm.appended_end is not None:
             ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
         for words in of_rollouts_words(warm.unapplied, are_packed=packs):

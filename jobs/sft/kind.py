@@ -7,6 +7,7 @@ needs torch.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
@@ -44,6 +45,12 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     how = tokenization_of(spec, warm, rows.has_chats)
     check_padding(warm)
     examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
+    if spec.assistant_only_loss and checkpoint is None and not _learns_to_stop(how):
+        ctx.emit(
+            "warning",
+            message="assistant_only_loss: the chat template does not mark the end-of-turn token as "
+            "what the assistant says: the model may not learn to stop",
+        )
     data_done = time.perf_counter()
     steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
     task, training = training_of(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
@@ -88,6 +95,22 @@ def _training_template(tokenizer: Any) -> str | None:
             "assistant_only_loss: must be false for this model: its chat template does not mark "
             "what the assistant says ({% generation %}), and TRL has no variant of it that does"
         ) from error
+    return found
+
+
+def _learns_to_stop(how: Tokenization) -> bool:
+    """Whether the token that ends a turn of the assistant is among those with a loss."""
+    from trl.chat_template_utils import is_chat_template_stop_token_trained
+
+    template = ChatTemplate.of(how.tokenizer)
+    if how.training_template is not None:
+        template = replace(template, source=how.training_template)
+    turns = [{"role": role, "content": "dummy"} for role in ("user", "assistant", "user")]
+    try:
+        chat_templates.render(template, turns)  # TRL renders them without limits
+    except JobFailed:
+        return True  # not known
+    found: bool = is_chat_template_stop_token_trained(how.tokenizer, how.training_template)
     return found
 
 
