@@ -25,7 +25,7 @@ from ..models.architectures import check_can_generate
 from ..models.vocabulary import Vocabulary
 from ..packing.padding import check_padding
 from ..rewards.prompts import Prompt
-from .training import Sides, Stock, reference_folder
+from .sides import Sides, Stock, reference_folder
 
 
 @dataclass(frozen=True)

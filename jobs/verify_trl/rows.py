@@ -24,7 +24,7 @@ from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
 from ..training.row_options import RowTrainingSpec
 from ..training.tokens import Examples
-from .training import Recorder, Sides, Stock
+from .sides import Recorder, Sides, Stock
 
 
 def sft(spec: SftSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides:

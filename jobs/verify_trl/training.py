@@ -17,62 +17,19 @@ from transformers import PrinterCallback, TrainerCallback
 
 from ..compute.aten_overrides import fast_kernels
 from ..context import Context, Never, WarmModel
-from ..models.adapters import is_adapter
 from ..spec import Spec
 from ..training.arguments import in_float32
-from ..training.loop import Training
 from ..training.lora import without_dropout
 from .compare import Rounding, Side, Step, compare
+from .groups import grpo
 from .options import comparable
+from .rows import dpo, sft
+from .sides import Prepare, Stock
 
 Report = Callable[[str], None]  # receives a description of what is being done
 Read = Callable[[], WarmModel]  # reads the initial weights of the job
 
-
-@dataclass(frozen=True)
-class Stock:
-    """What TRL's trainer of a kind is made of.
-
-    `folder`: an empty one. `model`: in float32, not yet with an adapter; `lora`: that adapter's
-    config, None without one.
-    """
-
-    ctx: Context
-    folder: Path
-    warm: WarmModel
-    model: Any
-    lora: LoraConfig | None
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Both sides of a kind; TRL's is made after warmd's has trained, from what that has used.
-
-    `most_steps`: of those that both sides can train on the same rows.
-    """
-
-    training: Training
-    trainer: Callable[[Stock], Any]
-    most_steps: int
-
-
-Prepare = Callable[[Any, Context, WarmModel, ExitStack], Sides]
-
-
-class Recorder:
-    """A task whose batches are kept (training.loop.Task)."""
-
-    def __init__(self, task: Any) -> None:
-        self.batches_taken: list[Sequence[Any]] = []
-        self._task = task
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def batches(self, first_step: int) -> Iterator[Sequence[Any]]:
-        for batch in self._task.batches(first_step):
-            self.batches_taken.append(batch)
-            yield batch
+_PREPARE: Mapping[str, Prepare] = {"sft": sft, "dpo": dpo, "grpo": grpo}
 
 
 def verify(
@@ -114,7 +71,7 @@ def verify(
             code_folders=tuple(code_folders),
         )
         report("reading the data")
-        sides = prepare_of(own.kind)(own, ctx, warm, stack)
+        sides = _PREPARE[own.kind](own, ctx, warm, stack)
         if sides.most_steps < steps:
             steps = events.last = sides.most_steps
             changed.append(f"steps: {steps}, one pass over the data")
@@ -129,15 +86,6 @@ def verify(
         theirs, rounding = _train_stock(sides.trainer, read, ctx, begun, lora, steps, report)
     report("comparing the weights")
     return {**compare(begun, theirs, ours, rounding), "changed": changed}
-
-
-def prepare_of(kind: str) -> Prepare:
-    """Return what prepares both sides of a kind."""
-    from .groups import grpo
-    from .rows import dpo, sft
-
-    prepares: dict[str, Prepare] = {"sft": sft, "dpo": dpo, "grpo": grpo}
-    return prepares[kind]
 
 
 class _Done(Exception):
@@ -257,12 +205,3 @@ def _turn_dropout_off(model: Any) -> bool:
             module.attention_dropout = 0.0
     without_dropout(model)
     return has_any
-
-
-def reference_folder(stock: Stock) -> str:
-    """Return a folder from which TRL can read the initial weights: those of an adapter merged."""
-    if not is_adapter(stock.warm.path):
-        return str(stock.warm.path)
-    folder = stock.folder / "reference"
-    stock.model.save_pretrained(folder)
-    return str(folder)
