@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -61,13 +62,17 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     if folder is None:
         raise SpecError("model", f"must be on this machine, got {document['model']['path']}")
     total = client.job(job_id)["steps_total"] or steps
-    request = {
-        "run_dir": str(rundir.path),
-        "model": document["model"],
-        "folder": str(folder),
-        "steps": min(steps, total),
-    }
-    found = _in_a_process(request, report)
+    client.home.cache.mkdir(mode=0o700, exist_ok=True)
+    # There the context of the job finds the home's cache of tokenized data sets.
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=client.home.cache) as scratch:
+        request = {
+            "run_dir": str(rundir.path),
+            "model": document["model"],
+            "folder": str(folder),
+            "scratch": scratch,
+            "steps": min(steps, total),
+        }
+        found = _in_a_process(request, report)
     return Verdict(kind=document["kind"], trl=version("trl"), **found)
 
 
@@ -86,8 +91,9 @@ def _in_a_process(request: dict[str, Any], report: Callable[[str], None]) -> dic
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            child.stdin.write(orjson.dumps(request) + b"\n")
-            child.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended: its log says why
+                child.stdin.write(orjson.dumps(request) + b"\n")
+                child.stdin.flush()
             for line in child.stdout:
                 message = orjson.loads(line)
                 if "progress" in message:

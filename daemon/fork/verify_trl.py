@@ -2,8 +2,9 @@
 
     python -m warmd.daemon.fork.verify_trl < REQUEST
 
-REQUEST: {"run_dir", "model", "folder", "steps"} in one line of JSON; the process ends when the pipe
-is closed. Prints lines of JSON: {"progress": …} several times, then {"found": …} or {"error": …}.
+REQUEST: {"run_dir", "model", "folder", "scratch", "steps"} in one line of JSON: the job, its model
+with its folder, an empty folder in HOME/cache. The process ends when the pipe is closed. Prints
+lines of JSON: {"progress": …} several times, then {"found": …} or {"error": …}.
 Imports torch and trl.
 """
 
@@ -70,7 +71,7 @@ def _found(request: dict[str, Any], report: Any) -> dict[str, Any]:
             spec_class(document["kind"]).parse(document["spec"]),
             read_model,
             job_id=document["id"],
-            home=rundir.path.parent.parent,
+            scratch=Path(request["scratch"]),
             rules=document.get("rules", 0),
             code_folders=code_folders,
             steps=request["steps"],

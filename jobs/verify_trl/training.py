@@ -37,7 +37,7 @@ def verify(
     read: Read,
     *,
     job_id: str,
-    home: Path,
+    scratch: Path,
     rules: int,
     code_folders: Sequence[str],
     steps: int,
@@ -45,15 +45,11 @@ def verify(
 ) -> dict[str, Any]:
     """Train `steps` steps on both sides and compare them; return what `compare` finds.
 
-    `home`: whose cache of tokenized data sets is used. `rules`: of the job's spec. The result has
-    also `changed`: one line for each option that is another one here. Raises WarmdError.
+    `scratch`: an empty folder, the run directory of both sides. `rules`: of the job's spec. The
+    result has also `changed`: one line for each option that is another one here. Raises WarmdError.
     """
     own, changed = comparable(spec)
-    cache = home / "cache"
-    cache.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as stack:
-        # The context finds the cache two folders above the run directory.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="verify-", dir=cache)))
         report("reading the model")
         warm = read()
         if _turn_dropout_off(warm.model):
@@ -61,7 +57,7 @@ def verify(
         events = _Events(steps, report)
         ctx = Context(
             job_id=job_id,
-            run_dir=folder,
+            run_dir=scratch,
             device="cpu",
             models=_Model(warm),
             checkpoints=cast(Any, None),  # none is read or written

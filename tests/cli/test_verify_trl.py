@@ -50,9 +50,8 @@ def verified(desk: Desk, job_id: str, *options: str) -> Done:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options", "changed"),
-    [
+    [  # dpo: below, in a table
         pytest.param("sft", ["--gradient-accumulation", "2", "--lora", "4"], [], id="sft"),
-        pytest.param("dpo", ["--processes", "2"], ["processes: 1 on both sides, not 2"], id="dpo"),
         pytest.param(
             "grpo",
             ["--beta", "0.1", "--prompts-per-step", "2", "--resample", "2"],
@@ -81,17 +80,20 @@ def test_a_job_of_each_kind_equals_stock_trl(desk, tiny_model, kind, options, ch
     after = {path for path in desk.home.path.rglob("*") if "redis" not in str(path)}
     # The tokens of its records are those that the job will use.
     assert all("cache" in path.parts for path in after - before)
-    assert not list((desk.home.path / "cache").glob("verify-*"))
+    assert not list(desk.home.cache.glob("verify-*"))
 
 
 @pytest.mark.slow
 def test_the_sides_are_shown_in_a_table_with_a_verdict(desk, tiny_model):
-    job_id = submitted(desk, tiny_model, "sft", "--batch-size", "8")
-    done = verified(desk, job_id, "--steps", "20")  # an epoch has two
+    job_id = submitted(desk, tiny_model, "dpo", "--batch-size=8", "--processes=2", "--epochs=3")
+    done = verified(desk, job_id, "--steps", "20")
     assert done.code == 0, done.out + done.err
+    assert done.err.endswith(
+        "processes: 1 on both sides, not 2\nsteps: 2, one pass over the data\n"
+    )
     lines = done.out.splitlines()
     headers = ["STEP", "LOSS TRL", "LOSS WARMD", "GRAD NORM TRL", "GRAD NORM WARMD"]
-    assert lines[0].split("  ") == headers
+    assert [word.strip() for word in lines[0].split("  ") if word] == headers
     assert [line.split()[0] for line in lines[1:3]] == ["1", "2"]
     assert lines[3].startswith("largest difference of a weight: ")
     assert lines[3].endswith("; beyond rounding: 0 of 5,984 weights")
@@ -137,6 +139,7 @@ def test_a_failing_side_fails_with_its_reason_and_an_interrupted_one_ends(desk, 
 
     with pytest.raises(KeyboardInterrupt):
         verify_trl.verify(desk.client, job_id, steps=1, report=interrupt)
+    assert not list(desk.home.cache.glob("verify-*"))
     assert not [
         child
         for child in psutil.Process().children(recursive=True)
@@ -150,6 +153,8 @@ def test_a_failing_side_fails_with_its_reason_and_an_interrupted_one_ends(desk, 
 def sides(folder: Path, model: Any, **options: Any) -> dict[str, Any]:
     """Compare three steps of an SFT job on a tiny model, in this process."""
     warm = tiny.Models(model)
+    scratch = folder / "home" / "cache" / "verify"
+    scratch.mkdir(parents=True)
 
     def read() -> Any:
         found = warm.take("demo")
@@ -159,7 +164,7 @@ def sides(folder: Path, model: Any, **options: Any) -> dict[str, Any]:
         sft_jobs.spec(folder, **options),
         read,
         job_id="sft-20261121-184200-x7f2",
-        home=folder,
+        scratch=scratch,
         rules=2,
         code_folders=(),
         steps=3,
