@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def _end_with_the_caller() -> None:
     os._exit(1)
 
 
-def _found(request: dict[str, Any], report: Any) -> dict[str, Any]:
+def _found(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
     from ...jobs.verify_trl.training import verify
 
     rundir = RunDir(Path(request["run_dir"]))

@@ -5,7 +5,6 @@ Imports torch and trl.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -102,5 +101,5 @@ def _in_order(args: Any, stock: Stock) -> Any:
     return args
 
 
-def _steps_of_an_epoch(spec: RowTrainingSpec, examples: Examples[Any] | Sequence[Any]) -> int:
+def _steps_of_an_epoch(spec: RowTrainingSpec, examples: Examples[Any]) -> int:
     return -(-len(examples) // spec.rows_per_step)

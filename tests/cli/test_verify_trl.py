@@ -17,6 +17,7 @@ from shell import Done
 from trl.trainer.sft_trainer import SFTTrainer
 
 from warmd.daemon.client import verify_trl
+from warmd.jobs.sft.kind import run
 from warmd.jobs.training import loop, optimizer
 from warmd.jobs.verify_trl import rows
 from warmd.jobs.verify_trl.compare import Rounding, Side, Step, compare
@@ -62,6 +63,7 @@ def verified(desk: Desk, job_id: str, *options: str) -> Done:
 )
 def test_a_job_of_each_kind_equals_stock_trl(desk, tiny_model, kind, options, changed):
     job_id = submitted(desk, tiny_model, kind, *options)
+    desk.client.rundir(job_id).annotate(rules=0)  # as of an earlier version
     before = {path for path in desk.home.path.rglob("*") if "redis" not in str(path)}
     done = verified(desk, job_id, "--json")
     assert done.code == 0, done.out + done.err
@@ -147,7 +149,7 @@ def test_a_failing_side_fails_with_its_reason_and_an_interrupted_one_ends(desk, 
     ]
 
 
-# Wrong sides.
+# Both sides in this process.
 
 
 def sides(folder: Path, model: Any, **options: Any) -> dict[str, Any]:
@@ -170,6 +172,18 @@ def sides(folder: Path, model: Any, **options: Any) -> dict[str, Any]:
         steps=3,
         report=lambda words: None,
     )
+
+
+@pytest.mark.usefixtures("like_a_work_horse")
+def test_warmds_side_computes_the_steps_of_the_job(tmp_path):
+    job = tiny.surroundings(tmp_path / "run")
+    run(sft_jobs.spec(tmp_path, batch_size=4, steps=3), job.ctx)
+    of_job = [(event["loss"], event["grad_norm"]) for event in job.of_type("step")]
+    found = sides(tmp_path, tiny.model(), batch_size=4, steps=3)
+    assert found["differences"] == []
+    for expected, step in zip(of_job, found["steps"], strict=True):
+        own = step["warmd"]
+        assert (own["loss"], own["grad_norm"]) == pytest.approx(expected, rel=1e-6)
 
 
 def other_rate(patch: pytest.MonkeyPatch) -> None:
