@@ -24,6 +24,7 @@ from ..shared.given import GivenPath
 from ..shared.job_argument import complete_job, job_argument
 from ..shared.target import ambiguous
 from ..view import render
+from .verify_trl import TRL_STEPS, verify_trl
 
 if TYPE_CHECKING:
     from ...daemon.runs.checkpoints import Checkpoints
@@ -104,13 +105,33 @@ def _damaged() -> str:
 @click.option(
     "--step", type=int, metavar="N", help="Step of the checkpoint to verify.  [default: all]"
 )
+@click.option(
+    "--trl", is_flag=True, help="Train the first steps with TRL's trainer too, and compare."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1, max=10_000),
+    metavar="N",
+    help=f"Number of steps to train with --trl.  [default: {TRL_STEPS}]",
+)
 @common_options
 @click.pass_obj
-def verify(app: App, job: str | None, step: int | None) -> int:
+def verify(app: App, job: str | None, step: int | None, trl: bool, steps: int | None) -> int:
     """Read every file of the checkpoints of JOB, and compare it with its checksum.
 
-    Exit code 1: a file is damaged.
+    With --trl, train the first steps of an sft, dpo or grpo job instead, from its initial weights,
+    once with TRL's stock trainer and once with warmd's training loop; show loss and gradient norm
+    of both and the largest difference of a weight. Trains on the CPU, in a process of its own;
+    checkpoints are not read.
+
+    Exit code 1: a file is damaged, or with --trl, the difference is more than rounding.
     """
+    if trl:
+        if step is not None:
+            raise SpecError("step", "must not go with trl, which reads no checkpoint")
+        return verify_trl(app, job, TRL_STEPS if steps is None else steps)
+    if steps is not None:
+        raise SpecError("steps", "must go with trl, got it alone")
     from ...daemon.runs.checkpoints import size_bytes, verify as verify_one
 
     rundir = _rundir(app, job)

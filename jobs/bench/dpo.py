@@ -32,13 +32,6 @@ from .training import Clock, context, own_loop, timed
 from .works import DPO, DpoWork
 
 
-class StockTrainer(DPOTrainer):
-    """TRL's trainer on rows that are tokens already."""
-
-    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        return dataset
-
-
 def run(side: str, work: DpoWork, folder: Path, steps: int) -> dict[str, Any]:
     """Train and return the measurements (`training.timed`)."""
     return timed(
@@ -88,13 +81,15 @@ def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str, cl
         return own_loop(
             *(ctx, spec, config, policy, tokenizer, task, clock), before_update=task.before_update
         )
-    trainer = StockTrainer(
+    trainer = DPOTrainer(
         model=model.read(folder).requires_grad_(True),
         ref_model=reference,
         args=config,
         processing_class=tokenizer,
-        train_dataset=Dataset.from_list(rows),
+        # TRL tokenizes what it is made with: the tokens follow.
+        train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
     )
+    trainer.train_dataset = Dataset.from_list(rows)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -47,7 +47,7 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
     data_done = time.perf_counter()
     steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    task, training = _training(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    task, training = training_of(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
     return row_job.run_training(
         spec,
         ctx,
@@ -64,7 +64,7 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     )
 
 
-def _config(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOConfig:
+def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOConfig:
     from trl.trainer.dpo_config import DPOConfig
 
     from ..training.arguments import common_arguments
@@ -94,7 +94,7 @@ def _usual_learning_rate(num_parameters: int) -> float:
     return 1e-5 if num_parameters < 1e8 else 1e-6
 
 
-def _training(
+def training_of(
     spec: DpoSpec,
     ctx: Context,
     warm: WarmModel,
@@ -127,7 +127,7 @@ def _training(
     has_dropout = spec.lora is not None and spec.lora_dropout > 0
     if has_dropout:
         set_dropout(model, spec.lora_dropout)
-    args = _config(spec, ctx, warm, steps)
+    args = config_of(spec, ctx, warm, steps)
     set_router(model, args)
     task = Preferences(
         ctx=ctx,

@@ -51,6 +51,7 @@ class Judge:
         self._calls = calls
         self._num_rewards = num_rewards
         self._has_warned = False
+        self._has_warned_of_none = False
 
     @property
     def can_fail(self) -> bool:
@@ -87,7 +88,10 @@ class Judge:
             found = [_Outcome(*one) for of_rank in ranks.gather(found) for one in of_rank]
             for number, one in enumerate(found):
                 self._count(one, rows[number * size], step)
-        return self._judged(found)
+        judged = self._judged(found)
+        if all(one.failure is None for one in found):
+            self._warn_of_none(judged.scores, rows, step)
+        return judged
 
     def _called(
         self,
@@ -128,6 +132,20 @@ class Judge:
                 f"reward: must succeed for one of {MOST_FAILURES} consecutive groups, got none; "
                 f"the last one: {failure}"
             )
+
+    def _warn_of_none(self, scores: Tensor, rows: Sequence[Prompt], step: int) -> None:
+        """Warn once of completions that no reward scores."""
+        is_none = scores.isnan().all(1)
+        if self._has_warned_of_none or not is_none.any():
+            return
+        self._has_warned_of_none = True
+        first = rows[int(is_none.nonzero()[0])]
+        self._ctx.emit(
+            "warning",
+            step=step,
+            message=f"reward: {int(is_none.sum())} of {len(is_none)} completions have no score "
+            f"from any reward and are left out, the first one of row {first.row}",
+        )
 
     def _warn_of_extra(self, columns: Sequence[str]) -> None:
         if columns and not self._has_warned:

@@ -62,12 +62,12 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         report_shared(ctx.emit, num_shared, len(held_out))
     vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
     check_padding(warm)
-    prompts = _encode(spec, warm, training_set, vocabulary)
-    eval_prompts = _encode(spec, warm, held_out, vocabulary)
+    prompts = encoded(spec, warm, training_set, vocabulary)
+    eval_prompts = encoded(spec, warm, held_out, vocabulary)
     num_cut = sum(prompt.is_cut for prompt in prompts + eval_prompts)
     if num_cut:
         ctx.emit("truncated", prompts=num_cut, max_prompt_length=spec.max_prompt_length)
-    config = _config(spec, ctx, warm, prompts + eval_prompts)
+    config = config_of(spec, ctx, warm, prompts + eval_prompts)
     data = {
         "data": problems.fingerprint(training_set + held_out),
         "columns": problems.columns_fingerprint(training_set + held_out),
@@ -75,8 +75,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     data_done = time.perf_counter()
     functions = spec.reward_functions(training_set)
     sources = Sources(functions.values())
-    with _reward_calls(spec, functions, prompts + eval_prompts) as calls:
-        task, training = _training(
+    with reward_calls(spec, functions, prompts + eval_prompts) as calls:
+        task, training = training_of(
             spec, ctx, warm, config, prompts, eval_prompts, calls, functions, data, sources
         )
         task.reward_log = _reward_log(spec, ctx, checkpoint)
@@ -90,6 +90,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         }
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
         _announce(spec, ctx, task, training, checkpoint, gemm, about)
+        for words in spec.loss_warnings():
+            ctx.emit("warning", message=words)
         if warm.appended_end is not None:
             ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
         for words in of_rollouts_words(warm.unapplied):
@@ -109,7 +111,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     }
 
 
-def _reward_calls(
+def reward_calls(
     spec: GrpoSpec,
     functions: Mapping[str, rewards.Reward | KeywordReward],
     prompts: Sequence[Prompt],
@@ -129,7 +131,7 @@ def _reward_log(spec: GrpoSpec, ctx: Context, checkpoint: Path | None) -> Reward
     return RewardLog(Path(spec.reward_log), ctx.job_id, step=step)
 
 
-def _encode(
+def encoded(
     spec: GrpoSpec,
     warm: WarmModel,
     found: Sequence[problems.Problem],
@@ -145,7 +147,9 @@ def _encode(
     )
 
 
-def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]) -> GRPOConfig:
+def config_of(
+    spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]
+) -> GRPOConfig:
     from trl.trainer.grpo_config import GRPOConfig
 
     from ..training.arguments import common_arguments
@@ -200,7 +204,7 @@ def _default_learning_rate(num_parameters: int) -> float:
     return 1e-4 if num_parameters < 1e8 else 1e-6
 
 
-def _training(
+def training_of(
     spec: GrpoSpec,
     ctx: Context,
     warm: WarmModel,

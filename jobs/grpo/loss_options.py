@@ -14,6 +14,7 @@ from ..training.options import MOST_STEPS
 
 CLIPPED = ("dapo", "bnpo", "grpo", "dr_grpo", "luspo")  # losses that clip the probability ratio
 LOSSES = (*CLIPPED[:4], "cispo", "sapo", "luspo", "vespo")
+_SUMS = ("bnpo", "dr_grpo", "dapo", "cispo")  # losses that add up the tokens of all completions
 SUM_FIRST, NORMALIZE_FIRST = "sum_then_normalize", "normalize_then_sum"
 
 
@@ -227,6 +228,18 @@ class LossSpec(Spec):
             raise SpecError(
                 "entropy_coef_min", f"must be at most {high:g} (entropy_coef_max), got {low:g}"
             )
+
+    def loss_warnings(self) -> list[str]:
+        """Return TRL's warnings of combinations that no paper uses."""
+        level, loss = self.importance_sampling_level, self.loss_type
+        if level == "sequence" and loss in _SUMS:
+            return [
+                f"importance_sampling_level: with sequence, loss_type {loss} weights a completion "
+                "by its length; GSPO has loss_type grpo"
+            ]
+        if level == "token" and loss == "luspo":
+            return ["importance_sampling_level: LUSPO has sequence with loss_type luspo, got token"]
+        return []
 
     def loss_arguments(self) -> dict[str, Any]:
         """Return the fields of TRL's GRPOConfig."""

@@ -7,6 +7,7 @@ needs torch.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
@@ -41,12 +42,18 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     if warm.tokenizer.eos_token is None:
         raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
     rows = row_job.load_rows(spec, ctx)
-    how = _tokenization(spec, warm, rows.has_chats)
+    how = tokenization_of(spec, warm, rows.has_chats)
     check_padding(warm)
     examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
+    if spec.assistant_only_loss and checkpoint is None and not _learns_to_stop(how):
+        ctx.emit(
+            "warning",
+            message="assistant_only_loss: the chat template does not mark the end-of-turn token as "
+            "what the assistant says: the model may not learn to stop",
+        )
     data_done = time.perf_counter()
     steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    task, training = _training(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    task, training = training_of(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
     return row_job.run_training(
         spec,
         ctx,
@@ -61,7 +68,7 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     )
 
 
-def _tokenization(spec: SftSpec, warm: WarmModel, has_chats: bool) -> Tokenization:
+def tokenization_of(spec: SftSpec, warm: WarmModel, has_chats: bool) -> Tokenization:
     return Tokenization(
         tokenizer=warm.tokenizer,
         max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
@@ -91,7 +98,25 @@ def _training_template(tokenizer: Any) -> str | None:
     return found
 
 
-def _config(spec: SftSpec, ctx: Context, warm: WarmModel, steps: int, *, packs: bool) -> SFTConfig:
+def _learns_to_stop(how: Tokenization) -> bool:
+    """Whether the token that ends a turn of the assistant is among those with a loss."""
+    from trl.chat_template_utils import is_chat_template_stop_token_trained
+
+    template = ChatTemplate.of(how.tokenizer)
+    if how.training_template is not None:
+        template = replace(template, source=how.training_template)
+    turns = [{"role": role, "content": "dummy"} for role in ("user", "assistant", "user")]
+    try:
+        chat_templates.render(template, turns)  # TRL renders them without limits
+    except JobFailed:
+        return True  # not known
+    found: bool = is_chat_template_stop_token_trained(how.tokenizer, how.training_template)
+    return found
+
+
+def config_of(
+    spec: SftSpec, ctx: Context, warm: WarmModel, steps: int, *, packs: bool
+) -> SFTConfig:
     from trl.trainer.sft_config import SFTConfig
 
     from ..training.arguments import common_arguments
@@ -120,7 +145,7 @@ def _usual_learning_rate(num_parameters: int) -> float:
     return 3e-4 if num_parameters < 1e8 else 2e-5
 
 
-def _training(
+def training_of(
     spec: SftSpec,
     ctx: Context,
     warm: WarmModel,
@@ -141,7 +166,7 @@ def _training(
     if not packs:
         require_one_process(ctx.ranks, model)
     model = model.requires_grad_(True) if spec.lora is None else with_adapter(warm, model, spec)
-    args = _config(spec, ctx, warm, steps, packs=packs)
+    args = config_of(spec, ctx, warm, steps, packs=packs)
     set_router(model, args)
     task = Supervised(
         ctx=ctx,

@@ -30,6 +30,35 @@ def test_training_raises_the_reward_on_held_out_prompts(tmp_path):
     assert (after["phase"], after["step"], after["reward"]) == ("after", 40, result["reward_after"])
 
 
+@pytest.mark.parametrize(
+    ("level", "loss", "warning"),
+    [
+        ("sequence", "grpo", None),
+        ("token", "dapo", None),
+        *(
+            (
+                "sequence",
+                loss,
+                f"importance_sampling_level: with sequence, loss_type {loss} weights a completion "
+                "by its length; GSPO has loss_type grpo",
+            )
+            for loss in ("bnpo", "dr_grpo", "dapo", "cispo")
+        ),
+        ("sequence", "luspo", None),
+        (
+            "token",
+            "luspo",
+            "importance_sampling_level: LUSPO has sequence with loss_type luspo, got token",
+        ),
+    ],
+)
+def test_combinations_of_no_paper_give_trls_warning(tmp_path, level, loss, warning):
+    job = tiny.surroundings(tmp_path)
+    run(spec(importance_sampling_level=level, loss_type=loss, samples=1), job.ctx)
+    messages = [event["message"] for event in job.of_type("warning")]
+    assert messages == ([] if warning is None else [warning])
+
+
 def test_each_step_is_one_event_with_everything_that_happened_in_it(tmp_path):
     job = tiny.surroundings(tmp_path)
     result = run(

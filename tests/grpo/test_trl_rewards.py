@@ -155,6 +155,10 @@ def test_completions_without_a_score_have_no_effect(tmp_path):
     job = tiny.surroundings(tmp_path / "run")
     result = run(spec(tmp_path / "rows.jsonl", rows(False), "judges_the_first"), job.ctx)
     assert [event["reward"] for event in job.of_type("step")] == [1.0] * 3
+    assert [event["message"] for event in job.of_type("warning")] == [
+        "reward: 3 of 4 completions have no score from any reward and are left out, the first one "
+        "of row 1"
+    ]
     job = tiny.surroundings(tmp_path / "none")
     options: dict[str, Any] = {"samples": 2, "eval_samples": 1}
     result = run(spec(tmp_path / "rows.jsonl", rows(False), "judges_none", **options), job.ctx)

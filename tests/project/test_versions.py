@@ -16,6 +16,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,14 @@ PRIVATE = {
 }  # fmt: skip
 DOCUMENTED = {"_asdict", "_fields"}  # of named tuples and syntax trees
 
-# The parameters of what warmd overrides in the trainers: in the benchmark, of the stock side.
-OVERRIDDEN = {
-    "DPOTrainer._prepare_dataset": "self dataset processing_class args dataset_name",
+# The warnings of the trainers that docs/trl.md lists, in the versions that are pinned.
+WARNINGS = {
+    "trl.trainer.sft_trainer": 14,
+    "trl.trainer.dpo_trainer": 9,
+    "trl.trainer.grpo_trainer": 14,
+    "transformers.trainer": 27,
 }
-# And of what it calls there.
+# The parameters of the undocumented methods that warmd calls.
 CALLED = {
     GenerationMixin._prepare_generation_config: "self generation_config kwargs",
     GenerationMixin._get_logits_processor: (
@@ -233,19 +237,33 @@ def test_the_tools_of_both_sets_of_versions_are_the_same():
     assert {name: low[name] for name in tools} == {name: pinned[name] for name in tools}
 
 
-def test_overridden_trainer_methods_are_unchanged():
+def test_no_class_is_derived_from_a_trainer():
     for module in pkgutil.walk_packages(warmd.jobs.__path__, "warmd.jobs."):
         importlib.import_module(module.name)
-    found = {}
-    for trainer in below(Trainer):
-        if not trainer.__module__.startswith("warmd."):
-            continue
-        theirs = [base for base in trainer.__mro__ if not base.__module__.startswith("warmd.")]
-        for name, value in vars(trainer).items():
-            base = next((base for base in theirs if name in vars(base)), None)
-            if base is not None and callable(value) and not name.startswith("__"):
-                found[f"{base.__name__}.{name}"] = parameters(vars(base)[name])
-    assert found == OVERRIDDEN
+    assert [one for one in below(Trainer) if one.__module__.startswith("warmd.")] == []
+
+
+def test_the_names_of_trl_are_those_of_the_manual():
+    used = {
+        f"{node.module}.{alias.name}"
+        for file in (ROOT / "jobs").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "trl"
+        for alias in node.names
+    }
+    manual = (ROOT / "docs" / "trl.md").read_text()
+    assert used == set(re.findall(r"^\| `(trl\.[\w.]+)` \|", manual, re.MULTILINE))
+    assert not [name for name in used if "._" in name]
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_the_warnings_of_the_trainers_have_been_read(name):
+    library = name.partition(".")[0]
+    if Version(version(library)) != pins("constraints.txt")[library]:
+        pytest.skip("not the pinned version")
+    source = inspect.getsource(importlib.import_module(name))
+    found = re.findall(r"\b(?:logger\.warning|logger\.warning_once|warnings\.warn)\(", source)
+    assert len(found) == WARNINGS[name], "compare the table of docs/trl.md"
 
 
 @pytest.mark.parametrize("method", CALLED, ids=lambda method: str(method.__qualname__))

@@ -288,6 +288,22 @@ def test_chats_are_learned_by_the_assistants_turns(tmp_path):
     assert 0 < learned[True] < learned[False]
 
 
+def test_an_end_of_turn_token_that_is_not_marked_gives_a_warning(tmp_path):
+    unmarked = sft_jobs.TEMPLATE.replace(
+        "{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}"
+    )
+    for number, template in enumerate((sft_jobs.TEMPLATE, unmarked)):
+        job = chatty(tmp_path / str(number))
+        job.ctx.models.tokenizer.chat_template = template  # type: ignore[attr-defined]
+        run(spec(tmp_path, "chat", assistant_only_loss=True, steps=1), job.ctx)
+        messages = [event["message"] for event in job.of_type("warning")]
+        warning = (
+            "assistant_only_loss: the chat template does not mark the end-of-turn token as what "
+            "the assistant says: the model may not learn to stop"
+        )
+        assert messages == [warning] * number
+
+
 def test_a_template_that_marks_no_assistant_fails_in_one_line(tmp_path):
     job = chatty(tmp_path)
     tokenizer: Any = job.ctx.models.tokenizer  # type: ignore[attr-defined]
