@@ -24,8 +24,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.device import has_bfloat16
 from ..compute.frozen_int8 import quantize_linears
+from ..grpo.groups import RewardWeights
 from ..grpo.judging import Judge
 from ..grpo.options import GrpoSpec
+from ..grpo.rollouts import GroupSampler
 from ..grpo.sampler import Sampler
 from ..grpo.scoring import Scorer
 from ..grpo.task import Reinforcement
@@ -123,20 +125,28 @@ def _training(
         Prompt(text, tokenizer(text)["input_ids"], None, number, False, {}, None)
         for number, text in enumerate(texts)
     ]
+    padding = pad_id(policy, tokenizer)
     rewards = {"order": KeywordReward("order", _rewards)}
     task = Reinforcement(
         ctx=ctx,
         args=config,
         model=policy,
         reference=reference,
-        tokenizer=tokenizer,
-        sampler=Sampler(policy, tokenizer, config, packs=True, rollout_dtype=work.rollout_dtype),
-        scorer=Scorer(
-            config, most_tokens=pack_tokens(policy, ctx), pad_id=pad_id(policy, tokenizer)
+        pad_id=padding,
+        groups=GroupSampler(
+            ctx=ctx,
+            args=config,
+            model=policy,
+            tokenizer=tokenizer,
+            sampler=Sampler(
+                policy, tokenizer, config, packs=True, rollout_dtype=work.rollout_dtype
+            ),
+            judge=Judge(ctx, RewardCalls(rewards, prompts), len(rewards)),
+            weights=RewardWeights.of(config),
+            prompts=prompts,
         ),
-        judge=Judge(ctx, RewardCalls(rewards, prompts), len(rewards)),
+        scorer=Scorer(config, most_tokens=pack_tokens(policy, ctx), pad_id=padding),
         rewards=list(rewards),
-        prompts=prompts,
         data={},
     )
     spec = GrpoSpec(save_every="1000000")

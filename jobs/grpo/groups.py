@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .loss_options import NORMALIZE_FIRST
 from .rollout import Completion
 
 SAME = 1e-8  # rewards that differ by less are equal (torch.isclose with 0)
@@ -34,6 +36,12 @@ class RewardWeights:
 
     values: Sequence[float]
     are_for_normalized: bool = False
+
+    @classmethod
+    def of(cls, config: Any) -> RewardWeights:
+        """Return the weights of a GRPOConfig."""
+        is_first = config.multi_objective_aggregation == NORMALIZE_FIRST
+        return cls(config.reward_weights, is_first)
 
     def rewards(self, scores: Tensor) -> Tensor:
         """Return the weighted sum of each completion's scores: (G, R) to (G,), NaN for no score."""

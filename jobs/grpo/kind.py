@@ -222,7 +222,10 @@ def training_of(
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
+    from .evaluation import HeldOut
+    from .groups import RewardWeights
     from .judging import Judge
+    from .rollouts import GroupSampler
     from .sampler import Sampler
     from .scoring import Scorer
     from .task import Reinforcement
@@ -241,11 +244,10 @@ def training_of(
         _check_padded(spec, model)
         require_one_process(ctx.ranks, model)
     padding, coefficient = pad_id(model, warm.tokenizer), router_coefficient(model, config)
-    task = Reinforcement(
+    groups = GroupSampler(
         ctx=ctx,
         args=config,
         model=model,
-        reference=reference,
         tokenizer=warm.tokenizer,
         sampler=Sampler(
             model,
@@ -255,21 +257,32 @@ def training_of(
             rollout_dtype=rollout_dtype,
             keeps_logps=spec.replay > 0,
         ),
+        judge=Judge(ctx, calls, len(functions)),
+        weights=RewardWeights.of(config),
+        prompts=prompts,
+        resample=spec.resample,
+        replay=spec.replay,
+    )
+    task = Reinforcement(
+        ctx=ctx,
+        args=config,
+        model=model,
+        reference=reference,
+        pad_id=padding,
+        groups=groups,
         scorer=Scorer(
             config,
             most_tokens=pack_tokens(model, ctx) if packs else None,
             pad_id=padding,
             balances=coefficient != 0,
         ),
-        judge=Judge(ctx, calls, len(functions)),
         rewards=list(functions),
-        prompts=prompts,
-        held_out=held_out,
         data=data,
         samples_shown=spec.log_completions,
-        resample=spec.resample,
-        replay=spec.replay,
         router_coefficient=coefficient,
+    )
+    measured = HeldOut(
+        ctx=ctx, model=model, groups=groups, prompts=held_out, state=task.trainer_state
     )
     training = Training(
         ctx=ctx,
@@ -278,14 +291,14 @@ def training_of(
         model=model,
         tokenizer=warm.tokenizer,
         task=task,
-        measured=task if held_out else None,
+        measured=measured if held_out else None,
         eval_every=spec.eval_every,
         on_step=task.trained,
         before_update=task.before_update,
         differences_since=task.differences_since,
         about=sources.about,
     )
-    task.during = training.progress.during
+    measured.during = training.progress.during
     return task, training
 
 
@@ -339,7 +352,7 @@ def _announce(
         max_completion_length=training.args.max_completion_length,
         pack_tokens=task.scorer.most_tokens,  # per forward pass; None: padded batches
         learning_rate=training.args.learning_rate,
-        rollout_dtype=task.sampler.rollout_dtype,
+        rollout_dtype=task.groups.sampler.rollout_dtype,
         **compute_summary(ctx.device),
         **about,
     )

@@ -2,7 +2,7 @@
 
 GRPO: Shao et al. 2024, arXiv:2402.03300. A step, from top to bottom:
 
-    groups = completions of the policy (`sampler`), judged by the rewards (`judging`)
+    groups = completions of the policy, judged by the rewards (`rollouts`: `sampler`, `judging`)
     batch = their tokens, with advantages (`advantages`, `batch`)
     loss of the batch (`losses.grpo`), from its log-probabilities (`scoring`)
 
@@ -15,25 +15,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import count, islice
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from trl.trainer.grpo_config import GRPOConfig
 
 from ..context import Context
-from ..engine.detokenizer import text_of
-from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
 from ..files.shortage import lacks_space
-from ..keyed_numbers import permutation, uniform
+from ..keyed_numbers import permutation
 from ..losses.grpo import (
     Objective,
     Step,
@@ -47,9 +42,7 @@ from ..packing.padding import ROUNDED
 from ..packing.passes import Embedded, exchange
 from ..packing.shared_prompts import FIXED
 from ..rewards.prompts import Prompt
-from ..statistics import interval_of
 from ..training.deprecations import no_deprecations
-from ..training.finite import weight_norm
 from ..training.loop import Loss
 from ..training.reference import copy_shared_weights, move_towards
 from . import metrics
@@ -57,20 +50,14 @@ from .advantages import advantages
 from .batch import Batch
 from .entropy_bonus import EntropyBonus, entropy_sums
 from .flat_rewards import FlatRewards
-from .groups import Group, RewardWeights
-from .judging import Judge
-from .loss_options import NORMALIZE_FIRST
-from .prompt_order import EpochOrders, PromptStream
-from .replay import ReplayBuffer
+from .groups import Group
 from .reward_log import RewardLog
-from .rollout import Completion
-from .sampler import Sampler
+from .rollouts import GroupSampler
 from .scoring import Scorer, Table
 
 # How results differ since RULES 3, for the warning of a job that is resumed.
 KEYED = "completions are drawn with random numbers of their own"
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
-EVAL_BATCH = 16
 
 
 @dataclass
@@ -88,17 +75,6 @@ class Rollouts:
     is_flat: bool  # whether all rewards of each group are equal
 
 
-@dataclass
-class _Groups:
-    """Sampled groups: with the fields that count their changes, what rewards have logged, and the
-    seconds of generation."""
-
-    groups: list[Group]
-    counts: dict[str, int]
-    logged: dict[str, list[float]]
-    seconds: float
-
-
 @dataclass(frozen=True)
 class Work:
     """The one micro-batch of a step, which began at a time.perf_counter."""
@@ -109,19 +85,14 @@ class Work:
 
 
 class Reinforcement:
-    """The task of a GRPO job, which also evaluates it (training.loop.Task, training.loop.Measured).
+    """The task of a GRPO job (training.loop.Task).
 
     `args`: a GRPOConfig, whose steps_per_generation is its gradient_accumulation_steps.
     `reference`: the frozen model of the KL term, which may share its weights with the model
     (training.reference); None without a KL term, or for an adapter, whose reference is the model
     without it. `rewards`: their names, in the order of the weights of `args`. `data`: fingerprints
-    of the prompts ("data") and of the other columns that rewards see ("columns"). `resample`: how
-    often groups with equal rewards are replaced by groups of the next prompts; `replay`: size of
-    the replay buffer per prompt (0: none).
+    of the prompts ("data") and of the other columns that rewards see ("columns").
     """
-
-    # Reports an activity of the training while a block runs; set once there is a training.
-    during: Callable[[str], AbstractContextManager[None]]
 
     def __init__(
         self,
@@ -130,55 +101,33 @@ class Reinforcement:
         args: GRPOConfig,
         model: Any,
         reference: Any | None,
-        tokenizer: Any,
-        sampler: Sampler,
+        pad_id: int,
+        groups: GroupSampler,
         scorer: Scorer,
-        judge: Judge,
         rewards: Sequence[str],
-        prompts: Sequence[Prompt],
-        held_out: Sequence[Prompt] = (),
         data: Mapping[str, str],
         samples_shown: int = 0,
-        resample: int = 0,
-        replay: int = 0,
         router_coefficient: float = 0.0,
     ) -> None:
-        self.sampler = sampler
+        self.groups = groups
         self.scorer = scorer
-        self.judge = judge
-        self.during = lambda name: nullcontext()
         self.reward_log: RewardLog | None = None
         self.reward_before: float | None = None  # of a checkpoint of an earlier version
         self._ctx = ctx
         self._args: Any = args
         self._model = model
         self._reference = reference
-        self._tokenizer = tokenizer
+        self._pad_id = pad_id
         self._rewards = list(rewards)
-        self._prompts = list(prompts)
-        self._held_out = held_out
         self._data = dict(data)
         self._samples_shown = samples_shown
         self._router_coefficient = router_coefficient
         self._objective = _objective(args)
         self._bonus = EntropyBonus(args)
-        self._weights = RewardWeights(
-            cast(Any, args).reward_weights, args.multi_objective_aggregation == NORMALIZE_FIRST
-        )
-        self._replay = ReplayBuffer(replay, self._weights) if replay else None
-        self._resample = resample
-        self._orders = EpochOrders(len(prompts), args.seed)
-        self._stream = PromptStream(len(prompts), args.seed)
         self._flat_rewards = FlatRewards()
         self._step = 0  # steps done
         self._tokens_seen = 0.0
         self._rollouts: Rollouts | None = None  # the latest ones
-
-    @property
-    def prompts_per_step(self) -> int:
-        """The groups of a step."""
-        completions = self._args.per_device_train_batch_size * self._micro_batches
-        return int(completions // self._args.num_generations)
 
     @property
     def _micro_batches(self) -> int:
@@ -197,17 +146,16 @@ class Reinforcement:
 
     def _roll_out(self, step: int) -> Rollouts:
         """Sample the groups of a step, score them, and compute their advantages."""
-        sampled = self._groups(self._rows(step), step)
+        sampled = self.groups.of_step(step, self.trainer_state(step))
         groups = sampled.groups
         scores = torch.cat([group.scores for group in groups])
-        found = advantages(
-            scores, self._weights, self._args.num_generations, self._args.scale_rewards
-        )
+        weights = self.groups.weights
+        found = advantages(scores, weights, self._args.num_generations, self._args.scale_rewards)
         batch = self._with_reference(self._batch(groups, found.values))
         order = permutation(len(batch.completions), use="shuffle", seed=self._args.seed, step=step)
         measured = {
-            **metrics.of_completions(groups, (*self.sampler.end_ids, self._tokenizer.pad_token_id)),
-            **metrics.of_rewards(scores, self._rewards, self._weights, found),
+            **metrics.of_completions(groups, self._ends),
+            **metrics.of_rewards(scores, self._rewards, weights, found),
             **metrics.of_logged(sampled.logged),
         }
         sizes = [len(prompt) for prompt in batch.prompts]
@@ -232,107 +180,10 @@ class Reinforcement:
             is_flat=measured["frac_reward_zero_std"] == 1,
         )
 
-    def _rows(self, step: int) -> list[int]:
-        """Return the prompts of a step: the next ones, or with dynamic sampling those of a stream.
-
-        An epoch has all prompts, each once, but for a remainder that fills no step.
-        """
-        size = self.prompts_per_step
-        generations = step // self._args.num_iterations
-        epoch, place = divmod(generations, len(self._prompts) // size)
-        if self._resample:
-            return self._stream.take(size)
-        return self._orders.of(epoch)[place * size : (place + 1) * size]
-
-    def _groups(self, rows: Sequence[int], step: int) -> _Groups:
-        """Sample a group of each prompt; with dynamic sampling, replace those without a spread."""
-        taken = Counter[int]()
-        found = self._sampled(rows, step, taken)
-        groups, resampled = found.groups, 0
-        for _ in range(self._resample):
-            flat = [i for i, one in enumerate(groups) if not self._weights.has_spread(one.scores)]
-            more = self._sampled(self._stream.take(len(flat)), step, taken)
-            for i, group in zip(flat, more.groups, strict=True):
-                groups[i] = group
-            for name, values in more.logged.items():
-                found.logged.setdefault(name, []).extend(values)
-            found.seconds += more.seconds
-            resampled += len(flat)
-        if self._resample:
-            found.counts["resampled"] = resampled
-        if self._replay is not None:
-            found.counts["replayed"] = sum(group.replayed for group in groups)
-        if self.judge.can_fail:
-            found.counts["left_out"] = sum(bool(one.scores.isnan().all()) for one in groups)
-        return found
-
-    def _uniform(self, rows: Sequence[int], step: int, taken: Counter[int]) -> NDArray[np.float64]:
-        """Return the numbers that decide the tokens of groups, by completion and position.
-
-        They depend on seed, step, prompt, and number of the completion among those of its prompt in
-        the step; `taken` counts the groups of each prompt so far.
-        """
-        size = self._args.num_generations
-        found = []
-        for row in rows:
-            first = taken[row] * size
-            taken[row] += 1
-            for sample in range(first, first + size):
-                found.append(self._numbers(step=step, row=row, sample=sample))
-        return np.stack(found)
-
-    def _numbers(self, **fields: int) -> NDArray[np.float64]:
-        length = self._args.max_completion_length
-        return uniform(length, use="completion", seed=self._args.seed, **fields)
-
-    def _sampled(self, rows: Sequence[int], step: int, taken: Counter[int]) -> _Groups:
-        """Return a group of each prompt: sampled, scored, and with a replayed success if due."""
-        if not rows:
-            return _Groups([], {}, {}, 0.0)
-        size = self._args.num_generations
-        prompts = [self._prompts[row] for row in rows for _ in range(size)]
-        began = time.perf_counter()
-        written = self._written(prompts, self._uniform(rows, step, taken))
-        seconds = time.perf_counter() - began
-        texts = [self._text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)]
-        judged = self.judge.scores(
-            prompts,
-            texts,
-            [one.ids for one in written],
-            size=size,
-            state=self._trainer_state(step),
-            ranks=self._ctx.ranks,
-        )
-        groups = [
-            Group(row, written[part], texts[part], judged.scores[part])
-            for number, row in enumerate(rows)
-            for part in [slice(number * size, (number + 1) * size)]
-        ]
-        if self._replay is not None:
-            for group in groups:
-                drawn = uniform(1, use="replay", seed=self._args.seed, step=step, row=group.row)
-                self._replay.apply(group, float(drawn[0]))
-                if group.replayed:
-                    group.texts[0] = self._text(self._prompts[group.row], group.completions[0].ids)
-        return _Groups(groups, {}, judged.metrics, seconds)
-
-    def _written(self, prompts: Sequence[Prompt], uniform: NDArray[np.float64]) -> list[Completion]:
-        ids = [prompt.ids for prompt in prompts]
-        try:
-            return self.sampler.sample(ids, uniform, self._ctx.ranks)
-        except NotFiniteError as error:
-            weight_norm(self._model, self._step)  # raises if the weights are the cause
-            raise JobFailed(
-                f"step {self._step + 1}: the model's probabilities are nan or infinite"
-            ) from error
-
-    def _text(self, prompt: Prompt, ids: Sequence[int]) -> str:
-        """Return the text of a completion, as `eval` and answers have it."""
-        return text_of(self._tokenizer, prompt.ids, ids, self.sampler.end_ids)
-
-    def _trainer_state(self, step: int) -> dict[str, Any]:
-        """Return what a reward gets as TRL's `trainer_state`, after so many steps."""
-        per_epoch = len(self._prompts) // self.prompts_per_step * self._args.num_iterations
+    def trainer_state(self, step: int | None = None) -> dict[str, Any]:
+        """Return what a reward gets as TRL's `trainer_state`, after so many steps (None: now)."""
+        step = self._step if step is None else step
+        per_epoch = self.groups.steps_of_epoch
         return {
             "global_step": step,
             "max_steps": self._args.max_steps,
@@ -343,16 +194,20 @@ class Reinforcement:
             "logging_steps": 1,
         }
 
+    @property
+    def _ends(self) -> set[int]:
+        """The tokens that end a completion, or follow its end."""
+        return {*self.groups.sampler.end_ids, self._pad_id}
+
     def _batch(self, groups: Sequence[Group], values: Tensor) -> Batch:
-        ends = {*self.sampler.end_ids, self._tokenizer.pad_token_id}
         hides_cut = self._args.mask_truncated_completions
         written = [one.ids for group in groups for one in group.completions]
         return Batch.of(
             groups,
-            [self._prompts[group.row].ids for group in groups],
+            [self.groups.prompts[group.row].ids for group in groups],
             values,
-            masked=[hides_cut and ids[-1] not in ends for ids in written],
-            has_sampled=self.sampler.is_int8,
+            masked=[hides_cut and ids[-1] not in self._ends for ids in written],
+            has_sampled=self.groups.sampler.is_int8,
             has_replayed=any(group.replayed for group in groups),
             device=self._model.device,
         )
@@ -531,7 +386,7 @@ class Reinforcement:
             "generation_s": seconds,
             "training_s": time.perf_counter() - work.began - seconds,
         }
-        if self.sampler.rollout_dtype == "int8":
+        if self.groups.sampler.rollout_dtype == "int8":
             found["rollout_drift"] = sums.get(metrics.DRIFT)  # nats
         return found
 
@@ -576,9 +431,7 @@ class Reinforcement:
             "entropy_coef": self._bonus.coefficient,
             "last_entropy": self._bonus.latest,
             "reference": moved,
-            "prompts_taken": self._stream.position,
-            "replay": None if self._replay is None else self._replay.state(),
-            "reward_failures": self.judge.failures,
+            **self.groups.state(),
             "tokens_seen": self._tokens_seen,
         }
 
@@ -598,11 +451,8 @@ class Reinforcement:
         self._flat_rewards.steps = state.get("flat_steps", 0)
         self._bonus.coefficient = state.get("entropy_coef", self._bonus.coefficient)
         self._bonus.latest = state.get("last_entropy", self._bonus.latest)
-        self._stream.position = state.get("prompts_taken", 0)
-        self.judge.failures = state.get("reward_failures", 0)
+        self.groups.load(state)
         self._tokens_seen = state.get("tokens_seen", 0.0)
-        if self._replay is not None:
-            self._replay.load_state(state["replay"])
         if state.get("reference") is not None:
             assert self._reference is not None
             for weight, saved in zip(self._reference.parameters(), state["reference"], strict=True):
@@ -621,68 +471,6 @@ class Reinforcement:
             )
         return found
 
-    # Evaluation.
-
-    def measure(self) -> dict[str, Any] | None:
-        """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
-
-        Completions for which every reward returns None are left out, in `n` too, and counted as
-        `unscored`; the reward is NaN, with a warning, when none is left. Each prompt has the same
-        random numbers in every evaluation.
-        """
-        was_training = self._model.training
-        self._model.eval()
-        found: list[float] = []
-        for start in range(0, len(self._held_out), EVAL_BATCH):
-            if self._ctx.stop.is_set():
-                return None
-            with self.during("batch of an evaluation"):
-                found += self._rewards_of(start)
-        self._model.train(was_training)
-        count = len(self._held_out)
-        unscored = count - len(found)
-        left_out = {"unscored": unscored, "completions": count} if unscored else {}
-        if not found:
-            message = f"the held-out reward is unknown: no reward scores any of {count} completions"
-            self._ctx.emit("warning", step=self._step, message=message)
-            return {"reward": math.nan, "n": 0, **left_out}
-        interval = interval_of(found)
-        return {
-            "reward": math.fsum(found) / len(found),
-            "n": len(found),
-            **left_out,
-            **({} if interval is None else {"intervals": {"reward": interval}}),
-        }
-
-    def evaluated(self, found: dict[str, Any]) -> None:
-        """Nothing depends on an evaluation."""
-
-    def _rewards_of(self, start: int) -> list[float]:
-        """Return the rewards of completions of a batch of held-out prompts, but for the unscored.
-
-        `start`: the number of its first prompt.
-        """
-        prompts = self._held_out[start : start + EVAL_BATCH]
-        numbers = [self._numbers(held_out=start + place) for place in range(len(prompts))]
-        written = self._written(prompts, np.stack(numbers))
-        judged = self.judge.scores(
-            prompts,
-            [self._text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)],
-            [one.ids for one in written],
-            size=len(prompts),
-            state=self._trainer_state(self._step),
-        )
-        found = []
-        for row in judged.scores.tolist():
-            known = [
-                weight * score
-                for weight, score in zip(self._args.reward_weights, row, strict=True)
-                if not math.isnan(score)
-            ]
-            if known:
-                found.append(math.fsum(known))
-        return found
-
     # What is shown of the completions.
 
     def _scored(self, groups: Sequence[Group]) -> Iterator[tuple[Prompt, str, dict[str, float]]]:
@@ -690,7 +478,7 @@ class Reinforcement:
         for group in groups:
             for text, row in zip(group.texts, group.scores.tolist(), strict=True):
                 scores = dict(zip(self._rewards, row, strict=True))
-                yield self._prompts[group.row], text, scores
+                yield self.groups.prompts[group.row], text, scores
 
     def _samples(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
         shown = islice(self._scored(groups), self._samples_shown)

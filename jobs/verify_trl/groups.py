@@ -75,8 +75,8 @@ def grpo(spec: GrpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sid
     task, training = kind.training_of(
         spec, ctx, warm, config, prompts, [], calls, functions, {}, Sources(functions.values())
     )
-    judge: Any = RecordingJudge(task.judge)
-    task.judge = judge
+    judge: Any = RecordingJudge(task.groups.judge)
+    task.groups.judge = judge
 
     def trainer(stock: Stock) -> Any:
         args = kind.config_of(spec, stock.ctx, stock.warm, all_prompts)

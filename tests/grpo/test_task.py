@@ -370,7 +370,7 @@ def test_int8_weights_are_packed_if_there_are_enough_rows_or_tokens(tmp_path, ro
     made = trainer("warmd", tmp_path, tiny.model(), **options)
     made.model.train()
     always = levels().int8 == "warmd"  # whose packing is fast
-    assert made.task.sampler.linear_factory(rows) is (int8_linear if always else form)
+    assert made.task.groups.sampler.linear_factory(rows) is (int8_linear if always else form)
 
 
 def test_an_evaluation_uses_the_native_weights(tmp_path):
@@ -378,7 +378,7 @@ def test_an_evaluation_uses_the_native_weights(tmp_path):
     for is_training in (True, False):
         made.model.train(is_training)
         numbers = np.full((4, 8), 0.5)
-        completions = made.task.sampler.sample([[5, 6, 7]] * 4, numbers, ONE_PROCESS)
+        completions = made.task.groups.sampler.sample([[5, 6, 7]] * 4, numbers, ONE_PROCESS)
         assert all(bool(one.logps) == is_training for one in completions)
 
 

