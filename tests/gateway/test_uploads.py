@@ -8,7 +8,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,12 @@ def upload(gateway: Gateway, content: bytes = b"{}") -> httpx.Response:
 
 
 def arrived_bytes(gateway: Gateway) -> int:
-    return sum(path.stat().st_size for path in gateway.arriving_files())
+    """Return the size of the files that are arriving; one may be refused and removed meanwhile."""
+    found = 0
+    for path in gateway.arriving_files():
+        with suppress(FileNotFoundError):
+            found += path.stat().st_size
+    return found
 
 
 def left(gateway: Gateway) -> list[str]:
