@@ -1,6 +1,6 @@
 """Detection of divergence (a growing loss) and of stalls (a step that does not end).
 
-The loop feeds both. Imports no torch.
+`JobTrainer` feeds both. Imports no torch.
 """
 
 from __future__ import annotations

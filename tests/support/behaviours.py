@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from warmd.daemon.fork.worker_connection import JobControl
@@ -32,10 +33,15 @@ def _note(answers: list[str | None]) -> Path:
     return folder
 
 
+def scores(texts: Sequence[str]) -> list[float]:
+    """The scores of all rewards here that score."""
+    return [len(text) / 10 + sum(text.encode()) % 100 / 1000 for text in texts]
+
+
 def length(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
     """Longer is better, and texts of one length differ by their letters; takes no time."""
     _note(answers)
-    return [len(text) / 10 + sum(text.encode()) % 100 / 1000 for text in completions]
+    return scores(completions)
 
 
 def slow_at_gate(
@@ -73,7 +79,7 @@ def gated(prompts: list[str], completions: list[str], answers: list[str | None])
         if _is_requested():
             (folder / "requested").touch()
         time.sleep(0.01)
-    return [len(text) / 10 for text in completions]
+    return scores(completions)
 
 
 def _is_requested() -> bool:
@@ -87,7 +93,7 @@ def dies(prompts: list[str], completions: list[str], answers: list[str | None]) 
     folder = _note(answers)
     if steps_seen(folder) % 3 == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    return [len(text) / 10 for text in completions]
+    return scores(completions)
 
 
 def devours(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
@@ -101,7 +107,7 @@ def raises(prompts: list[str], completions: list[str], answers: list[str | None]
     folder = _note(answers)
     if (folder / "broken").exists():
         raise RuntimeError("the reward is broken")
-    return [len(text) / 10 for text in completions]
+    return scores(completions)
 
 
 def rants(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
@@ -121,11 +127,11 @@ def tires(prompts: list[str], completions: list[str], answers: list[str | None])
 
 
 def _lengths(texts: list[str]) -> list[float]:
-    return [len(text) / 10 for text in texts]
+    return scores(texts)
 
 
 def _length(text: str) -> float:
-    return len(text) / 10
+    return scores([text])[0]
 
 
 def leaves_processes(
