@@ -19,7 +19,7 @@ from .spec import Spec
 
 KINDS = Kinds(
     {
-        "grpo": Kind(".grpo.options", "GrpoSpec", ".grpo.kind", ".grpo.task"),
+        "grpo": Kind(".grpo.options", "GrpoSpec", ".grpo.kind", ".grpo.evaluation"),
         "sft": Kind(".sft.options", "SftSpec", ".sft.kind", ".sft.task"),
         "dpo": Kind(".dpo.options", "DpoSpec", ".dpo.kind", ".dpo.task"),
         "mlm": Kind(".mlm.options", "MlmSpec", ".mlm.kind", ".mlm.task"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from ..context import Context
 from ..rewards.prompts import Prompt
 from ..statistics import interval_of
-from .rollouts import GroupSampler
+from .task import Reinforcement
 
 BATCH = 16  # completions
 
@@ -20,8 +20,7 @@ BATCH = 16  # completions
 class HeldOut:
     """Measures the mean reward of one completion per held-out prompt (training.loop.Measured).
 
-    `state`: returns what rewards get as TRL's trainer_state. `during`: reports an activity of the
-    training while a block runs; set once there is a training.
+    `during`: reports an activity of the training while a block runs; set once there is a training.
     """
 
     during: Callable[[str], AbstractContextManager[None]]
@@ -31,16 +30,15 @@ class HeldOut:
         *,
         ctx: Context,
         model: Any,
-        groups: GroupSampler,
+        task: Reinforcement,
         prompts: Sequence[Prompt],
-        state: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.during = lambda name: nullcontext()
         self._ctx = ctx
         self._model = model
-        self._groups = groups
+        self._task = task
+        self._groups = task.groups
         self._prompts = prompts
-        self._state = state
 
     def measure(self) -> dict[str, Any] | None:
         """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
@@ -63,7 +61,9 @@ class HeldOut:
         left_out = {"unscored": unscored, "completions": count} if unscored else {}
         if not found:
             message = f"the held-out reward is unknown: no reward scores any of {count} completions"
-            self._ctx.emit("warning", step=self._state()["global_step"], message=message)
+            self._ctx.emit(
+                "warning", step=self._task.trainer_state()["global_step"], message=message
+            )
             return {"reward": math.nan, "n": 0, **left_out}
         interval = interval_of(found)
         return {
@@ -83,7 +83,7 @@ class HeldOut:
         """
         prompts = self._prompts[start : start + BATCH]
         numbers = [self._groups.numbers(held_out=start + place) for place in range(len(prompts))]
-        judged = self._groups.judged(prompts, np.stack(numbers), self._state())
+        judged = self._groups.judged(prompts, np.stack(numbers), self._task.trainer_state())
         found = []
         for row in judged.scores.tolist():
             known = [

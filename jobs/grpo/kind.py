@@ -281,9 +281,7 @@ def training_of(
         samples_shown=spec.log_completions,
         router_coefficient=coefficient,
     )
-    measured = HeldOut(
-        ctx=ctx, model=model, groups=groups, prompts=held_out, state=task.trainer_state
-    )
+    measured = HeldOut(ctx=ctx, model=model, task=task, prompts=held_out)
     training = Training(
         ctx=ctx,
         spec=spec,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,13 @@ def test_options_of_the_two_checks_are_not_mixed(desk, tiny_model):
     assert "steps: must go with trl" in refusal.err
 
 
+def verifies(process: psutil.Process) -> bool:
+    """Whether it is a process of the comparison, and no zombie."""
+    with suppress(psutil.Error):
+        return "warmd.daemon.fork.verify_trl" in process.cmdline()
+    return False
+
+
 @pytest.mark.slow
 def test_a_failing_side_fails_with_its_reason_and_an_interrupted_one_ends(desk, tiny_model):
     job_id = submitted(desk, tiny_model, "grpo", "--reward", "behaviours:raises")
@@ -142,11 +150,7 @@ def test_a_failing_side_fails_with_its_reason_and_an_interrupted_one_ends(desk, 
     with pytest.raises(KeyboardInterrupt):
         verify_trl.verify(desk.client, job_id, steps=1, report=interrupt)
     assert not list(desk.home.cache.glob("verify-*"))
-    assert not [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "warmd.daemon.fork.verify_trl" in child.cmdline()
-    ]
+    assert not [child for child in psutil.Process().children(recursive=True) if verifies(child)]
 
 
 # Both sides in this process.
