@@ -98,6 +98,7 @@ def test_jobs_wait_for_descriptors_and_no_retry_is_used(
     sturdy: Daemon, name: str, more: int, limit: Limit
 ):
     assert sturdy.wait(sturdy.submit())["status"] == "finished"  # its connections are open now
+    wait_until(sturdy.is_settled)  # a horse that ends later would free descriptors of the zygote
     limited = limit(sturdy, name)
     limited.allow(more=more)
     jobs = [sturdy.submit(retries=1) for _ in range(2)]
@@ -140,6 +141,8 @@ def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(
 
 @pytest.mark.slow
 def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon, limit: Limit):
+    assert sturdy.wait(sturdy.submit())["status"] == "finished"  # its connections are open now
+    wait_until(sturdy.is_settled)  # a horse that ends later would free descriptors of the zygote
     limited = limit(sturdy, "zygote")
     limited.allow(more=0)
     job_id = sturdy.submit()
