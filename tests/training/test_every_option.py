@@ -27,6 +27,7 @@ from warmd.jobs.training.compare import is_timing
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
+CUSTOM = {"reward": ["custom"], "custom_min_length": 1, "max_completion_length": 24, "samples": 4}
 TESTS = Path(__file__).parents[1]
 
 # Options that a job of a second on one processor does not show, by the tests that do.
@@ -130,14 +131,12 @@ KINDS: dict[str, Cases] = {
             {"reward": ["tiny:digit_share"]},
         ),
         "custom_min_length": (50, {"reward": ["custom"], "custom_max_length": 100}),
-        "custom_max_length": (1, {"reward": ["custom"], "custom_min_length": 1}),
-        "custom_required_term": (["a"], {"reward": ["custom"], "custom_min_length": 1}),
-        "custom_forbidden_term": (["a"], {"reward": ["custom"], "custom_min_length": 1}),
-        "custom_format_pattern": ("a", {"reward": ["custom"], "custom_min_length": 1}),
-        "custom_format_bonus": (
-            3.0,
-            {"reward": ["custom"], "custom_format_pattern": "a"},
-        ),
+        # Long enough that some completions have the letter, or two words, and others do not.
+        "custom_max_length": (1, CUSTOM),
+        "custom_required_term": (["a"], CUSTOM),
+        "custom_forbidden_term": (["a"], CUSTOM),
+        "custom_format_pattern": ("a", CUSTOM),
+        "custom_format_bonus": (3.0, {**CUSTOM, "custom_format_pattern": "a"}),
         "scale_rewards": ("none", {}),
         "multi_objective_aggregation": (
             "normalize_then_sum",
