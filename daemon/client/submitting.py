@@ -20,7 +20,7 @@ from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
 from ..host.warm_set import known_models
 from ..queue import adoption, runs_owner
-from ..runs import labels as job_labels, source, weights
+from ..runs import git, labels as job_labels, source, weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir
 from ..runs.weights import Weights
@@ -157,6 +157,8 @@ class Submitting(ClientConnection):
         `labels`: its name and tags. `delay_s`: queue it after this time, by Redis' clock.
         `needs`: labels of the machine that is to run it.
         """
+        folder = Path.cwd()
+        git_state = git.begin_state_of(folder) if spec.queue == TRAIN else None
         named = getattr(spec, "model", None)
         if init is None and model is None and named is not None and is_checkpoint(named):
             init = self.weights(named)  # whole, and kept when the checkpoint is pruned
@@ -189,8 +191,8 @@ class Submitting(ClientConnection):
         )
         try:
             job_labels.write(rundir, labels)
-            if spec.queue == TRAIN:
-                source.record_submission(rundir, document["spec"], Path.cwd())
+            if git_state is not None:
+                source.record_submission(rundir, document["spec"], folder, git_state)
             if init is not None:
                 # The model needs a unique name: the zygote identifies models by name, and several
                 # jobs may start from the same checkpoint.

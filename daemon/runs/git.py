@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 _TIMEOUT_S = 5.0
@@ -59,6 +62,25 @@ def state_of(folder: Path) -> GitState | None:
         diff=diff if len(diff) <= _MAX_DIFF_BYTES else b"",
         diff_bytes=len(diff),
     )
+
+
+def begin_state_of(folder: Path) -> Callable[[], GitState | None]:
+    """Begin to read the state in a thread; the returned function waits for it.
+
+    git takes milliseconds, which a submission needs for its checks.
+    """
+    found: list[GitState | None] = []
+    thread = threading.Thread(target=lambda: found.append(state_of(folder)), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the machine can start no thread
+        return partial(state_of, folder)
+
+    def wait() -> GitState | None:
+        thread.join()
+        return found[0] if found else None
+
+    return wait
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:

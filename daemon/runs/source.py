@@ -12,7 +12,7 @@ modules. Jobs of earlier versions have none.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -25,7 +25,7 @@ import xxhash
 from ...jobs.files.atomic import write_atomic
 from ...jobs.libraries import versions
 from ...jobs.user_code import modules
-from .git import state_of
+from .git import GitState, state_of
 from .rundir import RunDir
 
 _MAX_FILE_BYTES = 1_000_000  # largest user module that is copied
@@ -71,9 +71,18 @@ class Source:
         return found
 
 
-def record_submission(rundir: RunDir, spec: Mapping[str, Any], folder: Path) -> None:
-    """Record the source as of submission. `spec`: the options, with absolute paths."""
-    git = state_of(folder)
+def record_submission(
+    rundir: RunDir,
+    spec: Mapping[str, Any],
+    folder: Path,
+    git_state: Callable[[], GitState | None] | None = None,
+) -> None:
+    """Record the source as of submission from `folder`.
+
+    `spec`: the options, with absolute paths. `git_state` returns the state of the folder's work
+    tree, where the caller has begun to read it.
+    """
+    git = state_of(folder) if git_state is None else git_state()
     about = None
     if git is not None:
         about = {

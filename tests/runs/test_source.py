@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from warmd.daemon.runs import source
-from warmd.daemon.runs.git import state_of
+from warmd.daemon.runs.git import begin_state_of, state_of
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.user_code.modules import own_modules
 
@@ -73,6 +73,13 @@ def test_no_program_that_the_repository_names_is_run(project, tmp_path):
     assert state is not None
     assert b"FACTOR = 3" in state.diff
     assert not trace.exists()
+
+
+def test_a_state_that_was_begun_before_is_kept(project, rundir):
+    source.record_submission(rundir, {}, project, begin_state_of(project))
+    found = source.read(rundir)
+    assert found.git is not None
+    assert found.git["branch"] == "main"
 
 
 def test_a_folder_without_git_has_no_commit(tmp_path, rundir):
