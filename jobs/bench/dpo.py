@@ -24,7 +24,7 @@ from ..compute.device import has_bfloat16
 from ..dpo.dataset import Example
 from ..dpo.options import DpoSpec
 from ..dpo.task import Preferences
-from ..sequences.passes import pack_tokens
+from ..sequences.scoring import Scorer
 from ..training.arguments import pad_id
 from ..training.reference import weight_sharing_clone
 from . import machine, model
@@ -69,13 +69,18 @@ def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str, cl
             args=config,
             model=policy,
             reference=reference,
-            pad_id=pad_id(policy, tokenizer),
+            scorer=Scorer.of(
+                policy,
+                ctx,
+                pad_id=pad_id(policy, tokenizer),
+                is_half=config.bf16,
+                wants_top=True,
+            ),
             examples=[
                 Example(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in rows
             ],
             held_out=[],
             data="",
-            most_tokens=pack_tokens(policy, ctx),
         )
         spec = DpoSpec(save_every="1000000")
         return own_loop(
