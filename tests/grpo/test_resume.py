@@ -167,7 +167,7 @@ def test_evaluations_during_the_training_do_not_change_it_and_are_resumed(tmp_pa
 
 @pytest.mark.parametrize("option", [{"eval_every": 2}, {"keep_best": "eval_reward"}])
 def test_evaluations_need_held_out_prompts(option):
-    with pytest.raises(SpecError, match="must go with eval_samples or eval_dataset, got it alone"):
+    with pytest.raises(SpecError, match="must go with eval_samples above 0 or eval_dataset, got"):
         spec(**option)
 
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOP = ("cli", "configs", "daemon", "jobs")
 KINDS = ("jobs.grpo", "jobs.mlm", "jobs.sft", "jobs.dpo", "jobs.infer", "jobs.encode", "jobs.eval")
-CONTRACT = ("jobs.spec", "jobs.context", "jobs.errors")
+CONTRACT = ("jobs.spec", "jobs.relations", "jobs.context", "jobs.errors")
 
 
 def name_of(path: Path) -> str:
