@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from ...jobs.statistics import interval_words
+from ...jobs.intervals import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.groups import group_named, limit_option, print_groups
 from ..view import render

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...jobs.statistics import interval_words
+from ...jobs.intervals import interval_words
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedOption
 from ..shared.groups import group_named, limit_option, print_groups

@@ -12,7 +12,7 @@ import redis
 
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ...jobs.statistics import LEVEL
+from ...jobs.intervals import LEVEL
 from ...jobs.training.options import TrainingSpec
 from ..curriculum import folder as curricula, stages
 from ..curriculum.folder import Attempt, Curriculum, CurriculumFolder, Stage, State

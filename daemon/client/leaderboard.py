@@ -15,8 +15,8 @@ from ...jobs.eval import journal
 from ...jobs.eval.options import EvalSpec
 from ...jobs.eval.questions import digests
 from ...jobs.eval.summary import LOWER_IS_BETTER, pair
+from ...jobs.intervals import Comparison
 from ...jobs.rewards.problems import ARITHMETIC
-from ...jobs.statistics import Comparison
 from ..runs.rundir import job_ids
 from .connection import ClientConnection
 

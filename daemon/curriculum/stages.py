@@ -1,7 +1,7 @@
 """Runs the stages of a curriculum, one job after another, and decides at the gates.
 
 A decision follows from the paired comparison of both models' answers to the same questions
-(Student's paired t test, `jobs/statistics.py`):
+(Student's paired t test, `jobs/intervals.py`):
 
   worse      roll back to the stage's beginning, with half the learning rate, at most twice
   undecided  compare on twice as many questions, up to a limit; then as not worse
@@ -26,7 +26,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
 from ...jobs import spec_class
-from ...jobs.statistics import STUDENT, UNDECIDED, WORSE, unscored_words
+from ...jobs.intervals import STUDENT, UNDECIDED, WORSE, unscored_words
 from ..queue import adoption
 from ..queue.jobs import ENDED, JobStatus, JobStore
 from ..runs import events, labels, source

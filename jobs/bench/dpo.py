@@ -24,7 +24,7 @@ from ..compute.device import has_bfloat16
 from ..dpo.dataset import Example
 from ..dpo.options import DpoSpec
 from ..dpo.task import Preferences
-from ..packing.passes import pack_tokens
+from ..sequences.passes import pack_tokens
 from ..training.arguments import pad_id
 from ..training.reference import weight_sharing_clone
 from . import machine, model

@@ -31,10 +31,10 @@ from ..grpo.rollouts import GroupSampler
 from ..grpo.sampler import Sampler
 from ..grpo.scoring import Scorer
 from ..grpo.task import Reinforcement
-from ..packing.passes import pack_tokens
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
+from ..sequences.passes import pack_tokens
 from ..training.arguments import pad_id
 from ..training.loop import Training
 from ..training.reference import weight_sharing_clone

@@ -21,7 +21,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from ..compute.device import has_bfloat16
-from ..packing.passes import pack_tokens
+from ..sequences.passes import pack_tokens
 from ..sft.dataset import IGNORED, Example
 from ..sft.options import SftSpec
 from ..sft.task import Supervised

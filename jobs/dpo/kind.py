@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, WarmModel
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
-from ..packing.padding import check_padding
+from ..sequences.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
 from ..training.tokens import Examples
@@ -103,8 +103,8 @@ def training_of(
     held_out: Examples[Example],
     data: str,
 ) -> tuple[Preferences, Training]:
-    from ..packing.attention import can_pack
-    from ..packing.passes import pack_tokens, require_one_process
+    from ..sequences.attention import can_pack
+    from ..sequences.passes import pack_tokens, require_one_process
     from ..training.arguments import in_float32, pad_id, set_router
     from ..training.loop import Training
     from ..training.lora import set_dropout, with_adapter, without_dropout

@@ -22,11 +22,11 @@ from trl.trainer.dpo_config import DPOConfig
 from ..context import ONE_PROCESS, Context, Ranks
 from ..errors import JobFailed
 from ..losses.dpo import SORTING, Pairs, Strength, dpo_loss
-from ..packing.attention import packed_attention
-from ..packing.logprobs import Scores, score_logits
-from ..packing.padding import ROUNDED
-from ..packing.passes import Embedded, exchange, score_pack
-from ..packing.shared_prompts import FIXED, Pack, Sample, split
+from ..sequences.attention import packed_attention
+from ..sequences.logprobs import Scores, score_logits
+from ..sequences.padding import ROUNDED
+from ..sequences.passes import Embedded, exchange, score_pack
+from ..sequences.shared_prompts import FIXED, Pack, Sample, split
 from ..training.deprecations import no_deprecations
 from ..training.loop import Loss
 from ..training.reference import copy_shared_weights

@@ -10,10 +10,10 @@ from typing import Any
 from ..context import WarmModel
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
+from ..intervals import majority, pass_at_k
 from ..models.vocabulary import Vocabulary
 from ..rewards.prompts import Prompt, encode
 from ..rewards.scoring import Score
-from ..statistics import majority, pass_at_k
 from . import gsm8k
 from .answers import Answer
 from .options import EvalSpec

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..packing.shared_prompts import Sample
+from ..sequences.shared_prompts import Sample
 from .groups import Group
 
 

@@ -20,11 +20,11 @@ from ..models.chat_templates import shown_prompt
 from ..models.generation_settings import of_rollouts_words
 from ..models.pretrained_tokenizer import appended_end_words
 from ..models.vocabulary import Vocabulary
-from ..packing.padding import check_padding
 from ..rewards import problems, rewards
 from ..rewards.prompts import Prompt, completion_room, encode
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
+from ..sequences.padding import check_padding
 from ..training.same_inputs import require_same
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
@@ -216,8 +216,8 @@ def training_of(
     data: Mapping[str, str],
     sources: Sources,
 ) -> tuple[Reinforcement, Training]:
-    from ..packing.attention import can_pack
-    from ..packing.passes import pack_tokens, require_one_process
+    from ..sequences.attention import can_pack
+    from ..sequences.passes import pack_tokens, require_one_process
     from ..training.arguments import in_float32, pad_id, router_coefficient
     from ..training.loop import Training
     from ..training.lora import with_adapter

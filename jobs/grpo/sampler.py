@@ -53,10 +53,11 @@ PACKING_INT8_PAYS = 320
 class Sampler:
     """Samples completions by the options of a GRPOConfig.
 
-    `packs`: whether the engine's decoder computes the logits (packing.attention.can_pack), else the
-    model's own forward pass. `rollout_dtype`: the precision of the weights in training, "float32"
-    or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`: whether
-    completions of the training have the log-probabilities of their tokens, as int8 ones always do.
+    `packs`: whether the engine's decoder computes the logits (sequences.attention.can_pack), else
+    the model's own forward pass. `rollout_dtype`: the precision of the weights in training,
+    "float32" or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`:
+    whether completions of the training have the log-probabilities of their tokens, as int8 ones
+    always do.
     """
 
     def __init__(

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..context import ONE_PROCESS, Ranks
 from ..models.adapters import unwrapped
-from ..packing.attention import packed_attention
-from ..packing.logprobs import Scores, score_logits
-from ..packing.passes import Embedded, exchange, score_pack
-from ..packing.shared_prompts import Pack, Sample, split
+from ..sequences.attention import packed_attention
+from ..sequences.logprobs import Scores, score_logits
+from ..sequences.passes import Embedded, exchange, score_pack
+from ..sequences.shared_prompts import Pack, Sample, split
 
 Place: TypeAlias = "tuple[Tensor, Tensor]"  # rows and columns of a table
 

@@ -38,10 +38,10 @@ from ..losses.grpo import (
     importance_weights,
     mean_entropy,
 )
-from ..packing.padding import ROUNDED
-from ..packing.passes import Embedded, exchange
-from ..packing.shared_prompts import FIXED
 from ..rewards.prompts import Prompt
+from ..sequences.padding import ROUNDED
+from ..sequences.passes import Embedded, exchange
+from ..sequences.shared_prompts import FIXED
 from ..training.deprecations import no_deprecations
 from ..training.loop import Loss
 from ..training.reference import copy_shared_weights, move_towards

@@ -15,7 +15,7 @@ from ..errors import JobFailed
 from ..models import chat_templates
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import ChatTemplate
-from ..packing.padding import check_padding
+from ..sequences.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
 from ..training.tokens import Examples
@@ -154,8 +154,8 @@ def training_of(
     held_out: Examples[Example],
     data: str,
 ) -> tuple[Supervised, Training]:
-    from ..packing.attention import can_pack
-    from ..packing.passes import pack_tokens, require_one_process
+    from ..sequences.attention import can_pack
+    from ..sequences.passes import pack_tokens, require_one_process
     from ..training.arguments import in_float32, pad_id, set_router
     from ..training.loop import Training
     from ..training.lora import with_adapter

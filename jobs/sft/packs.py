@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..context import ONE_PROCESS, Ranks
-from ..packing.attention import causal
+from ..sequences.attention import causal
 from .dataset import IGNORED, Example
 
 
@@ -22,7 +22,7 @@ class Tokens:
 
 
 class SequencePack:
-    """Rows in one sequence of N tokens; `jobs.packing.passes.Pack`.
+    """Rows in one sequence of N tokens; `jobs.sequences.passes.Pack`.
 
     The last token of a row is left out: it predicts nothing.
     """

@@ -19,10 +19,10 @@ from trl.trainer.sft_config import SFTConfig
 
 from ..context import ONE_PROCESS, Context, Ranks
 from ..errors import JobFailed
-from ..packing.attention import packed_attention
-from ..packing.logprobs import Scores, score_logits
-from ..packing.padding import ROUNDED
-from ..packing.passes import Embedded, score_pack
+from ..sequences.attention import packed_attention
+from ..sequences.logprobs import Scores, score_logits
+from ..sequences.padding import ROUNDED
+from ..sequences.passes import Embedded, score_pack
 from ..training.arguments import counts_first_tokens
 from ..training.loop import Loss
 from ..training.row_order import micro_batches

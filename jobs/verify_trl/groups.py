@@ -23,8 +23,8 @@ from ..grpo.options import GrpoSpec
 from ..grpo.reward_sources import Sources
 from ..models.architectures import check_can_generate
 from ..models.vocabulary import Vocabulary
-from ..packing.padding import check_padding
 from ..rewards.prompts import Prompt
+from ..sequences.padding import check_padding
 from .sides import Sides, Stock, reference_folder
 
 

@@ -16,7 +16,7 @@ from ..context import Context, WarmModel
 from ..dpo import dataset as pairs, kind as dpo_kind
 from ..dpo.options import DpoSpec
 from ..models.architectures import check_can_generate
-from ..packing.padding import check_padding
+from ..sequences.padding import check_padding
 from ..sft import dataset as texts, kind as sft_kind
 from ..sft.options import SftSpec
 from ..training import row_job

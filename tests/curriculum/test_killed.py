@@ -17,7 +17,7 @@ from warmd.daemon.curriculum import stages
 from warmd.daemon.curriculum.folder import CurriculumFolder, State
 from warmd.daemon.runs import events
 from warmd.daemon.runs.events import EventLog
-from warmd.jobs.statistics import compare
+from warmd.jobs.intervals import compare
 
 BETTER, WORSE, SAME = [1.0] * 40, [-1.0] * 40, [1.0, -1.0] * 20
 MANY = pytest.mark.nightly(

@@ -14,7 +14,7 @@ from peft import LoraConfig
 from warmd.jobs.dpo.dataset import Example
 from warmd.jobs.dpo.options import LOSSES, SMOOTHED
 from warmd.jobs.dpo.task import Batch
-from warmd.jobs.packing.shared_prompts import Pack, Sample, split
+from warmd.jobs.sequences.shared_prompts import Pack, Sample, split
 from warmd.jobs.training.deprecations import no_deprecations
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")

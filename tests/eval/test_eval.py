@@ -27,7 +27,7 @@ from warmd.jobs.eval.likelihood import split, windows
 from warmd.jobs.eval.options import EvalSpec
 from warmd.jobs.eval.questions import digest
 from warmd.jobs.eval.summary import metrics_of, pair
-from warmd.jobs.statistics import wilson
+from warmd.jobs.intervals import wilson
 
 
 @pytest.fixture(scope="module")

@@ -38,11 +38,11 @@ from warmd.jobs.grpo.rollout import (
     generate,
 )
 from warmd.jobs.keyed_numbers import uniform
-from warmd.jobs.packing import passes
-from warmd.jobs.packing.attention import can_pack
-from warmd.jobs.packing.logprobs import score
-from warmd.jobs.packing.passes import tokens_that_fit
-from warmd.jobs.packing.shared_prompts import Sample, split
+from warmd.jobs.sequences import passes
+from warmd.jobs.sequences.attention import can_pack
+from warmd.jobs.sequences.logprobs import score
+from warmd.jobs.sequences.passes import tokens_that_fit
+from warmd.jobs.sequences.shared_prompts import Sample, split
 from warmd.jobs.training.reference import copy_shared_weights, weight_sharing_clone
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -299,7 +299,7 @@ def test_scores_and_their_gradients_are_those_of_log_softmax(
     monkeypatch, kept_bytes, chunk_bytes, is_trained
 ):
     for name in ("CHUNK_BYTES", "BLOCK_BYTES"):
-        monkeypatch.setattr(f"warmd.jobs.packing.logprobs.{name}", chunk_bytes)
+        monkeypatch.setattr(f"warmd.jobs.sequences.logprobs.{name}", chunk_bytes)
     torch.manual_seed(0)
     hidden = torch.randn(7, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=is_trained)

@@ -145,11 +145,12 @@ ALLOWED = {
         "jobs.data",
         "jobs.files",
         "jobs.models",
-        "jobs.statistics",
+        "jobs.intervals",
         "jobs.user_code",
     ),
     "jobs.losses": (),
-    "jobs.packing": (
+    "jobs.compute.native": ("jobs.compute.cache",),  # where its machine code is kept
+    "jobs.sequences": (
         *CONTRACT,
         "configs",
         "jobs.compute",

@@ -9,8 +9,8 @@ import sft_jobs
 import torch
 from peft import LoraConfig
 
-from warmd.jobs.packing.attention import packed_attention
-from warmd.jobs.packing.passes import score_pack
+from warmd.jobs.sequences.attention import packed_attention
+from warmd.jobs.sequences.passes import score_pack
 from warmd.jobs.sft.packs import SequencePack, Tokens, split
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")

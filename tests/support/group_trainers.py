@@ -29,10 +29,10 @@ from warmd.jobs.grpo.sampler import Sampler
 from warmd.jobs.grpo.scoring import Scorer
 from warmd.jobs.grpo.task import Reinforcement
 from warmd.jobs.keyed_numbers import permutation, uniform
-from warmd.jobs.packing.attention import can_pack
 from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.rewards.reward_calls import RewardCalls
 from warmd.jobs.rewards.user_rewards import KeywordReward
+from warmd.jobs.sequences.attention import can_pack
 from warmd.jobs.training.arguments import pad_id, router_coefficient
 from warmd.jobs.training.loop import Training
 

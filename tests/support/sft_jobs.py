@@ -26,8 +26,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.context import Context
 from warmd.jobs.dpo.options import REWARDS
-from warmd.jobs.packing.attention import can_pack
-from warmd.jobs.packing.passes import pack_tokens
+from warmd.jobs.sequences.attention import can_pack
+from warmd.jobs.sequences.passes import pack_tokens
 from warmd.jobs.sft.dataset import Example, Tokenization
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.task import Supervised

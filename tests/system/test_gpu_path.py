@@ -33,9 +33,9 @@ from warmd.jobs.engine.parts import Part
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
-from warmd.jobs.packing.attention import packed_attention
-from warmd.jobs.packing.passes import score_pack
-from warmd.jobs.packing.shared_prompts import Pack, Sample
+from warmd.jobs.sequences.attention import packed_attention
+from warmd.jobs.sequences.passes import score_pack
+from warmd.jobs.sequences.shared_prompts import Pack, Sample
 
 CAPACITY = SHORTEST + 100
 

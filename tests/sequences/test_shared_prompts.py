@@ -21,7 +21,7 @@ from warmd.jobs.dpo.dataset import Example as PreferenceExample
 from warmd.jobs.dpo.task import MicroBatch as PreferenceBatch
 from warmd.jobs.grpo.batch import Batch
 from warmd.jobs.grpo.task import Rollouts, Work
-from warmd.jobs.packing.shared_prompts import Pack, Sample, split
+from warmd.jobs.sequences.shared_prompts import Pack, Sample, split
 from warmd.jobs.sft.dataset import IGNORED, Example as RowExample
 from warmd.jobs.sft.task import MicroBatch as RowBatch
 from warmd.jobs.training.deprecations import no_deprecations

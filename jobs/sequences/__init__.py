@@ -1,4 +1,4 @@
-"""Packing: training on several sequences in one row of tokens, without padding.
+"""Sequences of tokens: packed into one row without padding, scored, and their backward passes.
 
 - `attention`: causal attention within each sequence of a pack; which models support it
 - `shared_prompts`: packs of several completions behind one prompt

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from warmd.jobs.compute.frozen_int8 import quantize_linears
 from warmd.jobs.compute.levels import levels
-from warmd.jobs.packing.lora_linear import fused_lora
+from warmd.jobs.sequences.lora_linear import fused_lora
 
 
 class Layers(nn.Module):

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from warmd.jobs.statistics import (
+from warmd.jobs.intervals import (
     BETTER,
     STUDENT,
     UNDECIDED,

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .. import onednn
-from ..levels import levels
-from ..linear_forms import InPlaceLinear, Linear, OnednnPacked, panels_of
-from ..linears import innermost
-from ..quantized import Bfloat16Linear, Int8Linear
-from ..shape import Shape
-from . import layout as p
-from .decode_step import step
-from .intrinsics import HAS_AMX, HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
-from .linear import DOT_INT8_PANEL
-from .openmp import OpenMP, address
-from .panels import K_BLOCKS, multiply, tiled_words, whole_lines
-from .rowwise import FLOAT
+from . import onednn
+from .levels import levels
+from .linear_forms import InPlaceLinear, Linear, OnednnPacked, panels_of
+from .linears import innermost
+from .native import layout as p
+from .native.decode_step import step
+from .native.intrinsics import HAS_AMX, HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
+from .native.linear import DOT_INT8_PANEL
+from .native.openmp import OpenMP, address
+from .native.panels import K_BLOCKS, multiply, tiled_words, whole_lines
+from .native.rowwise import FLOAT
+from .quantized import Bfloat16Linear, Int8Linear
+from .shape import Shape
 
 _MAX_ROWS = 512  # for layers that oneDNN packed; more rows were not measured
 _MAX_SEQUENCES = 64

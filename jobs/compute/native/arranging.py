@@ -1,4 +1,4 @@
-"""Packs weights into panels, the order in which the microkernels of `gemm` read them.
+"""Arranges weights in panels, the order in which the microkernels of `gemm` read them.
 
 A panel has the weights of a few outputs, in the order [inputs / depth, outputs, depth], where
 `depth` is the number of inputs that a microkernel multiplies per step. Panels are contiguous.
@@ -70,11 +70,11 @@ def _negative_sum(quads: Any, length: Any, panel: Any) -> Any:
 
 
 @entry
-def pack(data: Any) -> None:
-    """Entry point: pack the panels that this thread claims.
+def arrange(data: Any) -> None:
+    """Entry point: fill the panels that this thread claims.
 
     Words after the two of OpenMP.run: form, panel width, inputs, padded inputs, padded outputs;
-    the address of each row (0: a row of zeros), whether the rows are bfloat16; the packed weights;
+    the address of each row (0: a row of zeros), whether the rows are bfloat16; the panels;
     scales, float32 per output; sums, int32 per output, or 0; scratch, padded inputs in float32 per
     thread; `claimed`: a word per thread, initially 0.
     """
