@@ -19,7 +19,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from ..dpo.dataset import Example
 from ..dpo.options import DpoSpec
 from ..dpo.task import Preferences
-from ..sequences.passes import pack_tokens
+from ..sequences.scoring import Scorer
 from ..training.arguments import pad_id
 from ..training.reference import weight_sharing_clone
 from . import machine, model
@@ -43,13 +43,18 @@ def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, c
             args=config,
             model=policy,
             reference=reference,
-            pad_id=pad_id(policy, tokenizer),
+            scorer=Scorer.of(
+                policy,
+                ctx,
+                pad_id=pad_id(policy, tokenizer),
+                is_half=config.bf16,
+                wants_top=True,
+            ),
             examples=[
                 Example(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in rows
             ],
             held_out=[],
             data="",
-            most_tokens=pack_tokens(policy, ctx),
         )
         spec = DpoSpec(save_every="1000000")
         return own_loop(

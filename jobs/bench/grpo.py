@@ -19,17 +19,16 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.frozen_int8 import quantize_linears
-from ..grpo.groups import RewardWeights
 from ..grpo.judging import Judge
 from ..grpo.options import GrpoSpec
+from ..grpo.reward_weights import RewardWeights
 from ..grpo.rollouts import GroupSampler
 from ..grpo.sampler import Sampler
-from ..grpo.scoring import Scorer
 from ..grpo.task import Reinforcement
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
-from ..sequences.passes import pack_tokens
+from ..sequences.scoring import Scorer
 from ..training.arguments import pad_id
 from ..training.loop import Training
 from ..training.reference import weight_sharing_clone
@@ -100,14 +99,12 @@ def _training(
         Prompt(text, tokenizer(text)["input_ids"], None, number, False, {}, None)
         for number, text in enumerate(texts)
     ]
-    padding = pad_id(policy, tokenizer)
     rewards = {"order": KeywordReward("order", _rewards)}
     task = Reinforcement(
         ctx=ctx,
         args=config,
         model=policy,
         reference=reference,
-        pad_id=padding,
         groups=GroupSampler(
             ctx=ctx,
             args=config,
@@ -120,7 +117,13 @@ def _training(
             weights=RewardWeights.of(config),
             prompts=prompts,
         ),
-        scorer=Scorer(config, most_tokens=pack_tokens(policy, ctx), pad_id=padding),
+        scorer=Scorer.of(
+            policy,
+            ctx,
+            pad_id=pad_id(policy, tokenizer),
+            temperature=config.temperature,
+            is_half=config.bf16,
+        ),
         rewards=list(rewards),
         data={},
     )

@@ -16,8 +16,8 @@ from datasets import Dataset
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from ..sequences.passes import pack_tokens
-from ..sft.dataset import IGNORED, Example
+from ..sequences.scoring import Scorer
+from ..sft.dataset import Example
 from ..sft.options import SftSpec
 from ..sft.task import Supervised
 from ..training.arguments import pad_id
@@ -42,11 +42,16 @@ def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, c
             ctx=ctx,
             args=config,
             model=policy,
-            pad_id=pad_id(policy, tokenizer),
-            examples=[Example(row["input_ids"], row["labels"]) for row in records],
+            scorer=Scorer.of(
+                policy,
+                ctx,
+                pad_id=pad_id(policy, tokenizer),
+                is_half=config.bf16,
+                wants_top=True,
+            ),
+            examples=records,
             held_out=cast(Any, []),
             data="",
-            most_tokens=pack_tokens(policy, ctx),
         )
         spec = SftSpec(save_every="1000000")
         return own_loop(ctx, spec, config, policy, tokenizer, task, clock)
@@ -54,18 +59,18 @@ def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, c
         model=policy,
         args=config,
         processing_class=tokenizer,
-        train_dataset=Dataset.from_list(records),
+        train_dataset=Dataset.from_list([row.stock() for row in records]),
     )
     return trainer
 
 
-def _records(work: RowsWork, steps: int) -> list[dict[str, list[int]]]:
-    """Return tokenized records of random words, with labels for the completions only."""
+def _records(work: RowsWork, steps: int) -> list[Example]:
+    """Return tokenized records of random words, of which the completions are learned."""
     draw = random.Random(1)
     found = []
     for prompt, completion in work.lengths(steps):
         ids = [draw.randrange(2, work.shape.vocab_size) for _ in range(prompt + completion)]
-        found.append({"input_ids": ids, "labels": [IGNORED] * prompt + ids[prompt:]})
+        found.append(Example(ids, [0] * prompt + [1] * completion))
     return found
 
 

@@ -54,7 +54,7 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
         rows,
         training,
         checkpoint,
-        most_tokens=task.most_tokens,
+        most_tokens=task.scorer.most_tokens,
         measured=("loss", *REWARDS),
         max_length=how.max_length,
         loss_type=spec.loss_type,
@@ -103,9 +103,8 @@ def training_of(
     held_out: Examples[Example],
     data: str,
 ) -> tuple[Preferences, Training]:
-    from ..sequences.attention import can_pack
-    from ..sequences.passes import pack_tokens, require_one_process
-    from ..training.arguments import in_float32, pad_id, set_router
+    from ..sequences.scoring import Scorer
+    from ..training.arguments import in_float32, pad_id, router_coefficient
     from ..training.loop import Training
     from ..training.lora import set_dropout, with_adapter, without_dropout
     from ..training.reference import weight_sharing_clone
@@ -117,9 +116,6 @@ def training_of(
         # The warm model is the reference; the policy shares its weights until the first update.
         reference = in_float32(warm.model).requires_grad_(False).eval()
         model = weight_sharing_clone(reference).requires_grad_(True)
-    packs = can_pack(model)
-    if not packs:
-        require_one_process(ctx.ranks, model)
     # Policy and reference must differ by what is trained alone.
     for one in (model, reference):
         if one is not None:
@@ -128,17 +124,22 @@ def training_of(
     if has_dropout:
         set_dropout(model, spec.lora_dropout)
     args = config_of(spec, ctx, warm, steps)
-    set_router(model, args)
     task = Preferences(
         ctx=ctx,
         args=args,
         model=model,
         reference=reference,
-        pad_id=pad_id(model, warm.tokenizer),
+        scorer=Scorer.of(
+            model,
+            ctx,
+            pad_id=pad_id(model, warm.tokenizer),
+            is_half=args.bf16,
+            router_coefficient=router_coefficient(model, args),
+            wants_top=True,
+        ),
         examples=examples,
         held_out=held_out,
         data=data,
-        most_tokens=pack_tokens(model, ctx) if packs else None,
         has_dropout=has_dropout,
     )
     training = Training(

@@ -221,17 +221,16 @@ def training_of(
     sources: Sources,
 ) -> tuple[Reinforcement, Training]:
     from ..sequences.attention import can_pack
-    from ..sequences.passes import pack_tokens, require_one_process
+    from ..sequences.scoring import Scorer
     from ..training.arguments import in_float32, pad_id, router_coefficient
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
     from .evaluation import HeldOut
-    from .groups import RewardWeights
     from .judging import Judge
+    from .reward_weights import RewardWeights
     from .rollouts import GroupSampler
     from .sampler import Sampler
-    from .scoring import Scorer
     from .task import Reinforcement
 
     model, reference = in_float32(warm.model), None
@@ -246,8 +245,15 @@ def training_of(
     rollout_dtype = _rollout_dtype(spec, ctx)
     if not packs:
         _check_padded(spec, model)
-        require_one_process(ctx.ranks, model)
-    padding, coefficient = pad_id(model, warm.tokenizer), router_coefficient(model, config)
+    scorer = Scorer.of(
+        model,
+        ctx,
+        pad_id=pad_id(model, warm.tokenizer),
+        rows=config.per_device_train_batch_size,
+        temperature=config.temperature,
+        is_half=config.bf16,
+        router_coefficient=router_coefficient(model, config),
+    )
     groups = GroupSampler(
         ctx=ctx,
         args=config,
@@ -272,18 +278,11 @@ def training_of(
         args=config,
         model=model,
         reference=reference,
-        pad_id=padding,
         groups=groups,
-        scorer=Scorer(
-            config,
-            most_tokens=pack_tokens(model, ctx) if packs else None,
-            pad_id=padding,
-            balances=coefficient != 0,
-        ),
+        scorer=scorer,
         rewards=list(functions),
         data=data,
         samples_shown=spec.log_completions,
-        router_coefficient=coefficient,
     )
     measured = HeldOut(ctx=ctx, model=model, task=task, prompts=held_out)
     training = Training(

@@ -60,7 +60,7 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
         rows,
         training,
         checkpoint,
-        most_tokens=task.most_tokens,
+        most_tokens=task.scorer.most_tokens,
         measured=("loss", "mean_token_accuracy"),
         max_length=how.max_length,
         data_s=data_done - begun,
@@ -155,28 +155,30 @@ def training_of(
     data: str,
 ) -> tuple[Supervised, Training]:
     from ..sequences.attention import can_pack
-    from ..sequences.passes import pack_tokens, require_one_process
-    from ..training.arguments import in_float32, pad_id, set_router
+    from ..sequences.scoring import Scorer
+    from ..training.arguments import in_float32, pad_id, router_coefficient
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from .task import Supervised
 
     model = in_float32(warm.model)
-    packs = can_pack(model)
-    if not packs:
-        require_one_process(ctx.ranks, model)
     model = model.requires_grad_(True) if spec.lora is None else with_adapter(warm, model, spec)
-    args = config_of(spec, ctx, warm, steps, packs=packs)
-    set_router(model, args)
+    args = config_of(spec, ctx, warm, steps, packs=can_pack(model))
     task = Supervised(
         ctx=ctx,
         args=args,
         model=model,
-        pad_id=pad_id(model, warm.tokenizer),
+        scorer=Scorer.of(
+            model,
+            ctx,
+            pad_id=pad_id(model, warm.tokenizer),
+            is_half=args.bf16,
+            router_coefficient=router_coefficient(model, args),
+            wants_top=True,
+        ),
         examples=examples,
         held_out=held_out,
         data=data,
-        most_tokens=pack_tokens(model, ctx) if packs else None,
     )
     training = Training(
         ctx=ctx,

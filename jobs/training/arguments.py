@@ -75,16 +75,3 @@ def router_coefficient(model: Any, args: Any) -> float:
         return 0.0
     own = getattr(config, "router_aux_loss_coef", 0.0)
     return float(own if args.router_aux_loss_coef is None else args.router_aux_loss_coef)
-
-
-def set_router(model: Any, args: Any) -> None:
-    """Make a mixture of experts return the loss that balances its experts, as TRL does.
-
-    Its coefficient is the model's own, unless `args` has one.
-    """
-    config = model.config.get_text_config()
-    if hasattr(config, "router_aux_loss_coef"):
-        if args.router_aux_loss_coef is None:
-            args.router_aux_loss_coef = config.router_aux_loss_coef
-        config.router_aux_loss_coef = args.router_aux_loss_coef
-        config.output_router_logits = bool(args.router_aux_loss_coef)

@@ -47,9 +47,7 @@ def sft(spec: SftSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides
             model=stock.model,
             args=_in_order(args, stock),
             processing_class=stock.warm.tokenizer,
-            train_dataset=Dataset.from_list(
-                [{"input_ids": list(row.ids), "labels": list(row.labels)} for row in learned]
-            ),
+            train_dataset=Dataset.from_list([row.stock() for row in learned]),
             peft_config=stock.lora,
         )
 

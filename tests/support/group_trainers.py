@@ -21,18 +21,18 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
-from warmd.jobs.grpo.groups import RewardWeights
 from warmd.jobs.grpo.judging import Judge
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.reward_weights import RewardWeights
 from warmd.jobs.grpo.rollouts import GroupSampler
 from warmd.jobs.grpo.sampler import Sampler
-from warmd.jobs.grpo.scoring import Scorer
 from warmd.jobs.grpo.task import Reinforcement
 from warmd.jobs.keyed_numbers import permutation, uniform
 from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.rewards.reward_calls import RewardCalls
 from warmd.jobs.rewards.user_rewards import KeywordReward
 from warmd.jobs.sequences.attention import can_pack
+from warmd.jobs.sequences.scoring import Scorer
 from warmd.jobs.training.arguments import pad_id, router_coefficient
 from warmd.jobs.training.loop import Training
 
@@ -236,14 +236,19 @@ def _training(
         for number, text in enumerate(texts)
     ]
     functions = {one.__name__: KeywordReward(one.__name__, one) for one in rewards}
-    packs, coefficient = can_pack(model), router_coefficient(model, config)
-    padding = pad_id(model, tokenizer)
+    packs = can_pack(model)
+    scorer = Scorer(
+        most_tokens=most_tokens if packs else None,
+        pad_id=pad_id(model, tokenizer),
+        rows=config.per_device_train_batch_size,
+        temperature=config.temperature,
+        router_coefficient=router_coefficient(model, config),
+    )
     task = Task(
         ctx=ctx,
         args=config,
         model=model,
         reference=reference,
-        pad_id=padding,
         groups=GroupSampler(
             ctx=ctx,
             args=config,
@@ -254,15 +259,9 @@ def _training(
             weights=RewardWeights.of(config),
             prompts=prompts,
         ),
-        scorer=Scorer(
-            config,
-            most_tokens=most_tokens if packs else None,
-            pad_id=padding,
-            balances=coefficient != 0,
-        ),
+        scorer=scorer,
         rewards=list(functions),
         data={"data": "", "columns": ""},
-        router_coefficient=coefficient,
     )
     return Training(
         ctx=ctx,

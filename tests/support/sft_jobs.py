@@ -25,12 +25,11 @@ from trl.trainer.sft_trainer import SFTTrainer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.context import Context
 from warmd.jobs.dpo.options import REWARDS
-from warmd.jobs.sequences.attention import can_pack
-from warmd.jobs.sequences.passes import pack_tokens
+from warmd.jobs.sequences.scoring import Scorer
 from warmd.jobs.sft.dataset import Example, Tokenization
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.task import Supervised
-from warmd.jobs.training.arguments import pad_id, set_router
+from warmd.jobs.training.arguments import pad_id, router_coefficient
 from warmd.jobs.training.epochs import drawn_by_epoch
 from warmd.jobs.training.loop import Training
 from warmd.jobs.training.tokens import Examples, tokenized
@@ -238,16 +237,20 @@ def parts_of(folder: Path, model: Any, job: Any, how: Any, kind: type[Any], conf
     ctx = tiny.surroundings(folder / "run", model).ctx
     rows = job.source.load()
     corpus = tokenized(ctx.cache_dir, job.kind, rows, how, lambda: None, lambda *_: None, None)
-    set_router(model, config)
     of_task = {
         "ctx": ctx,
         "args": config,
         "model": model,
-        "pad_id": pad_id(model, how.tokenizer),
+        "scorer": Scorer.of(
+            model,
+            ctx,
+            pad_id=pad_id(model, how.tokenizer),
+            router_coefficient=router_coefficient(model, config),
+            wants_top=True,
+        ),
         "examples": Examples(corpus, corpus.train, kind),
         "held_out": Examples(corpus, corpus.validation, kind),
         "data": rows.fingerprint,
-        "most_tokens": pack_tokens(model, ctx) if can_pack(model) else None,
     }
     return Parts(ctx, job, config, of_task)
 
