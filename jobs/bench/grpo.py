@@ -14,9 +14,9 @@ from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from trl.trainer import utils as trl_utils
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.frozen_int8 import quantize_linears
 from ..grpo.judging import Judge
@@ -79,7 +79,8 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str, c
     )
     if reference is not None:
         config.beta = trainer.beta = work.beta
-        add_fused_lm_head(reference, temperature=trainer.temperature)
+        if hasattr(trl_utils, "add_fused_lm_head"):  # from TRL 1.15 on
+            trl_utils.add_fused_lm_head(reference, temperature=trainer.temperature)
         trainer.ref_model = reference
     return trainer
 

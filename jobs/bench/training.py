@@ -22,6 +22,7 @@ from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
 from ..compute.device import has_bfloat16
 from ..context import Context, Never
+from ..training.arguments import KEPT_ACTIVATIONS
 from ..training.loop import Training
 from ..training.options import TrainingSpec
 from . import machine
@@ -81,7 +82,7 @@ def settings(output: str, steps: int) -> dict[str, Any]:
         "output_dir": output,
         "max_steps": steps,
         "bf16": has_bfloat16(device),
-        "activation_checkpointing": False,
+        **KEPT_ACTIVATIONS,
         "use_cpu": device.type == "cpu",
         "report_to": [],
         "save_strategy": "no",

@@ -10,12 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
-from ..errors import JobFailed
-from ..models.architectures import check_can_generate
-from ..sequences.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
-from ..training.tokens import Examples
+from ..training.row_job import Prepared
+from ..training.rows import Rows
 from .dataset import Example, Tokenization
 from .options import REWARDS, DpoSpec
 
@@ -35,32 +33,29 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
-    check_can_generate(warm.model)
-    if warm.tokenizer.eos_token is None:
-        raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
-    rows = row_job.load_rows(spec, ctx)
-    how = Tokenization(
-        tokenizer=warm.tokenizer,
-        max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
-    )
-    check_padding(warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
+    data = row_job.prepare(spec, ctx, warm, tokenization_of, Example, checkpoint)
     data_done = time.perf_counter()
-    steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    task, training = training_of(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    task, training = training_of(spec, ctx, data)
     return row_job.run_training(
         spec,
         ctx,
-        rows,
+        data.rows,
         training,
         checkpoint,
         most_tokens=task.scorer.most_tokens,
         measured=("loss", *REWARDS),
-        max_length=how.max_length,
+        max_length=data.how.max_length,
         loss_type=spec.loss_type,
         beta=spec.beta,
         data_s=data_done - begun,
         trainer_s=time.perf_counter() - data_done,
+    )
+
+
+def tokenization_of(spec: DpoSpec, warm: WarmModel, rows: Rows[Any]) -> Tokenization:
+    return Tokenization(
+        tokenizer=warm.tokenizer,
+        max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
     )
 
 
@@ -84,7 +79,6 @@ def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOCo
         label_smoothing=spec.smoothing,
         max_length=None,  # the pairs are cut already
         optim="adamw_torch_fused",
-        activation_checkpointing=False,
     )
 
 
@@ -95,13 +89,7 @@ def _usual_learning_rate(num_parameters: int) -> float:
 
 
 def training_of(
-    spec: DpoSpec,
-    ctx: Context,
-    warm: WarmModel,
-    steps: int,
-    examples: Examples[Example],
-    held_out: Examples[Example],
-    data: str,
+    spec: DpoSpec, ctx: Context, data: Prepared[Example]
 ) -> tuple[Preferences, Training]:
     from ..sequences.scoring import Scorer
     from ..training.arguments import in_float32, pad_id, router_coefficient
@@ -110,6 +98,7 @@ def training_of(
     from ..training.reference import weight_sharing_clone
     from .task import Preferences
 
+    warm, held_out = data.warm, data.held_out
     if spec.lora is not None:
         reference, model = None, with_adapter(warm, in_float32(warm.model), spec)
     else:
@@ -123,7 +112,7 @@ def training_of(
     has_dropout = spec.lora is not None and spec.lora_dropout > 0
     if has_dropout:
         set_dropout(model, spec.lora_dropout)
-    args = config_of(spec, ctx, warm, steps)
+    args = config_of(spec, ctx, warm, data.steps)
     task = Preferences(
         ctx=ctx,
         args=args,
@@ -137,9 +126,9 @@ def training_of(
             router_coefficient=router_coefficient(model, args),
             wants_top=True,
         ),
-        examples=examples,
+        examples=data.examples,
         held_out=held_out,
-        data=data,
+        data=data.rows.fingerprint,
         has_dropout=has_dropout,
     )
     training = Training(

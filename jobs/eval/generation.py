@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ..context import WarmModel
+from ..engine.answer import Answer
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
 from ..intervals import majority, pass_at_k
@@ -16,7 +17,6 @@ from ..models.vocabulary import Vocabulary
 from ..rewards.prompts import Prompt, encode
 from ..rewards.scoring import Score
 from . import gsm8k
-from .answers import Answer
 from .options import EvalSpec
 from .questions import Question
 

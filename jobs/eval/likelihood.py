@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..context import WarmModel
+from ..engine.answer import Answer
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
 from ..models.architectures import positions_in
 from ..models.vocabulary import Vocabulary
-from .answers import Answer
 from .questions import Question
 
 _GREEDY = Sampling(temperature=0)

@@ -25,6 +25,7 @@ from ..rewards.prompts import Prompt, completion_room, encode
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
 from ..sequences.padding import check_padding
+from ..training.begin import begin
 from ..training.same_inputs import require_same
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
@@ -44,7 +45,6 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the mean reward on held-out problems before and after (None without any), the
     folder of the model and the metrics of the last step. Raises Stopped and JobFailed.
     """
-    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
 
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
@@ -81,14 +81,22 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         )
         require_same(ctx.ranks, "dataset", {"rows": data["data"], "columns": data["columns"]})
         require_same(ctx.ranks, "reward", sources.digests)
-        about = {
-            "first_prompt": shown_prompt(prompts[0].text),
-            "left_out": left_out.of_job("dataset", *spec.data_sets, readings=parts.readings),
-            "data_s": data_done - begun,
-            "trainer_s": time.perf_counter() - data_done,
-        }
-        gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-        _announce(spec, ctx, task, training, checkpoint, gemm, about)
+        batch_size, accumulation = spec.geometry
+        kernels = begin(
+            ctx,
+            training,
+            checkpoint,
+            num_generations=spec.num_generations,
+            batch_size=batch_size,
+            gradient_accumulation=accumulation,
+            max_completion_length=config.max_completion_length,
+            pack_tokens=task.scorer.most_tokens,  # per forward pass; None: padded batches
+            rollout_dtype=task.groups.sampler.rollout_dtype,
+            first_prompt=shown_prompt(prompts[0].text),
+            left_out=left_out.of_job("dataset", *spec.data_sets, readings=parts.readings),
+            data_s=data_done - begun,
+            trainer_s=time.perf_counter() - data_done,
+        )
         for words in spec.loss_warnings():
             ctx.emit("warning", message=words)
         if warm.appended_end is not None:
@@ -99,7 +107,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             sources.warn_of_changes(ctx, checkpoint)
         with (
             _reward_log(spec, ctx, checkpoint) as task.reward_log,
-            fast_kernels(onednn=gemm == ONEDNN),
+            kernels,
         ):
             training.run(checkpoint)
     training.save_model(ctx.run_dir / "model")
@@ -192,8 +200,6 @@ def config_of(
         ),
         warmup_steps=spec.warmup_steps,
         **spec.loss_arguments(),
-        # TRL's defaults (this, and bf16) are three times slower on a CPU.
-        activation_checkpointing=False,
     )
 
 
@@ -320,40 +326,3 @@ def _rollout_dtype(spec: GrpoSpec, ctx: Context) -> str:
         ctx.emit("warning", message=f"rollout_dtype: {why_not('int8')}")
         return "float32"
     return spec.rollout_dtype
-
-
-def _announce(
-    spec: GrpoSpec,
-    ctx: Context,
-    task: Reinforcement,
-    training: Training,
-    checkpoint: Path | None,
-    gemm: str,
-    about: dict[str, Any],
-) -> None:
-    import torch
-
-    from ..compute.levels import compute_summary
-
-    batch_size, accumulation = spec.geometry
-    ctx.emit(
-        "begin",
-        steps_total=spec.steps_total,
-        resumed_from=None if checkpoint is None else step_of(checkpoint),
-        model=spec.model,
-        parameters=training.model.num_parameters(),
-        trained_parameters=training.model.num_parameters(only_trainable=True),
-        device=str(training.args.device),
-        processes=ctx.ranks.size,
-        threads=torch.get_num_threads(),  # of each process
-        gemm=gemm,
-        num_generations=spec.num_generations,
-        batch_size=batch_size,
-        gradient_accumulation=accumulation,
-        max_completion_length=training.args.max_completion_length,
-        pack_tokens=task.scorer.most_tokens,  # per forward pass; None: padded batches
-        learning_rate=training.args.learning_rate,
-        rollout_dtype=task.groups.sampler.rollout_dtype,
-        **compute_summary(ctx.device),
-        **about,
-    )

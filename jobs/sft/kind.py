@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, WarmModel
 from ..errors import JobFailed
 from ..models import chat_templates
-from ..models.architectures import check_can_generate
 from ..models.chat_templates import ChatTemplate
-from ..sequences.padding import check_padding
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
-from ..training.tokens import Examples
+from ..training.row_job import Prepared
+from ..training.rows import Rows
 from .dataset import Example, Tokenization
 from .options import SftSpec
 
@@ -38,44 +37,39 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
-    check_can_generate(warm.model)
-    if warm.tokenizer.eos_token is None:
-        raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
-    rows = row_job.load_rows(spec, ctx)
-    how = tokenization_of(spec, warm, rows.has_chats)
-    check_padding(warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
-    if spec.assistant_only_loss and checkpoint is None and not _learns_to_stop(how):
+    data = row_job.prepare(spec, ctx, warm, tokenization_of, Example, checkpoint)
+    if spec.assistant_only_loss and checkpoint is None and not _learns_to_stop(data.how):
         ctx.emit(
             "warning",
             message="assistant_only_loss: the chat template does not mark the end-of-turn token as "
             "what the assistant says: the model may not learn to stop",
         )
     data_done = time.perf_counter()
-    steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    task, training = training_of(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    task, training = training_of(spec, ctx, data)
     return row_job.run_training(
         spec,
         ctx,
-        rows,
+        data.rows,
         training,
         checkpoint,
         most_tokens=task.scorer.most_tokens,
         measured=("loss", "mean_token_accuracy"),
-        max_length=how.max_length,
+        max_length=data.how.max_length,
         data_s=data_done - begun,
         trainer_s=time.perf_counter() - data_done,
     )
 
 
-def tokenization_of(spec: SftSpec, warm: WarmModel, has_chats: bool) -> Tokenization:
+def tokenization_of(spec: SftSpec, warm: WarmModel, rows: Rows[Any]) -> Tokenization:
     return Tokenization(
         tokenizer=warm.tokenizer,
         max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
         completion_only_loss=spec.completion_only_loss,
         assistant_only_loss=spec.assistant_only_loss,
         training_template=(
-            _training_template(warm.tokenizer) if spec.assistant_only_loss and has_chats else None
+            _training_template(warm.tokenizer)
+            if spec.assistant_only_loss and rows.has_chats
+            else None
         ),
     )
 
@@ -135,7 +129,6 @@ def config_of(
         max_length=None,  # the rows are cut already
         dataset_kwargs={"skip_prepare_dataset": True},
         optim="adamw_torch_fused",
-        activation_checkpointing=False,
     )
 
 
@@ -146,13 +139,7 @@ def _usual_learning_rate(num_parameters: int) -> float:
 
 
 def training_of(
-    spec: SftSpec,
-    ctx: Context,
-    warm: WarmModel,
-    steps: int,
-    examples: Examples[Example],
-    held_out: Examples[Example],
-    data: str,
+    spec: SftSpec, ctx: Context, data: Prepared[Example]
 ) -> tuple[Supervised, Training]:
     from ..sequences.attention import can_pack
     from ..sequences.scoring import Scorer
@@ -161,9 +148,10 @@ def training_of(
     from ..training.lora import with_adapter
     from .task import Supervised
 
+    warm, held_out = data.warm, data.held_out
     model = in_float32(warm.model)
     model = model.requires_grad_(True) if spec.lora is None else with_adapter(warm, model, spec)
-    args = config_of(spec, ctx, warm, steps, packs=can_pack(model))
+    args = config_of(spec, ctx, warm, data.steps, packs=can_pack(model))
     task = Supervised(
         ctx=ctx,
         args=args,
@@ -176,9 +164,9 @@ def training_of(
             router_coefficient=router_coefficient(model, args),
             wants_top=True,
         ),
-        examples=examples,
+        examples=data.examples,
         held_out=held_out,
-        data=data,
+        data=data.rows.fingerprint,
     )
     training = Training(
         ctx=ctx,

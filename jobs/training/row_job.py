@@ -5,10 +5,10 @@ Imports torch only in its functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..context import Context, WarmModel, step_of
 from ..data import left_out
@@ -20,9 +20,12 @@ from ..data.reader import (
     report_skipped,
     report_splits,
 )
-from ..errors import Stopped
+from ..errors import JobFailed, Stopped
+from ..models.architectures import check_can_generate
 from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
+from ..sequences.padding import check_padding
+from .begin import begin
 from .row_options import RowTrainingSpec
 from .rows import Rows
 from .same_inputs import require_same
@@ -30,6 +33,38 @@ from .tokens import E, Encoder, Examples, tokenized
 
 if TYPE_CHECKING:
     from .loop import Training
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[E]):
+    """The data of a job, tokenized for its model, and the steps to train."""
+
+    warm: WarmModel
+    rows: Rows[Any]
+    how: Any  # an Encoder[E]
+    examples: Examples[E]
+    held_out: Examples[E]
+    steps: int
+
+
+def prepare(
+    spec: RowTrainingSpec,
+    ctx: Context,
+    warm: WarmModel,
+    tokenization: Callable[[Any, WarmModel, Rows[Any]], Encoder[E]],
+    kind: type[E],
+    checkpoint: Path | None = None,
+) -> Prepared[E]:
+    """Check the model, and read and tokenize the rows. Raises Stopped and JobFailed."""
+    check_can_generate(warm.model)
+    if warm.tokenizer.eos_token is None:
+        raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
+    rows = load_rows(spec, ctx)
+    how = tokenization(spec, warm, rows)
+    check_padding(warm)
+    examples, held_out = encode(spec, ctx, rows, how, warm, kind, checkpoint)
+    steps = planned_steps(spec, ctx, examples, checkpoint)
+    return Prepared(warm, rows, how, examples, held_out, steps)
 
 
 def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
@@ -113,38 +148,23 @@ def run_training(
     `measured`: the fields of an evaluation that the result has. `about`: further fields of the
     `begin` event. Raises Stopped and JobFailed.
     """
-    import torch
-
-    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
-    from ..compute.levels import compute_summary
-
-    gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-    ctx.emit(
-        "begin",
-        steps_total=training.steps_total,
-        resumed_from=None if checkpoint is None else step_of(checkpoint),
-        model=spec.model,
-        parameters=training.model.num_parameters(),
-        trained_parameters=training.model.num_parameters(only_trainable=True),
-        device=str(training.args.device),
-        processes=ctx.ranks.size,
-        threads=torch.get_num_threads(),  # of each process
+    kernels = begin(
+        ctx,
+        training,
+        checkpoint,
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
         packing=most_tokens is not None,  # false: padded batches
         pack_tokens=most_tokens,  # most in one pass of the model
-        learning_rate=training.args.learning_rate,
         left_out=left_out.of_job(
             "dataset", spec.dataset, spec.eval_dataset, readings=[rows.reading]
         ),
         first_prompt=shown_prompt(
             next(iter(rows.train)).opening, chat_template_of(training.tokenizer)
         ),
-        **compute_summary(ctx.device),
-        gemm=gemm,
         **about,
     )
-    with fast_kernels(onednn=gemm == ONEDNN):
+    with kernels:
         training.run(checkpoint)
     training.save_model(ctx.run_dir / "model")
     return {

@@ -153,6 +153,7 @@ ALLOWED = {
         "jobs.files",
         "jobs.models",
         "jobs.intervals",
+        "jobs.sequences",
         "jobs.user_code",
     ),
     "jobs.losses": (),
