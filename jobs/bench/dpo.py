@@ -24,8 +24,7 @@ from ..compute.device import has_bfloat16
 from ..dpo.dataset import Example
 from ..dpo.options import DpoSpec
 from ..dpo.task import Preferences
-from ..sequences.scoring import Scorer
-from ..training.arguments import pad_id
+from ..training.arguments import scorer_of
 from ..training.reference import weight_sharing_clone
 from . import machine, model
 from .training import Clock, context, own_loop, timed
@@ -69,13 +68,7 @@ def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str, cl
             args=config,
             model=policy,
             reference=reference,
-            scorer=Scorer.of(
-                policy,
-                ctx,
-                pad_id=pad_id(policy, tokenizer),
-                is_half=config.bf16,
-                wants_top=True,
-            ),
+            scorer=scorer_of(policy, ctx, tokenizer, config, wants_top=True),
             examples=[
                 Example(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in rows
             ],

@@ -21,11 +21,10 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from ..compute.device import has_bfloat16
-from ..sequences.scoring import Scorer
 from ..sft.dataset import Example
 from ..sft.options import SftSpec
 from ..sft.task import Supervised
-from ..training.arguments import pad_id
+from ..training.arguments import scorer_of
 from . import machine, model
 from .training import Clock, context, own_loop, timed
 from .works import SFT, SftWork
@@ -68,13 +67,7 @@ def _trainer(side: str, work: SftWork, folder: Path, steps: int, output: str, cl
             ctx=ctx,
             args=config,
             model=policy,
-            scorer=Scorer.of(
-                policy,
-                ctx,
-                pad_id=pad_id(policy, tokenizer),
-                is_half=config.bf16,
-                wants_top=True,
-            ),
+            scorer=scorer_of(policy, ctx, tokenizer, config, wants_top=True),
             examples=records,
             held_out=cast(Any, []),
             data="",

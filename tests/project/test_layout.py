@@ -146,6 +146,7 @@ ALLOWED = {
         "jobs.files",
         "jobs.models",
         "jobs.intervals",
+        "jobs.sequences",
         "jobs.user_code",
     ),
     "jobs.losses": (),
