@@ -19,8 +19,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from ..dpo.dataset import Example
 from ..dpo.options import DpoSpec
 from ..dpo.task import Preferences
-from ..sequences.scoring import Scorer
-from ..training.arguments import pad_id
+from ..training.arguments import scorer_of
 from ..training.reference import weight_sharing_clone
 from . import machine, model
 from .training import Clock, context, main, own_loop, settings
@@ -43,13 +42,7 @@ def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, c
             args=config,
             model=policy,
             reference=reference,
-            scorer=Scorer.of(
-                policy,
-                ctx,
-                pad_id=pad_id(policy, tokenizer),
-                is_half=config.bf16,
-                wants_top=True,
-            ),
+            scorer=scorer_of(policy, ctx, tokenizer, config, wants_top=True),
             examples=[
                 Example(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in rows
             ],

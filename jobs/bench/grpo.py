@@ -28,8 +28,7 @@ from ..grpo.task import Reinforcement
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
-from ..sequences.scoring import Scorer
-from ..training.arguments import pad_id
+from ..training.arguments import scorer_of
 from ..training.loop import Training
 from ..training.reference import weight_sharing_clone
 from . import machine, model
@@ -118,13 +117,7 @@ def _training(
             weights=RewardWeights.of(config),
             prompts=prompts,
         ),
-        scorer=Scorer.of(
-            policy,
-            ctx,
-            pad_id=pad_id(policy, tokenizer),
-            temperature=config.temperature,
-            is_half=config.bf16,
-        ),
+        scorer=scorer_of(policy, ctx, tokenizer, config, temperature=config.temperature),
         rewards=list(rewards),
         data={},
     )

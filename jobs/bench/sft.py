@@ -16,11 +16,10 @@ from datasets import Dataset
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from ..sequences.scoring import Scorer
 from ..sft.dataset import Example
 from ..sft.options import SftSpec
 from ..sft.task import Supervised
-from ..training.arguments import pad_id
+from ..training.arguments import scorer_of
 from . import machine, model
 from .training import Clock, context, main, own_loop, settings
 from .works import SFT, RowsWork
@@ -42,13 +41,7 @@ def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, c
             ctx=ctx,
             args=config,
             model=policy,
-            scorer=Scorer.of(
-                policy,
-                ctx,
-                pad_id=pad_id(policy, tokenizer),
-                is_half=config.bf16,
-                wants_top=True,
-            ),
+            scorer=scorer_of(policy, ctx, tokenizer, config, wants_top=True),
             examples=records,
             held_out=cast(Any, []),
             data="",

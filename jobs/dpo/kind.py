@@ -6,11 +6,12 @@ needs torch.
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
 from ..training import row_job
+from ..training.begin import by_size
 from ..training.lengths import most_tokens_of_a_row
 from ..training.row_job import Prepared
 from ..training.rows import Rows
@@ -30,33 +31,26 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, loss and rewards on held-out pairs before and after (None without any), the
     folder of the model and the last step's metrics. Raises Stopped and JobFailed.
     """
-    checkpoint = ctx.checkpoints.latest()
-    begun = time.perf_counter()
-    warm = ctx.models.take(spec.model)
-    data = row_job.prepare(spec, ctx, warm, tokenization_of, Example, checkpoint)
-    data_done = time.perf_counter()
-    task, training = training_of(spec, ctx, data)
+    data = prepare(spec, ctx, ctx.models.take(spec.model), ctx.checkpoints.latest())
+    task, training = training_of(data)
     return row_job.run_training(
-        spec,
-        ctx,
-        data.rows,
+        data,
         training,
-        checkpoint,
         most_tokens=task.scorer.most_tokens,
         measured=("loss", *REWARDS),
-        max_length=data.how.max_length,
         loss_type=spec.loss_type,
         beta=spec.beta,
-        data_s=data_done - begun,
-        trainer_s=time.perf_counter() - data_done,
     )
 
 
-def tokenization_of(spec: DpoSpec, warm: WarmModel, rows: Rows[Any]) -> Tokenization:
-    return Tokenization(
-        tokenizer=warm.tokenizer,
-        max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
-    )
+def prepare(
+    spec: DpoSpec, ctx: Context, warm: WarmModel, checkpoint: Path | None = None
+) -> Prepared[Example]:
+    def encoder_of(_: Rows[Any]) -> Tokenization:
+        max_length = most_tokens_of_a_row(spec.max_length, warm.model, spec.model)
+        return Tokenization(tokenizer=warm.tokenizer, max_length=max_length)
+
+    return row_job.prepare(spec, ctx, warm, Example, encoder_of, checkpoint)
 
 
 def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOConfig:
@@ -71,7 +65,7 @@ def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOCo
         per_device_train_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation,
         learning_rate=chosen_learning_rate(
-            spec, ctx, _usual_learning_rate(warm.model.num_parameters())
+            spec, ctx, by_size(warm.model.num_parameters(), 1e-4, 1e-5, 1e-6)
         ),
         warmup_steps=spec.warmup_steps,
         loss_type=[spec.loss_type],
@@ -82,23 +76,13 @@ def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOCo
     )
 
 
-def _usual_learning_rate(num_parameters: int) -> float:
-    if num_parameters < 1e6:
-        return 1e-4
-    return 1e-5 if num_parameters < 1e8 else 1e-6
-
-
-def training_of(
-    spec: DpoSpec, ctx: Context, data: Prepared[Example]
-) -> tuple[Preferences, Training]:
-    from ..sequences.scoring import Scorer
-    from ..training.arguments import in_float32, pad_id, router_coefficient
-    from ..training.loop import Training
+def training_of(data: Prepared[Example]) -> tuple[Preferences, Training]:
+    from ..training.arguments import in_float32, scorer_of
     from ..training.lora import set_dropout, with_adapter, without_dropout
     from ..training.reference import weight_sharing_clone
     from .task import Preferences
 
-    warm, held_out = data.warm, data.held_out
+    spec, ctx, warm = data.spec, data.ctx, data.warm
     if spec.lora is not None:
         reference, model = None, with_adapter(warm, in_float32(warm.model), spec)
     else:
@@ -118,29 +102,10 @@ def training_of(
         args=args,
         model=model,
         reference=reference,
-        scorer=Scorer.of(
-            model,
-            ctx,
-            pad_id=pad_id(model, warm.tokenizer),
-            is_half=args.bf16,
-            router_coefficient=router_coefficient(model, args),
-            wants_top=True,
-        ),
+        scorer=scorer_of(model, ctx, warm.tokenizer, args, wants_top=True),
         examples=data.examples,
-        held_out=held_out,
+        held_out=data.held_out,
         data=data.rows.fingerprint,
         has_dropout=has_dropout,
     )
-    training = Training(
-        ctx=ctx,
-        spec=spec,
-        args=args,
-        model=model,
-        tokenizer=warm.tokenizer,
-        task=task,
-        measured=task if held_out else None,
-        eval_every=spec.eval_every,
-        before_update=task.before_update,
-        differences_since=task.differences_since,
-    )
-    return task, training
+    return task, row_job.training_of(data, args, model, task, before_update=task.before_update)

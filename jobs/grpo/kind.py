@@ -25,7 +25,7 @@ from ..rewards.prompts import Prompt, completion_room, encode
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
 from ..sequences.padding import check_padding
-from ..training.begin import begin
+from ..training.begin import announce, by_size, run_to_end
 from ..training.same_inputs import require_same
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
@@ -45,7 +45,6 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the mean reward on held-out problems before and after (None without any), the
     folder of the model and the metrics of the last step. Raises Stopped and JobFailed.
     """
-
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
@@ -82,10 +81,10 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         require_same(ctx.ranks, "dataset", {"rows": data["data"], "columns": data["columns"]})
         require_same(ctx.ranks, "reward", sources.digests)
         batch_size, accumulation = spec.geometry
-        kernels = begin(
-            ctx,
+        gemm = announce(
             training,
             checkpoint,
+            model=spec.model,
             num_generations=spec.num_generations,
             batch_size=batch_size,
             gradient_accumulation=accumulation,
@@ -105,12 +104,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             ctx.emit("warning", message=f"model: {words}")
         if checkpoint is not None and step_of(checkpoint) < spec.steps_total:
             sources.warn_of_changes(ctx, checkpoint)
-        with (
-            _reward_log(spec, ctx, checkpoint) as task.reward_log,
-            kernels,
-        ):
-            training.run(checkpoint)
-    training.save_model(ctx.run_dir / "model")
+        with _reward_log(spec, ctx, checkpoint) as task.reward_log:
+            run_to_end(training, checkpoint, gemm)
     before = task.reward_before if training.before is None else training.before["reward"]
     return {
         "steps": training.step,
@@ -195,7 +190,8 @@ def config_of(
         learning_rate=chosen_learning_rate(
             spec,
             ctx,
-            _default_learning_rate(warm.model.num_parameters()),
+            # Small models need larger rates; 1e-3 diverged even for the smallest.
+            by_size(warm.model.num_parameters(), 3e-4, 1e-4, 1e-6),
             most=_MOST_FOR_LORA,
         ),
         warmup_steps=spec.warmup_steps,
@@ -205,13 +201,6 @@ def config_of(
 
 # With 3e-3 the reward of the demo model fell to 0.1 after two of three seeds (docs/lora.md).
 _MOST_FOR_LORA = 1e-3
-
-
-def _default_learning_rate(num_parameters: int) -> float:
-    # Small models need larger rates; 1e-3 diverged even for the smallest.
-    if num_parameters < 1e6:
-        return 3e-4
-    return 1e-4 if num_parameters < 1e8 else 1e-6
 
 
 def training_of(
@@ -227,8 +216,7 @@ def training_of(
     sources: Sources,
 ) -> tuple[Reinforcement, Training]:
     from ..sequences.attention import can_pack
-    from ..sequences.scoring import Scorer
-    from ..training.arguments import in_float32, pad_id, router_coefficient
+    from ..training.arguments import in_float32, scorer_of
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
@@ -251,14 +239,10 @@ def training_of(
     rollout_dtype = _rollout_dtype(spec, ctx)
     if not packs:
         _check_padded(spec, model)
-    scorer = Scorer.of(
-        model,
-        ctx,
-        pad_id=pad_id(model, warm.tokenizer),
+    scorer = scorer_of(
+        *(model, ctx, warm.tokenizer, config),
         rows=config.per_device_train_batch_size,
         temperature=config.temperature,
-        is_half=config.bf16,
-        router_coefficient=router_coefficient(model, config),
     )
     groups = GroupSampler(
         ctx=ctx,

@@ -17,7 +17,7 @@ from ..data.former import Former
 from ..data.reader import progress, report_former
 from ..errors import JobFailed, Stopped
 from ..models.weight_headers import listed
-from ..training.begin import begin
+from ..training.begin import announce, run_to_end
 from ..training.same_inputs import require_same
 from .options import GRAPH, LEARNING_RATE, MlmSpec
 
@@ -51,9 +51,8 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
         _announce_head(spec, ctx, warm)
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     training = _training(spec, ctx, warm, model, tokenizer, corpus)
-    seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-    kernels = begin(
-        ctx,
+    trainer_s = time.perf_counter() - data_done
+    gemm = announce(
         training,
         checkpoint,
         micro_steps_total=spec.steps * spec.gradient_accumulation,
@@ -64,11 +63,10 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
         seq_len=spec.seq_len,
         warmup_steps=spec.warmup,
         left_out=_left_out(spec, ctx, corpus),
-        **seconds,
+        data_s=data_done - begun,
+        trainer_s=trainer_s,
     )
-    with kernels:
-        training.run(checkpoint)
-    training.save_model(ctx.run_dir / "model")
+    run_to_end(training, checkpoint, gemm)
     return {
         "steps": training.step,
         "eval": training.last_eval,

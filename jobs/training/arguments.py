@@ -11,6 +11,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from ..compute.device import has_bfloat16
 from ..context import Context
 from ..models.adapters import unwrapped
+from ..sequences.scoring import Scorer
 from .options import TrainingSpec
 
 # Activations are kept: TRL recomputes them by default, which is slower. The argument
@@ -84,3 +85,18 @@ def router_coefficient(model: Any, args: Any) -> float:
         return 0.0
     own = getattr(config, "router_aux_loss_coef", 0.0)
     return float(own if args.router_aux_loss_coef is None else args.router_aux_loss_coef)
+
+
+def scorer_of(model: Any, ctx: Context, tokenizer: Any, args: Any, **how: Any) -> Scorer:
+    """Return the scorer of a job, by its arguments; `how`: further fields.
+
+    Raises JobFailed for several processes of a model that cannot be packed.
+    """
+    return Scorer.of(
+        model,
+        ctx,
+        pad_id=pad_id(model, tokenizer),
+        is_half=args.bf16,
+        router_coefficient=router_coefficient(model, args),
+        **how,
+    )

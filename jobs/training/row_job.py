@@ -5,6 +5,7 @@ Imports torch only in its functions.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from ..models.architectures import check_can_generate
 from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
 from ..sequences.padding import check_padding
-from .begin import begin
+from .begin import announce, run_to_end
 from .row_options import RowTrainingSpec
 from .rows import Rows
 from .same_inputs import require_same
@@ -37,34 +38,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared(Generic[E]):
-    """The data of a job, tokenized for its model, and the steps to train."""
+    """What a training on rows is made of.
 
+    `began`, `ended`: when it was prepared, by time.perf_counter.
+    """
+
+    spec: Any  # a RowTrainingSpec
+    ctx: Context
     warm: WarmModel
+    checkpoint: Path | None  # to resume from
     rows: Rows[Any]
-    how: Any  # an Encoder[E]
+    how: Encoder[E]
     examples: Examples[E]
     held_out: Examples[E]
     steps: int
+    began: float
+    ended: float
 
 
 def prepare(
     spec: RowTrainingSpec,
     ctx: Context,
     warm: WarmModel,
-    tokenization: Callable[[Any, WarmModel, Rows[Any]], Encoder[E]],
     kind: type[E],
+    encoder_of: Callable[[Rows[Any]], Encoder[E]],
     checkpoint: Path | None = None,
 ) -> Prepared[E]:
-    """Check the model, and read and tokenize the rows. Raises Stopped and JobFailed."""
+    """Read and tokenize the rows of a job. Raises Stopped and JobFailed."""
+    began = time.perf_counter()
     check_can_generate(warm.model)
     if warm.tokenizer.eos_token is None:
         raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
     rows = load_rows(spec, ctx)
-    how = tokenization(spec, warm, rows)
+    how = encoder_of(rows)
     check_padding(warm)
     examples, held_out = encode(spec, ctx, rows, how, warm, kind, checkpoint)
     steps = planned_steps(spec, ctx, examples, checkpoint)
-    return Prepared(warm, rows, how, examples, held_out, steps)
+    known = (spec, ctx, warm, checkpoint, rows, how, examples, held_out, steps)
+    return Prepared(*known, began, time.perf_counter())
+
+
+def training_of(data: Prepared[Any], args: Any, model: Any, task: Any, **hooks: Any) -> Training:
+    """Return the training of a task, which also measures the held-out rows."""
+    from .loop import Training
+
+    return Training(
+        ctx=data.ctx,
+        spec=data.spec,
+        args=args,
+        model=model,
+        tokenizer=data.warm.tokenizer,
+        task=task,
+        measured=task if data.held_out else None,
+        eval_every=data.spec.eval_every,
+        differences_since=task.differences_since,
+        **hooks,
+    )
 
 
 def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
@@ -133,11 +162,8 @@ def planned_steps(
 
 
 def run_training(
-    spec: RowTrainingSpec,
-    ctx: Context,
-    rows: Rows[Any],
+    data: Prepared[Any],
     training: Training,
-    checkpoint: Path | None,
     *,
     most_tokens: int | None,
     measured: Sequence[str],
@@ -148,10 +174,11 @@ def run_training(
     `measured`: the fields of an evaluation that the result has. `about`: further fields of the
     `begin` event. Raises Stopped and JobFailed.
     """
-    kernels = begin(
-        ctx,
+    spec, rows, trainer_s = data.spec, data.rows, time.perf_counter() - data.ended
+    gemm = announce(
         training,
-        checkpoint,
+        data.checkpoint,
+        model=spec.model,
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
         packing=most_tokens is not None,  # false: padded batches
@@ -162,11 +189,12 @@ def run_training(
         first_prompt=shown_prompt(
             next(iter(rows.train)).opening, chat_template_of(training.tokenizer)
         ),
+        max_length=data.how.max_length,
         **about,
+        data_s=data.ended - data.began,
+        trainer_s=trainer_s,
     )
-    with kernels:
-        training.run(checkpoint)
-    training.save_model(ctx.run_dir / "model")
+    run_to_end(training, data.checkpoint, gemm)
     return {
         "steps": training.step,
         "eval_before": _chosen(training.before, measured),

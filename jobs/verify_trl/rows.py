@@ -14,20 +14,18 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from ..context import Context, WarmModel
-from ..dpo import dataset as pairs, kind as dpo_kind
+from ..dpo import kind as dpo_kind
 from ..dpo.options import DpoSpec
-from ..sft import dataset as texts, kind as sft_kind
+from ..sft import kind as sft_kind
 from ..sft.options import SftSpec
-from ..training import row_job
-from ..training.row_options import RowTrainingSpec
-from ..training.tokens import Examples
+from ..training.row_job import Prepared
 from .sides import Recorder, Sides, Stock
 
 
 def sft(spec: SftSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides:
     """Prepare both sides of an SFT job."""
-    data = row_job.prepare(spec, ctx, warm, sft_kind.tokenization_of, texts.Example)
-    _, training = sft_kind.training_of(spec, ctx, replace(data, held_out=data.held_out[:0]))
+    data = sft_kind.prepare(spec, ctx, warm)
+    _, training = sft_kind.training_of(_without_held_out(data))
     recorder = Recorder(training.task)
     training.task = recorder
 
@@ -42,13 +40,13 @@ def sft(spec: SftSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides
             peft_config=stock.lora,
         )
 
-    return Sides(training, trainer, _steps_of_an_epoch(spec, data.examples))
+    return Sides(training, trainer, _steps_of_an_epoch(data))
 
 
 def dpo(spec: DpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides:
     """Prepare both sides of a DPO job."""
-    data = row_job.prepare(spec, ctx, warm, dpo_kind.tokenization_of, pairs.Example)
-    _, training = dpo_kind.training_of(spec, ctx, replace(data, held_out=data.held_out[:0]))
+    data = dpo_kind.prepare(spec, ctx, warm)
+    _, training = dpo_kind.training_of(_without_held_out(data))
     recorder = Recorder(training.task)
     training.task = recorder
 
@@ -71,7 +69,7 @@ def dpo(spec: DpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides
         )
         return made
 
-    return Sides(training, trainer, _steps_of_an_epoch(spec, data.examples))
+    return Sides(training, trainer, _steps_of_an_epoch(data))
 
 
 def _in_order(args: Any, stock: Stock) -> Any:
@@ -80,5 +78,9 @@ def _in_order(args: Any, stock: Stock) -> Any:
     return args
 
 
-def _steps_of_an_epoch(spec: RowTrainingSpec, examples: Examples[Any]) -> int:
-    return -(-len(examples) // spec.rows_per_step)
+def _without_held_out(data: Prepared[Any]) -> Prepared[Any]:
+    return replace(data, held_out=data.held_out[:0])
+
+
+def _steps_of_an_epoch(data: Prepared[Any]) -> int:
+    return -(-len(data.examples) // int(data.spec.rows_per_step))

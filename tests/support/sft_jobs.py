@@ -25,11 +25,10 @@ from trl.trainer.sft_trainer import SFTTrainer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.context import Context
 from warmd.jobs.dpo.options import REWARDS
-from warmd.jobs.sequences.scoring import Scorer
 from warmd.jobs.sft.dataset import Example, Tokenization
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.task import Supervised
-from warmd.jobs.training.arguments import KEPT_ACTIVATIONS, pad_id, router_coefficient
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS, scorer_of
 from warmd.jobs.training.epochs import drawn_by_epoch
 from warmd.jobs.training.loop import Training
 from warmd.jobs.training.tokens import Examples, tokenized
@@ -241,13 +240,7 @@ def parts_of(folder: Path, model: Any, job: Any, how: Any, kind: type[Any], conf
         "ctx": ctx,
         "args": config,
         "model": model,
-        "scorer": Scorer.of(
-            model,
-            ctx,
-            pad_id=pad_id(model, how.tokenizer),
-            router_coefficient=router_coefficient(model, config),
-            wants_top=True,
-        ),
+        "scorer": scorer_of(model, ctx, how.tokenizer, config, wants_top=True),
         "examples": Examples(corpus, corpus.train, kind),
         "held_out": Examples(corpus, corpus.validation, kind),
         "data": rows.fingerprint,
