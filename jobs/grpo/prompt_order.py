@@ -1,11 +1,22 @@
-"""The order of the training prompts: depends only on (seed, epoch). Imports torch.
+"""The order of the training prompts, and of the completions of a step. Imports torch.
 
-A resumed job has the same order as an uninterrupted one.
+They depend only on (seed, epoch) and on (seed, step): a resumed job has the same orders as an
+uninterrupted one.
 """
 
 from __future__ import annotations
 
 import torch
+
+from ..keyed_numbers import permutation
+
+
+def completion_order(count: int, *, seed: int, step: int) -> list[int]:
+    """Return the order in which the `count` completions that a step samples fill its micro-batches.
+
+    `step`: the steps done before it. Groups are spread over the micro-batches, as in TRL.
+    """
+    return permutation(count, use="shuffle", seed=seed, step=step)
 
 
 class EpochOrders:

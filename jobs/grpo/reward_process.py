@@ -7,18 +7,18 @@ Requests and answers are JSON: no pickle.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
-
-import orjson
 
 from ..errors import JobFailed
 from ..rewards.prompts import Prompt
@@ -26,8 +26,6 @@ from ..rewards.reward_calls import RewardCalls, Scored
 from ..rewards.rewards import Reward
 from ..rewards.user_rewards import KeywordReward, PositionalReward
 from ..user_code import tracebacks
-
-_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 class RewardFailed(Exception):
@@ -82,11 +80,11 @@ class RewardProcess:
             "state": state,
         }
         try:
-            self._connection.send_bytes(orjson.dumps(request, option=_JSON))
+            self._connection.send_bytes(_encode(request))
             if not self._connection.poll(self._limit_s):
                 self._restart()
                 raise RewardFailed(f"took longer than {self._limit_s:g} s (reward_timeout)")
-            answer = orjson.loads(self._connection.recv_bytes())
+            answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             self._restart()
             raise RewardFailed("the reward process ended") from error
@@ -101,9 +99,21 @@ class RewardProcess:
     def _start(self) -> Connection[Any, Any]:
         """Let the keeper end the process and fork a new one; return the connection to it."""
         ours, theirs = Pipe()
-        socket.send_fds(self._keeper, [b"."], [theirs.fileno()])
-        theirs.close()
+        try:
+            socket.send_fds(self._keeper, [b"."], [theirs.fileno()])
+        except OSError as error:
+            raise JobFailed(
+                "reward: the process that forks the reward process has ended; it may have been "
+                "killed, also for want of memory"
+            ) from error
+        finally:
+            theirs.close()
         return ours
+
+
+def _encode(message: Any) -> bytes:
+    # Python's json: NaN and infinity, which rewards may log, stay what they are.
+    return json.dumps(message).encode()
 
 
 def _fork() -> int:
@@ -162,14 +172,14 @@ class _Scorer:
                 reward.move_here()
         with suppress(EOFError, OSError):
             while True:
-                request = orjson.loads(job.recv_bytes())
+                request = json.loads(job.recv_bytes())
                 try:
-                    answer = orjson.dumps(self._answer(request), option=_JSON)
+                    answer = _encode(asdict(self._answer(request)))
                 # Any error, including sys.exit(), leaves out only this group.
                 except (Exception, SystemExit) as error:
                     is_reported = isinstance(error, JobFailed)
                     reason = str(error) if is_reported else tracebacks.reason(error)
-                    answer = orjson.dumps({"error": reason})
+                    answer = _encode({"error": reason})
                 job.send_bytes(answer)
         os._exit(0)
 
