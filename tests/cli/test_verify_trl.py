@@ -100,8 +100,9 @@ def test_a_job_of_each_kind_equals_stock_trl(desk, tiny_model, kind, options, ch
 
 
 @pytest.mark.slow
-def test_the_sides_are_shown_in_a_table_with_a_verdict(desk, tiny_model):
+def test_the_sides_are_shown_in_a_table_with_a_verdict_also_without_a_daemon(desk, tiny_model):
     job_id = submitted(desk, tiny_model, "dpo", "--batch-size=8", "--processes=2", "--epochs=3")
+    desk.server.stop()
     done = verified(desk, job_id, "--steps", "20")
     assert done.code == 0, done.out + done.err
     assert done.err.endswith(
