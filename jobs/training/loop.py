@@ -325,7 +325,11 @@ class Training:
         loss = torch.tensor(0.0)
         sums: dict[str, float] = {}
         for number, micro_batch in enumerate(batch, 1):
-            with algorithms(deterministic=self._is_deterministic), self._own_numbers(number):
+            with (
+                algorithms(deterministic=self._is_deterministic),
+                self._own_numbers(number),
+                torch.enable_grad(),  # user code may have switched gradients off
+            ):
                 found = self._add_gradients(micro_batch)
             of_all = [_Learned(*of_rank) for of_rank in self.ctx.ranks.gather(found)]
             # Nothing to learn: AdamW treats a zero gradient differently from None.
