@@ -66,17 +66,18 @@ class Judge:
         completion_ids: Sequence[list[int]],
         *,
         size: int,
+        step: int,
         state: Mapping[str, Any],
         ranks: Ranks = ONE_PROCESS,
     ) -> Judged:
         """Score completions of `rows`, their prompts; each rank gets the scores of all.
 
-        `size`: completions that are left out together when their rewards fail. `state`: the fields
-        of TRL's trainer_state. Raises JobFailed.
+        `size`: completions that have a time limit together, and are left out together when their
+        rewards fail. `step`: of events. `state`: the fields of TRL's trainer_state. Raises
+        JobFailed.
         """
-        step = int(state["global_step"]) + 1
-        groups = range(0, len(rows), size)[run_of(len(rows) // size, ranks)]
-        parts = [slice(start, start + size) for start in groups]
+        starts = range(0, len(rows), size)
+        parts = [slice(start, start + size) for start in starts[run_of(len(starts), ranks)]]
         if parts and not self.can_fail:
             parts = [slice(parts[0].start, parts[-1].stop)]
         found = []

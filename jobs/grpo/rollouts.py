@@ -133,7 +133,7 @@ class GroupSampler:
         began = time.perf_counter()
         written = self._written(prompts, self._uniform(rows, step, taken), step, self._ctx.ranks)
         seconds = time.perf_counter() - began
-        texts, judged = self._judged(prompts, written, size, state, self._ctx.ranks)
+        texts, judged = self._judged(prompts, written, state, self._ctx.ranks, step=step + 1)
         groups = [
             Group(row, written[part], texts[part], judged.scores[part])
             for number, row in enumerate(rows)
@@ -166,8 +166,9 @@ class GroupSampler:
         self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], state: Mapping[str, Any]
     ) -> Judged:
         """Score one completion of each prompt, drawn by `numbers`; this rank alone."""
-        written = self._written(prompts, numbers, int(state["global_step"]), ONE_PROCESS)
-        return self._judged(prompts, written, len(prompts), state, ONE_PROCESS)[1]
+        step = int(state["global_step"])
+        written = self._written(prompts, numbers, step, ONE_PROCESS)
+        return self._judged(prompts, written, state, ONE_PROCESS, step=step)[1]
 
     def numbers(self, **fields: int) -> NDArray[np.float64]:
         """Return the numbers that decide the tokens of a completion, by position."""
@@ -182,13 +183,17 @@ class GroupSampler:
         self,
         prompts: Sequence[Prompt],
         written: Sequence[Completion],
-        size: int,
         state: Mapping[str, Any],
         ranks: Ranks,
+        *,
+        step: int,
     ) -> tuple[list[str], Judged]:
         texts = [self.text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)]
         ids = [one.ids for one in written]
-        judged = self.judge.scores(prompts, texts, ids, size=size, state=state, ranks=ranks)
+        size = self._args.num_generations
+        judged = self.judge.scores(
+            prompts, texts, ids, size=size, step=step, state=state, ranks=ranks
+        )
         return texts, judged
 
     def _written(
