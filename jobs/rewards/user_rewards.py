@@ -175,6 +175,18 @@ def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> 
     """Return the result of a user's function as plain numbers. Raises JobFailed if it is not."""
     kind = "finite numbers or None" if or_none else "finite numbers"
     takes = f"reward {name} must return a list of {num_completions} {kind}"
+    try:
+        return _numbers(name, takes, result, num_completions, or_none=or_none)
+    except JobFailed:
+        raise
+    except Exception as error:  # methods of the user's objects may raise any
+        got = f"a {type(result).__name__} that cannot be read: {tracebacks.reason(error)}"
+        raise JobFailed(f"{takes}, got {got}") from error
+
+
+def _numbers(
+    name: str, takes: str, result: Any, num_completions: int, *, or_none: bool
+) -> list[float | None]:
     scores = _as_sequence(result)
     if scores is None:
         raise JobFailed(f"{takes}, got a {type(result).__name__}")
@@ -213,5 +225,8 @@ def _finite(value: Any) -> float | None:
 
 def shown(value: object) -> str:
     """A value in a few words, for a message."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of 5,000 digits; an object's own __repr__
+        return f"an object of type {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
