@@ -5,34 +5,70 @@ Imports torch and transformers.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
 import torch
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
+from ..compute.device import has_bfloat16
 from ..context import Context, Never
 from ..training.loop import Training
 from ..training.options import TrainingSpec
 from . import machine
 from .memory import Peak
+from .works import RowWork
+
+Make = Callable[[str, Any, Path, int, str, "Clock"], Any]
+
+
+def main(works: Mapping[str, Any], make: Make) -> None:
+    """Run `python -m … trl|warmd WORK FOLDER STEPS`: print what `timed` returns as JSON.
+
+    `make`: (side, work, folder of the model, steps, output folder, clock) -> TRL's trainer, or a
+    training of warmd (`own_loop`).
+    """
+    side, name, folder, steps = sys.argv[1:]
+    torch.manual_seed(0)
+    found = timed(side, works[name], int(steps) + 1, partial(make, side, works[name], Path(folder)))
+    sys.stdout.write(orjson.dumps(found).decode() + "\n")
+
+
+def usual_arguments(output: str, steps: int) -> dict[str, Any]:
+    """Return the arguments of all sides: TRL's fastest settings on a CPU, and no files.
+
+    TRL's defaults are three times slower there.
+    """
+    device = machine.device()
+    return {
+        "output_dir": output,
+        "max_steps": steps,
+        "bf16": has_bfloat16(device),
+        "activation_checkpointing": False,
+        "use_cpu": device.type == "cpu",
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
 
 
 def timed(
-    side: str, make: Callable[[str, Clock], Any], floor_s: Callable[[int, machine.Machine], float]
+    side: str, work: Any, steps: int, make: Callable[[int, str, Clock], Any]
 ) -> dict[str, Any]:
     """Train; return the seconds of each step except the first, which allocates AdamW's memory.
 
-    `side`: trl or warmd, which trains with warmd's kernels. `make`: (output folder, clock) -> TRL's
-    trainer, or a training of warmd (`own_loop`). `floor_s`: (parameters, rates of this machine) ->
-    minimum seconds of a step.
+    `side`: trl or warmd, which trains with warmd's kernels. `make`: see `main`.
     """
     device = machine.device().type
     rates = machine.measure()
@@ -46,12 +82,13 @@ def timed(
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
-        trainer = make(output, clock)
+        trainer = make(steps, output, clock)
         if isinstance(trainer, Training):
             with suppress(_Done):
                 trainer.run(None)
         else:
             trainer.add_callback(clock)
+            trainer.remove_callback(PrinterCallback)
             trainer.train()
     return {
         "seconds": clock.seconds[1:],
@@ -59,7 +96,11 @@ def timed(
         "device": device,
         "private_bytes": _device_bytes() if device == "cuda" else peak.private_bytes,
         "resident_bytes": peak.resident_bytes,
-        "floor_s": floor_s(trainer.model.num_parameters(), rates),
+        "floor_s": work.floor_s(
+            work.shape.parameters,
+            *(rates.flops, rates.bytes_s),
+            **({"steps": steps} if isinstance(work, RowWork) else {}),
+        ),
         "flops": rates.flops,
         "bytes_s": rates.bytes_s,
     }
@@ -110,12 +151,12 @@ class _Timed:
             yield next(batches)
 
 
-def context(output: str, device: torch.device) -> Context:
+def context(output: str) -> Context:
     """Return the context of a training that saves and reports nothing."""
     return Context(
         job_id="bench",
         run_dir=Path(output),
-        device=str(device),
+        device=str(machine.device()),
         models=cast(Any, None),
         checkpoints=cast(Any, None),
         emit=_ignore,

@@ -107,87 +107,59 @@ GRPO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftWork:
-    """One optimizer step of SFT: records with a prompt and a completion of random lengths."""
+class RowWork:
+    """One optimizer step on records: a prompt with completions, all of random lengths.
+
+    SFT: one completion. DPO: two, and a reference model.
+    """
 
     shape: Shape
     batch_size: int
     prompt: tuple[int, int]  # least and most tokens
     completion: tuple[int, int]
+    completions: int = 1
 
-    def lengths(self, steps: int) -> list[tuple[int, int]]:
-        """Draw the number of tokens of prompt and completion for each record of `steps` steps."""
+    def lengths(self, steps: int) -> list[tuple[int, ...]]:
+        """Draw the tokens of prompt and completions for each record of `steps` steps."""
         draw = random.Random(0)
+        drawn = (self.prompt, *[self.completion] * self.completions)
         return [
-            (draw.randint(*self.prompt), draw.randint(*self.completion))
-            for _ in range(self.batch_size * steps)
+            tuple(draw.randint(*limits) for limits in drawn) for _ in range(self.batch_size * steps)
         ]
 
     def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
         """Return the minimum seconds of an average step: GEMMs and AdamW.
 
-        The head counts at the tokens of completions, the other layers at all tokens.
+        The prompt counts once; the head counts at the tokens of completions.
         """
         lengths = self.lengths(steps)
-        tokens = sum(prompt + completion - 1 for prompt, completion in lengths) / steps
-        learned = sum(completion for _, completion in lengths) / steps
-        # One GEMM forward, two backward.
-        operations = 6 * (tokens * (parameters - self.shape.head) + learned * self.shape.head)
+        tokens = sum(sum(sizes) - self.completions for sizes in lengths) / steps
+        scored = sum(sum(sizes[1:]) for sizes in lengths) / steps
+        # One GEMM forward, two backward; the forward pass of the reference.
+        gemms = 3 if self.completions == 1 else 4
+        operations = (
+            2 * gemms * (tokens * (parameters - self.shape.head) + scored * self.shape.head)
+        )
         # AdamW reads four arrays and writes three.
         return operations / flops + 4 * 7 * parameters / bytes_s
 
+
+_LENGTHS: dict[str, Any] = {"prompt": (40, 120), "completion": (40, 220)}
+_SHORT: dict[str, Any] = {"prompt": (4, 8), "completion": (2, 6)}
 
 SFT = {
-    "0.5b": SftWork(shape=Shape(layers=24), batch_size=4, prompt=(40, 120), completion=(40, 220)),
-    "4-layers": SftWork(
-        shape=Shape(layers=4), batch_size=8, prompt=(40, 120), completion=(40, 220)
-    ),
-    "tiny": SftWork(shape=_TINY, batch_size=2, prompt=(4, 8), completion=(2, 6)),
+    "0.5b": RowWork(shape=Shape(layers=24), batch_size=4, **_LENGTHS),
+    "4-layers": RowWork(shape=Shape(layers=4), batch_size=8, **_LENGTHS),
+    "tiny": RowWork(shape=_TINY, batch_size=2, **_SHORT),
 }
 
-
-@dataclass(frozen=True, kw_only=True)
-class DpoWork:
-    """One optimizer step of DPO: pairs of a prompt and two completions of random lengths."""
-
-    shape: Shape
-    pairs: int
-    prompt: tuple[int, int]  # least and most tokens
-    completion: tuple[int, int]
-
-    def lengths(self, steps: int) -> list[tuple[int, int, int]]:
-        """Draw the tokens of the prompt and both completions for each pair of `steps` steps."""
-        draw = random.Random(0)
-        return [
-            (
-                draw.randint(*self.prompt),
-                draw.randint(*self.completion),
-                draw.randint(*self.completion),
-            )
-            for _ in range(self.pairs * steps)
-        ]
-
-    def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
-        """Return the minimum seconds of an average step: GEMMs and AdamW.
-
-        The prompt counts once for both completions; the head counts at the tokens of completions.
-        """
-        lengths = self.lengths(steps)
-        tokens = sum(prompt + chosen + rejected - 2 for prompt, chosen, rejected in lengths) / steps
-        scored = sum(chosen + rejected for _, chosen, rejected in lengths) / steps
-        # One GEMM forward, two backward, and the forward pass of the reference.
-        operations = 8 * (tokens * (parameters - self.shape.head) + scored * self.shape.head)
-        # AdamW reads four arrays and writes three.
-        return operations / flops + 4 * 7 * parameters / bytes_s
-
+_PAIRS = RowWork(shape=Shape(layers=4), batch_size=4, completions=2, **_LENGTHS)
 
 DPO = {
-    "0.5b": DpoWork(shape=Shape(layers=24), pairs=2, prompt=(40, 120), completion=(40, 220)),
-    "4-layers": DpoWork(shape=Shape(layers=4), pairs=4, prompt=(40, 120), completion=(40, 220)),
-    "4-layers-long-prompt": DpoWork(
-        shape=Shape(layers=4), pairs=4, prompt=(400, 600), completion=(20, 100)
-    ),
-    "tiny": DpoWork(shape=_TINY, pairs=2, prompt=(4, 8), completion=(2, 6)),
+    "0.5b": replace(_PAIRS, shape=Shape(layers=24), batch_size=2),
+    "4-layers": _PAIRS,
+    "4-layers-long-prompt": replace(_PAIRS, prompt=(400, 600), completion=(20, 100)),
+    "tiny": replace(SFT["tiny"], completions=2),
 }
 
 
