@@ -33,8 +33,15 @@ class RewardLog:
             raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error
 
     def write(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
-        """Append the lines of a step atomically. Raises OSError (a full disk)."""
-        lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
+        """Append the lines of a step atomically. Raises OSError (a full disk).
+
+        `rows`: each with its `completion`, whose text may have lone surrogates from a tokenizer.
+        """
+        lines = []
+        for row in rows:
+            text = row["completion"].encode(errors="replace").decode()
+            line = {"job": self._job_id, "step": step, **row, "completion": text}
+            lines.append(orjson.dumps(line))
         append(self._file, b"\n".join([*lines, b""]), self.path)
 
     def flush(self) -> None:
@@ -46,11 +53,14 @@ class RewardLog:
         end = 0
         with open(path, "rb") as file:
             for line in file:
-                if end == 0 and not line.startswith(begin):
+                is_own = line.startswith(begin)
+                # A power failure may leave the start of a line, or zeros.
+                is_torn = begin.startswith(line) or not line.strip(b"\0")
+                if end == 0 and not is_own and not is_torn:
                     raise JobFailed(
                         f"reward_log: must be a new file, got {path}, which has other content"
                     )
-                if not line.endswith(b"\n") or orjson.loads(line)["step"] > step:
+                if not is_own or not line.endswith(b"\n") or orjson.loads(line)["step"] > step:
                     break
                 end += len(line)
         os.ftruncate(self._file, end)
