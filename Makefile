@@ -34,7 +34,8 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "warmd needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON); torch is large, the first time takes minutes ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(IN_VENV) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(IN_VENV) compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true # on all processors; not all is for this Python
 	@touch $@
 	@echo "$(VENV) is ready."
 

@@ -213,7 +213,7 @@ def test_a_waiting_job_can_be_paused_and_continues(full: Daemon):
     check_events(full, job_id)
 
 
-@pytest.mark.slow
+@SHORT
 def test_the_daemon_stops_while_a_job_waits_and_resumes_it(full: Daemon):
     job_id = hold_and_fill(full)
     full.stop()
