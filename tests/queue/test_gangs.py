@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from waiting import wait_until
-from workplaces import NAME, Workplace, workplace
+from workplaces import NAME, Workplace
 
 from warmd.configs.config import WorkerConfig
 from warmd.configs.labels import GANG_ADDRESS, GANG_SOFTWARE, NODES, line_of
@@ -25,12 +24,6 @@ from warmd.jobs import spec_class
 from warmd.jobs.errors import NotFound
 
 LEADER, SECOND, THIRD, FOURTH = (f"train-0:{name}:1" for name in ("aaaa", "bbbb", "cccc", "dddd"))
-
-
-@pytest.fixture(scope="module")
-def shared_place() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
 
 
 @pytest.fixture

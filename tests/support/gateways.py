@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from desks import kill_redis
 from openai import DefaultHttpxClient, OpenAI
 from waiting import wait_until
 
@@ -87,7 +88,7 @@ class Gateway:
         self.hang_up()
         self.kill()
         self.client.close()
-        self.server.stop()
+        kill_redis(self.server)
 
     def openai(self, **settings: Any) -> OpenAI:
         self._clients.append(openai_client(self.url, **settings))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from desks import kill_redis
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, WorkerConfig
@@ -68,9 +69,8 @@ class Workplace:
         for worker in self._workers:
             worker.kill()
             worker.wait()
-        self.resume_redis()
         self.client.close()
-        self.redis.stop()
+        kill_redis(self.redis)
 
     def submit(self, *, model: str | None = None, **how: Any) -> str:
         """Queue a prompt, by default for the built-in model."""
