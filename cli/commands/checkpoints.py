@@ -298,7 +298,8 @@ def _rundir(app: App, job: str | None) -> RunDir:
 
 def _prunable(app: App, job: str | None) -> RunDir:
     """The named job, or else the only one that has checkpoints. Raises Conflict."""
-    from ...daemon.runs.rundir import RunDir, by_time, job_ids
+    from ...daemon.runs.rundir import RunDir, job_ids
+    from ...jobs.ids import by_time
 
     client = app.client()
     if job is not None and job != "-":

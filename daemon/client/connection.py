@@ -15,11 +15,14 @@ import redis
 from ...configs.config import DaemonConfig
 from ...jobs.errors import NotFound, SpecError, Unavailable
 from ...jobs.files.shortage import lacks_space
+from ...jobs.ids import is_job_id
 from ..host.home import Home
+from ..lifecycle import runs_owner
+from ..lifecycle.places import Places
 from ..queue import key_prefix, keys
 from ..queue.jobs import Job, JobStore
 from ..queue.reasons import reason
-from ..runs.rundir import RunDir, is_job_id
+from ..runs.rundir import RunDir
 from ..store.reading import OnOutdated, ReadableRuns
 from ..store.remote import RemoteRuns
 from .lookup import Lookup
@@ -120,7 +123,17 @@ class ClientConnection:
 
     @cached_property
     def store(self) -> JobStore:
-        return JobStore(self.connection, self.remote)
+        return JobStore(self.connection)
+
+    @cached_property
+    def places(self) -> Places:
+        return Places(self.home, self.store, self.remote)
+
+    def prepare_home(self) -> None:
+        """Create the home, and claim a Redis that others may use, before a job is queued."""
+        self.home.create()
+        if self.config.redis_url is not None:
+            runs_owner.claim(self.connection, self.home, self.remote)
 
     @cached_property
     def remote(self) -> RemoteRuns | None:

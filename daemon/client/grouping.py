@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.ids import kind_of
 from ..curriculum.folder import is_curriculum_id
 from ..sweeps import group
 from ..sweeps.folder import is_sweep_id
@@ -38,12 +39,12 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         if not group.is_id_prefix(text) or not matches:
             matches = [folder.id for folder in folders if _name_of(folder) == text]
         if len(matches) > 1:
-            kind = group.kind_of(matches[-1])
+            kind = kind_of(matches[-1])
             raise SpecError(kind, f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
         if matches:
             return matches[0]
         if is_group_id(text):
-            kind = group.kind_of(text)
+            kind = kind_of(text)
             raise NotFound(f"{kind}: no {kind} {text!r} in {self.home.path}")
         return self.find(text)
 
@@ -105,7 +106,7 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         if not is_group_id(job_id):
             return resume(job_id, changes=changes, front=front, strict=strict)
         if changes:
-            kind = group.kind_of(job_id)
+            kind = kind_of(job_id)
             raise SpecError(next(iter(changes)), f"cannot change for all jobs of a {kind}")
         resume_group = self.resume_sweep if is_sweep_id(job_id) else self.resume_curriculum
         return resume_group(job_id, lambda one: resume(one, front=front, strict=strict))

@@ -14,11 +14,13 @@ import redis
 from ...configs.queues import QUEUES, TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ..queue import index_builder, job_index, listing
+from ...jobs.ids import by_time, is_id_prefix, is_job_id, kind_of
+from ..lifecycle import index
+from ..queue import job_index, listing
 from ..queue.jobs import Job, JobStore
 from ..runs import labels
 from ..runs.labels import NO_LABELS, Labels
-from ..runs.rundir import RunDir, by_time, is_id_prefix, is_job_id, job_ids
+from ..runs.rundir import RunDir, job_ids
 from ..store.reading import ReadableRuns
 from .views import UNREGISTERED, view_of_folder, views_of
 
@@ -47,7 +49,7 @@ class Lookup:
     @cached_property
     def indexed(self) -> redis.Redis:
         """The connection to Redis, after the job indices have been built."""
-        index_builder.ensure(self._store.connection, self._runs)
+        index.ensure(self._store.connection, self._runs)
         return self._store.connection
 
     def find(self, text: str | None, *, is_training: bool = False) -> str:
@@ -94,7 +96,7 @@ class Lookup:
         """
 
         def fits(job_id: str) -> bool:
-            return kinds is None or job_id.split("-")[0] in kinds
+            return kinds is None or kind_of(job_id) in kinds
 
         start = 0
         with suppress(redis.RedisError):
@@ -134,7 +136,7 @@ class Lookup:
         """
 
         def fits(job_id: str) -> bool:
-            is_kind = kinds is None or job_id.split("-")[0] in kinds
+            is_kind = kinds is None or kind_of(job_id) in kinds
             is_older = older_than is None or by_time(job_id) < by_time(older_than)
             return is_kind and is_older and text in job_id and job_id not in hidden
 
@@ -155,7 +157,7 @@ class Lookup:
         self, limit: int | None, kinds: Collection[str] | None, fits: Callable[[str], bool] | None
     ) -> list[dict[str, Any]]:
         """The latest jobs of some kinds whose ids fit, with and without a record in Redis."""
-        index_builder.add_folders(self.indexed, self._runs)
+        index.add_folders(self.indexed, self._runs)
         while True:
             ids = self._newest_ids(limit, kinds, fits)
             records = self._store.fetch_many(ids)

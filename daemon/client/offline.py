@@ -10,9 +10,10 @@ from typing import Any
 import redis
 
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.ids import by_time, kind_of
 from ..runs import labels as job_labels
 from ..runs.labels import NO_LABELS, Labels
-from ..runs.rundir import RunDir, by_time, job_ids
+from ..runs.rundir import RunDir, job_ids
 from .views import view_without_redis
 
 
@@ -53,7 +54,7 @@ class Offline:
                 break
             if job_id in hidden:
                 continue
-            if kinds is not None and job_id.split("-")[0] not in kinds:
+            if kinds is not None and kind_of(job_id) not in kinds:
                 continue
             if text not in job_id or (older_than and by_time(job_id) >= by_time(older_than)):
                 continue

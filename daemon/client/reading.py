@@ -9,7 +9,8 @@ from typing import Any
 import redis
 
 from ...configs.queues import QUEUES, TRAIN
-from ..queue import job_index, listing, stream
+from ..lifecycle.follow import follow as follow_events
+from ..queue import job_index, listing
 from ..queue.jobs import ENDED, JobStatus
 from ..runs import events
 from ..runs.labels import NO_LABELS, Labels
@@ -118,7 +119,7 @@ class Reading(ClientConnection):
                 self.readable.refresh(job_id)
 
         while True:
-            follow = stream.follow(
+            following = follow_events(
                 self.connection,
                 job_id,
                 path,
@@ -127,7 +128,7 @@ class Reading(ClientConnection):
                 before_read=refresh,
             )
             try:
-                for event in follow:
+                for event in following:
                     if event is not None:
                         after_seq = event["seq"]
                     yield event

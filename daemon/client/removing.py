@@ -8,8 +8,10 @@ from typing import Any
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict
+from ...jobs.ids import kind_of
 from ..host.warm_set import known_models
-from ..queue import listing, removal
+from ..lifecycle import remove
+from ..queue import listing
 from ..queue.jobs import ENDED
 from ..runs.rundir import RunDir, job_ids
 from .connection import ClientConnection, needs_redis
@@ -37,12 +39,12 @@ class Removing(ClientConnection):
         Returns the bytes freed. If interrupted, the next call finishes it. Raises Conflict for a
         job that is not ended.
         """
-        return removal.remove(self.store, self.home.runs, job_id)
+        return remove.remove(self.places, job_id)
 
     @needs_redis
     def finish_removals(self) -> dict[str, int]:
         """Finish interrupted removals; return the bytes freed for each job."""
-        return removal.finish_all(self.store, self.home.runs)
+        return remove.finish_all(self.places)
 
     @needs_redis
     def remove_resume_state(self, job_id: str) -> int:
@@ -51,7 +53,7 @@ class Removing(ClientConnection):
         if job.get_status() not in ENDED:
             raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
         stored = self.resume_bytes(job_id)
-        freed = removal.remove_resume_state(self.current_rundir(job_id))
+        freed = remove.remove_resume_state(self.current_rundir(job_id))
         self.note_removed_checkpoints(job_id)
         return freed if self.remote is None else stored
 
@@ -63,10 +65,10 @@ class Removing(ClientConnection):
 
     def resume_bytes(self, job_id: str) -> int:
         """Return the bytes of what an ended job would resume from; in the run store, if any."""
-        folders = removal.resumable(RunDir(self.home.runs / job_id))
+        folders = remove.resumable(RunDir(self.home.runs / job_id))
         if self.remote is not None:
             return sum(self.remote.size_bytes(job_id, folder.name) for folder in folders)
-        return sum(map(removal.size_bytes, folders))
+        return sum(map(remove.size_bytes, folders))
 
     def note_removed_checkpoints(self, job_id: str) -> None:
         """Remove from the run store, if there is one, the checkpoints that are gone here."""
@@ -88,16 +90,16 @@ class Removing(ClientConnection):
         trainings = [
             job_id
             for job_id in job_ids(self.home.runs)
-            if (kind := job_id.split("-")[0]) in KINDS and spec_class(kind).queue == TRAIN
+            if (kind := kind_of(job_id)) in KINDS and spec_class(kind).queue == TRAIN
         ]
         pending = listing.with_status(self.connection, PENDING)
         readers = list(dict.fromkeys([*trainings, *(job.id for job in pending)]))
-        found = removal.dependents(self.home.runs, readers)
+        found = remove.dependents(self.home.runs, readers)
         for job in pending:
             for parent in job._dependency_ids:
                 found.setdefault(parent, []).append(job.id)
         for name, model in known_models(self.home).items():
-            owner = removal.owner_of(self.home.runs, model.path)
+            owner = remove.owner_of(self.home.runs, model.path)
             if owner is not None:
                 found.setdefault(owner, []).append(f"warm model {name} (`warmd unload {name}`)")
         return found

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ...configs.labels import with_ranks
 from ...jobs.context import step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
 from ...jobs.user_code.modules import SOURCES, changed
-from ..queue import adoption, runs_owner
+from ..lifecycle import adopt
+from ..lifecycle.resume import queue_again
 from ..queue.jobs import ENDED, EndedJob, Job, JobStatus
-from ..runs import asked, events
+from ..runs import events
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir
 from .capacity import check_ranks
@@ -50,20 +50,19 @@ class Resuming(Steering):
             )
         with rundir.revising():
             job = self.store.fetch(job_id)
-            if job is None or adoption.is_foreign(self.connection, rundir):
+            if job is None or adopt.is_foreign(self.connection, rundir):
                 job = self._adopt(rundir)
             return self._resume(job, rundir, changes or {}, front=front)
 
     def _adopt(self, rundir: RunDir) -> Job:
         """Add a job to Redis from its run directory. Raises Conflict."""
         job_id = rundir.path.name
-        if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home, self.remote)
+        self.prepare_home()
         queue = spec_of(rundir.read_spec()).queue
-        adoption.take_over(self.connection, rundir)
-        adoption.check_model(rundir)
-        adoption.move_to(rundir, self.home, self.connection)
-        self.store.adopt_many([EndedJob(job_id, queue, **adoption.past_of(rundir).__dict__)])
+        adopt.take_over(self.connection, rundir)
+        adopt.check_model(rundir)
+        adopt.move_to(rundir, self.places)
+        self.store.adopt_many([EndedJob(job_id, queue, **adopt.past_of(rundir).__dict__)])
         return self.fetch(job_id)
 
     def changed_sources(self, job_id: str) -> list[str]:
@@ -112,8 +111,7 @@ class Resuming(Steering):
                 spec=revised.to_json(),
                 revisions=[*document.get("revisions", ()), {**revision, "changes": changed}],
             )
-        needs = with_ranks(document.get("needs"), revised.to_json())
-        asked.note(rundir, asked.RESUMED, front=front)
-        if not self.store.enqueue_again(job, front=front, needs=needs):
+        needs = adopt.needs_of({**document, "spec": revised.to_json()})
+        if not queue_again(self.places, job, front=front, needs=needs):
             raise Conflict(f"job: {job_id} was resumed by another process")
         return "queued"

@@ -15,8 +15,10 @@ from ...configs.labels import OWN_NEEDS
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
+from ...jobs.ids import kind_of
 from ...jobs.spec import Spec
-from ..queue import adoption, keys, listing, stream
+from ..lifecycle import adopt
+from ..queue import keys, listing, stream
 from ..queue.jobs import Job, JobStore
 from ..queue.totals import ALERTS
 from ..runs import events, labels
@@ -59,7 +61,7 @@ def view_of_folder(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
 
 def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     """A job by its run directory alone; `connection` is not used."""
-    past = adoption.past_of(rundir)
+    past = adopt.past_of(rundir)
     kind = str(rundir.read_spec()["kind"])
     job = Job(rundir.path.name, connection=connection, serializer=keys.Serializer)
     job.origin = spec_class(kind).queue if kind in KINDS else ""
@@ -89,9 +91,9 @@ def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any
     Raises Conflict for one whose spec.json cannot be read.
     """
     view = _folder_view(rundir, connection)
-    found = adoption.standing(rundir)
+    found = adopt.standing(rundir)
     if found.ended is not None:
-        ended_at = _seconds(adoption.ended_at(rundir))
+        ended_at = _seconds(adopt.ended_at(rundir))
         return {**view, "status": found.ended.value, "ended_at": ended_at}
     if found.paused_at is not None:
         paused = {"paused": True, "paused_at": found.paused_at}
@@ -134,7 +136,7 @@ def _view(
     is_computing = status == "started" and not notes.is_paused
     return {
         "id": job.id,
-        "kind": job.id.split("-")[0],
+        "kind": kind_of(job.id),
         "name": labeled.name,
         "tags": list(labeled.tags),
         "notes": [asdict(note) for note in labeled.notes],

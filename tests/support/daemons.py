@@ -16,6 +16,7 @@ from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from warmd.daemon.client import control
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.supervise import aof_format
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
@@ -154,7 +155,7 @@ class Daemon:
             **options,
         }
         with contextlib.chdir(folder):
-            return self.client.submit(spec_class("grpo").parse(values), **how)
+            return self.client.submit(spec_class("grpo").parse(values), Queueing(**how))
 
     def wait(self, job_id: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until the job has one of the statuses (or has ended)."""

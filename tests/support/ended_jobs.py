@@ -63,9 +63,7 @@ def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
     """All commands and requests that read jobs."""
     client = desk.client
     waiting = client.jobs(statuses=["queued"])[0]["id"]
-    retention = Retention(
-        client.store, desk.home, keep_s=86_400, most=10_000, most_bytes=10_000_000_000
-    )
+    retention = Retention(client.places, keep_s=86_400, most=10_000, most_bytes=10_000_000_000)
     metrics, index = Metrics(client), ModelIndex(client)
     retention.remove_due()  # new jobs are measured once
     return {

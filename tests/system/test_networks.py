@@ -15,7 +15,8 @@ from daemons import gone
 from machines import Machines, check_tools, machines
 from waiting import holds_for, wait_until
 
-from warmd.daemon.queue.lease import LEASE_S, RENEWALS
+from warmd.daemon.queue.keys import LEASE_S
+from warmd.daemon.queue.workers import RENEWALS
 from warmd.jobs import spec_class
 from warmd.jobs.training.gloo_group import UNREACHABLE_S
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from shell import Done, warmd
 from transformers import AutoModelForMaskedLM, BertConfig
 
-from warmd.daemon.runs.rundir import by_time
+from warmd.jobs.ids import by_time
 
 SUPPORT = Path(__file__).parents[1] / "support"  # where `behaviours` is
 

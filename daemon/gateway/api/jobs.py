@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs import KINDS
 from ....jobs.errors import SpecError
+from ....jobs.ids import is_id_prefix, is_job_id
 from ...client.removing import refuse_removal
 from ...runs.labels import Labels
-from ...runs.rundir import is_id_prefix, is_job_id
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute

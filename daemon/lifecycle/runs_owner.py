@@ -18,13 +18,13 @@ import redis
 from ...jobs.errors import Conflict
 from ...jobs.files.atomic import locked, write_atomic
 from ..host.home import Home
+from ..queue import key_prefix, keys
 from ..store.bucket import Bucket, Changed
 from ..store.copies import ID
 from ..store.remote import RemoteRuns
-from . import key_prefix, keys
 
 
-def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None = None) -> None:
+def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None) -> None:
     """Mark a Redis with the run directories of a home, and with the prefix of RQ's keys.
 
     Raises Conflict if it has other marks. The home's folders must exist. `remote`: the run store

@@ -16,20 +16,23 @@ from pathlib import Path
 
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.files.atomic import locked
+from ...jobs.ids import is_job_id
 from ...jobs.models.adapters import base_of, is_adapter
-from ..runs.rundir import REMOVED, RunDir, is_job_id, trainer_of
-from . import job_index
-from .jobs import ENDED, Job, JobStore
+from ..queue import job_index
+from ..queue.jobs import ENDED, Job
+from ..runs.rundir import REMOVED, RunDir, trainer_of
+from .places import Places
 
 
-def remove(store: JobStore, runs: Path, job_id: str) -> int:
+def remove(places: Places, job_id: str) -> int:
     """Remove an ended job, or the rest of one; return the bytes freed.
 
     Raises Conflict for a job that is not ended, or that another daemon runs.
     """
+    runs = places.runs
     with locked(runs, LOCK_EX):
         run_dir, removed_dir = runs / job_id, runs / f"{REMOVED}{job_id}"
-        job = store.fetch(job_id)
+        job = places.store.fetch(job_id)
         if job is None and RunDir(run_dir).is_held():
             raise Conflict(f"job: {job_id} is running in another daemon: cancel it there first")
         if job is not None and job.get_status(refresh=False) not in ENDED:
@@ -38,15 +41,16 @@ def remove(store: JobStore, runs: Path, job_id: str) -> int:
             if removed_dir.exists():  # of an earlier copy of the job
                 shutil.rmtree(removed_dir)
             run_dir.rename(removed_dir)
-        elif store.remote is not None:
+        elif places.remote is not None:
             # It marks the removal as unfinished, if this process is killed.
             removed_dir.mkdir(mode=0o700, exist_ok=True)
-        return _finish(store, run_dir, removed_dir)
+        return _finish(places, run_dir, removed_dir)
 
 
-def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
+def finish_all(places: Places) -> dict[str, int]:
     """Finish interrupted removals; return the bytes freed for each job."""
     freed: dict[str, int] = {}
+    runs = places.runs
     # The lock changes the folder, after which every list of jobs reads all of it again.
     if not _removed_dirs(runs):
         return freed
@@ -54,7 +58,7 @@ def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
         for removed_dir in _removed_dirs(runs):
             job_id = removed_dir.name.removeprefix(REMOVED)
             with suppress(Conflict):  # resumed meanwhile, and renamed back
-                freed[job_id] = _finish(store, runs / job_id, removed_dir)
+                freed[job_id] = _finish(places, runs / job_id, removed_dir)
     return freed
 
 
@@ -65,17 +69,17 @@ def _removed_dirs(runs: Path) -> list[Path]:
     return []
 
 
-def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:
+def _finish(places: Places, run_dir: Path, removed_dir: Path) -> int:
     """Delete `removed_dir` and the job's data in Redis; return the bytes freed."""
-    job = store.fetch(run_dir.name)
+    job = places.store.fetch(run_dir.name)
     if job is None:
-        job_index.forget(store.connection, run_dir.name)
-    elif not store.remove(job):
+        job_index.forget(places.connection, run_dir.name)
+    elif not places.store.remove(job):
         if removed_dir.exists() and not run_dir.exists():
             removed_dir.rename(run_dir)
         raise _not_ended(job)  # it was resumed just now
-    if store.remote is not None:
-        store.remote.withdraw(run_dir.name)
+    if places.remote is not None:
+        places.remote.withdraw(run_dir.name)
     freed = size_bytes(removed_dir)
     if removed_dir.is_dir():
         shutil.rmtree(removed_dir)
