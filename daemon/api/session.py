@@ -17,7 +17,7 @@ from ...jobs import spec_class
 from ...jobs.errors import JobFailed, SpecError
 from ..client.client import Client
 from ..lifecycle.queueing import Queueing
-from ..runs.labels import Labels
+from ..lifecycle.view import JobFilter
 from ..runs.weights import Weights
 from .curriculum import Curriculum
 from .html import table_html
@@ -232,10 +232,13 @@ class Session:
         # A paused job is a started or scheduled one to Redis.
         statuses = None if wanted is None else {*wanted} - {"paused"} | _PAUSABLE
         found = self._client.jobs(
-            statuses=statuses,
-            kinds=_words(kind),
-            labels=Labels(name=name, tags=tuple(tags)),
-            limit=limit if wanted is None else None,
+            JobFilter(
+                statuses=statuses,
+                kinds=_words(kind),
+                name=name,
+                tags=tuple(tags),
+                limit=limit if wanted is None else None,
+            )
         )
         fitting = [info for info in found if wanted is None or status_of(info) in wanted]
         return JobList(Job(self._client, info["id"]) for info in fitting[:limit])

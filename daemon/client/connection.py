@@ -18,6 +18,7 @@ from ...jobs.files.shortage import lacks_space
 from ...jobs.ids import is_job_id
 from ..host.home import Home
 from ..lifecycle import runs_owner
+from ..lifecycle.find import Lookup, Offline
 from ..lifecycle.places import Places
 from ..queue import key_prefix, keys
 from ..queue.jobs import Job, JobStore
@@ -25,12 +26,11 @@ from ..queue.reasons import reason
 from ..runs.rundir import RunDir
 from ..store.reading import OnOutdated, ReadableRuns
 from ..store.remote import RemoteRuns
-from .lookup import Lookup
-from .offline import Offline
 
 log = logging.getLogger(__name__)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Found = TypeVar("Found")
 
 _REFUSALS = ("MISCONF", "NOREPLICAS")  # the disk is full, or too few replicas are connected
 # Memory is full, or this is a replica: redis-py removes these words from the message.
@@ -61,23 +61,6 @@ def needs_redis(method: Method) -> Method:
             if lacks_space(error):
                 raise SpecError("home", f"cannot be written: {error}") from error
             raise
-
-    return cast(Method, wrapper)
-
-
-def reads_offline(method: Method) -> Method:
-    """Read run directories, if no daemon runs and the caller wants that; else `needs_redis`."""
-    with_redis = needs_redis(method)
-
-    @wraps(method)
-    def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_offline:
-            try:
-                return with_redis(self, *args, **kwargs)
-            except Unavailable:
-                if not self.go_offline():
-                    raise
-        return getattr(self.offline, method.__name__)(*args, **kwargs)
 
     return cast(Method, wrapper)
 
@@ -150,11 +133,24 @@ class ClientConnection:
 
     @cached_property
     def lookup(self) -> Lookup:
-        return Lookup(self.store, self.home.runs, self.readable)
+        return Lookup(self.places, self.readable)
 
-    @cached_property
-    def offline(self) -> Offline:
-        return Offline(self.home.runs, self.connection)
+    def read(self, ask: Callable[[Lookup | Offline], Found]) -> Found:
+        """Ask Redis and run directories; these alone if no daemon runs and the caller wants that.
+
+        Raises what `needs_redis` raises.
+        """
+        if not self.is_offline:
+            try:
+                return self._ask(ask)
+            except Unavailable:
+                if not self.go_offline():
+                    raise
+        return ask(Offline(self.home.runs))
+
+    @needs_redis
+    def _ask(self, ask: Callable[[Lookup | Offline], Found]) -> Found:
+        return ask(self.lookup)
 
     def go_offline(self) -> bool:
         """Read run directories from now on, if the caller wants that and no daemon runs."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import redis
 
 from ...configs.queues import QUEUES, TRAIN
+from ..lifecycle.find import Pending
 from ..lifecycle.follow import follow as follow_events
+from ..lifecycle.view import EVERY_JOB, JobFilter
 from ..queue import job_index, listing
 from ..queue.jobs import ENDED, JobStatus
 from ..runs import events
-from ..runs.labels import NO_LABELS, Labels
-from .connection import ClientConnection, needs_redis, reads_offline
-from .lookup import Pending
+from .connection import ClientConnection, needs_redis
 
 _RETRY_S = 0.2  # between two attempts to reach Redis
 
@@ -23,34 +23,17 @@ _RETRY_S = 0.2  # between two attempts to reach Redis
 class Reading(ClientConnection):
     """Returns the fields of jobs as plain values."""
 
-    @reads_offline
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return all known fields of a job as plain values. Raises NotFound and Conflict."""
-        return self.lookup.job(job_id)
+        """Return all known fields of a job. Raises NotFound and Conflict."""
+        return self.read(lambda jobs: jobs.job(job_id)).to_json()
 
-    @reads_offline
-    def jobs(
-        self,
-        *,
-        statuses: Collection[str] | None = None,
-        limit: int | None = None,
-        kinds: Collection[str] | None = None,
-        labels: Labels = NO_LABELS,
-        text: str = "",
-        older_than: str | None = None,
-        hidden: Collection[str] = (),
-    ) -> list[dict[str, Any]]:
-        """Return all jobs, or those that the filters leave, newest first, at most `limit`.
+    def jobs(self, wanted: JobFilter = EVERY_JOB) -> list[dict[str, Any]]:
+        """Return the jobs of a filter, newest first."""
+        return [job.to_json() for job in self.read(lambda jobs: jobs.jobs(wanted))]
 
-        `labels`: tags that a job must have, and a pattern of its name. `text`: a part of the id.
-        `older_than`: a job id, to continue a list behind it. `hidden`: ids that are left out.
-        """
-        return self.lookup.jobs(statuses, limit, kinds, labels, text, older_than, hidden)
-
-    @reads_offline
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
         """Return all known fields of these jobs, without jobs that were removed."""
-        return self.lookup.several(ids)
+        return [job.to_json() for job in self.read(lambda jobs: jobs.several(ids))]
 
     @needs_redis
     def pending(self) -> list[Pending]:

@@ -11,12 +11,12 @@ from ...jobs.errors import Conflict
 from ...jobs.ids import kind_of
 from ..host.warm_set import known_models
 from ..lifecycle import remove
+from ..lifecycle.find import PENDING
+from ..lifecycle.view import UNREGISTERED
 from ..queue import listing
 from ..queue.jobs import ENDED
 from ..runs.rundir import RunDir, job_ids
 from .connection import ClientConnection, needs_redis
-from .lookup import PENDING
-from .views import UNREGISTERED
 
 _ENDED = {UNREGISTERED, *(status.value for status in ENDED)}
 

@@ -12,6 +12,7 @@ from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
 from ...jobs.user_code.modules import SOURCES, changed
 from ..lifecycle import adopt
 from ..lifecycle.resume import queue_again
+from ..lifecycle.view import RECENT, spec_of, steps_total_of
 from ..queue.jobs import ENDED, EndedJob, Job, JobStatus
 from ..runs import events
 from ..runs.checkpoints import Checkpoints
@@ -19,7 +20,6 @@ from ..runs.rundir import RunDir
 from .capacity import check_ranks
 from .connection import needs_redis
 from .steering import Steering
-from .views import RECENT, spec_of, steps_total_of
 
 
 class Resuming(Steering):

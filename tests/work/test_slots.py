@@ -22,6 +22,7 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.client import control
 from warmd.daemon.lifecycle.queueing import Queueing
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.jobs.infer.options import InferSpec
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
     """The same, with nothing left to do when the test is over."""
     yield shared
     gate(shared).unlink(missing_ok=True)
-    wait_until(lambda: not shared.client.jobs(statuses=("queued", "started")))
+    wait_until(lambda: not shared.client.jobs(JobFilter(statuses=("queued", "started"))))
 
 
 def gate(daemon: Daemon) -> Path:
