@@ -13,15 +13,14 @@ from typing import Any, TypeVar, cast
 import redis
 
 from ...configs.config import DaemonConfig
-from ...jobs.errors import NotFound, SpecError, Unavailable
+from ...jobs.errors import SpecError, Unavailable
 from ...jobs.files.shortage import lacks_space
 from ...jobs.ids import is_job_id
 from ..host.home import Home
-from ..lifecycle import runs_owner
 from ..lifecycle.find import Lookup, Offline
 from ..lifecycle.places import Places
 from ..queue import key_prefix, keys
-from ..queue.jobs import Job, JobStore
+from ..queue.jobs import JobStore
 from ..queue.reasons import reason
 from ..runs.rundir import RunDir
 from ..store.reading import OnOutdated, ReadableRuns
@@ -111,12 +110,6 @@ class ClientConnection:
     @cached_property
     def places(self) -> Places:
         return Places(self.home, self.store, self.remote)
-
-    def prepare_home(self) -> None:
-        """Create the home, and claim a Redis that others may use, before a job is queued."""
-        self.home.create()
-        if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home, self.remote)
 
     @cached_property
     def remote(self) -> RemoteRuns | None:
@@ -228,9 +221,7 @@ class ClientConnection:
 
     def current_rundir(self, job_id: str) -> RunDir:
         """Return the run directory of a job to change it: as it is now, or raise."""
-        if self.remote is not None and is_job_id(job_id):
-            self.remote.refresh(job_id)
-        return RunDir.open(self.home.runs, job_id)
+        return self.places.current(job_id)
 
     def fetch_weights(self, job_id: str, step: int | None = None, *, final: bool = False) -> None:
         """Make weights of a job whole on this machine, if a run store has them.
@@ -246,12 +237,3 @@ class ClientConnection:
             self.readable.fetch_checkpoint(job_id, step)
         else:
             self.remote.fetch_checkpoint(job_id, None)
-
-    def fetch(self, job_id: str) -> Job:
-        job = self.store.fetch(job_id)
-        if job is None:
-            raise NotFound(
-                f"job: {job_id} is not in Redis, but its files are in {self.rundir(job_id).path}: "
-                f"`warmd resume {job_id}` queues it again"
-            )
-        return job

@@ -14,7 +14,8 @@ from ..lifecycle.follow import follow as follow_events
 from ..lifecycle.view import EVERY_JOB, JobFilter
 from ..queue import job_index, listing
 from ..queue.jobs import ENDED, JobStatus
-from ..runs import events
+from ..runs import events, labels as job_labels
+from ..runs.labels import Labels
 from .connection import ClientConnection, needs_redis
 
 _RETRY_S = 0.2  # between two attempts to reach Redis
@@ -34,6 +35,16 @@ class Reading(ClientConnection):
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
         """Return all known fields of these jobs, without jobs that were removed."""
         return [job.to_json() for job in self.read(lambda jobs: jobs.several(ids))]
+
+    def labels(self, job_id: str) -> Labels:
+        """Return name, tags and notes of a job. Raises NotFound."""
+        return job_labels.read(self.rundir(job_id))
+
+    def add_note(self, job_id: str, text: str) -> Labels:
+        """Add a note to a job; return all labels. Raises NotFound and SpecError."""
+        added = job_labels.add_note(self.current_rundir(job_id), text)
+        self.places.publish(job_id)
+        return added
 
     @needs_redis
     def pending(self) -> list[Pending]:

@@ -15,12 +15,14 @@ from ...jobs.ids import kind_of
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
 from ..host.warm_set import known_models
+from ..lifecycle import runs_owner
+from ..lifecycle.check import check_ranks
 from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..lifecycle.submit import submit
 from ..runs import git, weights
 from ..runs.weights import Weights
 from . import checking
-from .capacity import check_memory, check_ranks
+from .capacity import check_memory
 from .connection import ClientConnection, needs_redis
 from .trained import FetchReport, is_checkpoint
 
@@ -126,8 +128,8 @@ class Submitting(ClientConnection):
     def check_ready(self, options: Iterable[Mapping[str, Any]]) -> None:
         """Raise what keeps jobs with these options from being queued; create the home."""
         self.connection.ping()
-        check_ranks(self, options)
-        self.prepare_home()
+        check_ranks(self.places, self.config, options)
+        runs_owner.prepare(self.places, self.config)
 
     @needs_redis
     def submit(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import redis
 
+from ...jobs.errors import NotFound
+from ...jobs.ids import is_job_id
 from ..host.home import Home
 from ..queue import keys
 from ..queue.jobs import Job, JobStore
@@ -47,6 +49,22 @@ class Places:
     def rundir(self, job_id: str) -> RunDir:
         """The run directory of a job on this machine; it may not be there."""
         return RunDir(self.runs / job_id)
+
+    def current(self, job_id: str) -> RunDir:
+        """The run directory of a job to change it: as it is now. Raises NotFound."""
+        if is_job_id(job_id):
+            self.refresh(job_id)
+        return RunDir.open(self.runs, job_id)
+
+    def fetch(self, job_id: str) -> Job:
+        """The record of a job. Raises NotFound."""
+        job = self.store.fetch(job_id)
+        if job is None:
+            raise NotFound(
+                f"job: {job_id} is not in Redis, but its files are in {self.current(job_id).path}: "
+                f"`warmd resume {job_id}` queues it again"
+            )
+        return job
 
     def publish(self, job_id: str) -> None:
         """Make the run directory known to all machines, before one of them takes the job."""

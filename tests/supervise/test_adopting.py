@@ -93,7 +93,7 @@ def test_waiting_jobs_are_queued_in_their_order_with_what_was_asked(desk: Desk):
     assert now[scheduled]["scheduled_at"] == wanted[scheduled]["scheduled_at"]
     assert now[dependent]["status"] == "deferred"
     assert now[needy]["needs"] == {"gpu": "a100"}
-    job = desk.client.fetch(first)
+    job = desk.client.places.fetch(first)
     assert job.timeout == 300
     assert desk.client.store.retries_left(job) == 3
     desk.begin()

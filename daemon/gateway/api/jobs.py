@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....jobs import KINDS
 from ....jobs.errors import SpecError
 from ....jobs.ids import is_id_prefix, is_job_id
-from ...client.removing import refuse_removal
+from ...lifecycle.remove import refuse_removal
 from ...lifecycle.view import JobFilter, JobView
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES

@@ -22,9 +22,9 @@ from ....jobs import spec_class
 from ....jobs.errors import NotFound, SpecError
 from ....jobs.ids import kind_of
 from ....jobs.spec import Spec
-from ...client.capacity import check_ranks
 from ...client.client import Client
 from ...host.image_store import ImageStore
+from ...lifecycle.check import check_ranks
 from ...lifecycle.submit import enqueue, write
 from ...queue import keys
 from ...queue.jobs import JobStatus
@@ -172,7 +172,7 @@ class Submitter:
         # this process would let a few such requests delay all others.
         is_awaited = submission.spec.kind == "infer"
         checked = self._client.check(submission.spec, reads_tokenizer=not is_awaited)
-        check_ranks(self._client, [checked["spec"]])
+        check_ranks(self._client.places, self._client.config, [checked["spec"]])
         document = {**checked, **about}
         try:
             rundir, document = write(self._client.places, submission.spec.kind, document)
