@@ -14,6 +14,7 @@ from daemons import Daemon
 from shell import warmd
 from waiting import wait_until
 
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 
@@ -122,9 +123,9 @@ def test_a_comparison_waits_for_the_job_that_it_names(shared_daemon: Daemon):
     job = shared_daemon.wait(second)
     assert (job["status"], job["result"]["against"]) == ("finished", first)
     answer = client.submit(spec_class("infer").parse({"prompt": "1", "model": "tiny"}))
-    later = client.submit(spec(samples=2), delay_s=3600)
+    later = client.submit(spec(samples=2), Queueing(delay_s=3600))
     with pytest.raises(SpecError, match=f"after: must be {later}, which is still to end, got inf"):
-        client.submit(spec(against=later), after=answer)
+        client.submit(spec(against=later), Queueing(after=answer))
     client.cancel(later)
     with pytest.raises(SpecError, match="against: must be a job of kind eval, got infer-"):
         client.submit(spec(against=answer))

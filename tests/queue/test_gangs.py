@@ -16,7 +16,7 @@ from warmd.daemon.host.messages import RunJob
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.gang_records import ENDED, STARTED, Gang, Seat
 from warmd.daemon.queue.gangs import Gangs
-from warmd.daemon.queue.lease import LEASE_S
+from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.daemon.work.leaving import Leaving
 from warmd.daemon.work.taking import JobTaker

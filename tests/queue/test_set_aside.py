@@ -16,7 +16,7 @@ from workplaces import NAME, Workplace
 from warmd import configs
 from warmd.configs.labels import SCHEMA as SCHEMA_LABEL, model_need
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.set_aside import Offer
+from warmd.daemon.queue.waiting import Offer
 from warmd.daemon.runs.rundir import SCHEMA
 
 OWN = {SCHEMA_LABEL: str(SCHEMA)}

@@ -15,7 +15,8 @@ from shell import CLEAN_ENVIRON, Done, warmd
 from warmd.configs.config import load
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
-from warmd.daemon.queue.stream import Publisher, StreamWriter
+from warmd.daemon.lifecycle.follow import Publisher
+from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 

@@ -24,8 +24,9 @@ from warmd.daemon.client.client import Client
 from warmd.daemon.gateway.http.connection import OTHER_FILES
 from warmd.daemon.host.home import Home
 from warmd.daemon.host.messages import GatewaySettings, encode
+from warmd.daemon.lifecycle.follow import Publisher
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.stream import Publisher, StreamWriter
+from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 

@@ -30,12 +30,12 @@ from warmd.daemon.host.messages import (
     WorkerSettings,
     encode,
 )
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.jobs import JobStore
-from warmd.daemon.queue.lease import Lease
 from warmd.daemon.queue.mailbox import Mailbox
 from warmd.daemon.queue.stream import StreamWriter
-from warmd.daemon.queue.workers import WorkerRegistry
+from warmd.daemon.queue.workers import Lease, WorkerRegistry
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 from warmd.daemon.work.gangs import GangWork
 from warmd.daemon.work.held import Held
@@ -75,7 +75,7 @@ class Workplace:
     def submit(self, *, model: str | None = None, **how: Any) -> str:
         """Queue a prompt, by default for the built-in model."""
         values = {"prompt": "a", **({"model": model} if model is not None else {})}
-        return self.client.submit(spec_class("infer").parse(values), **how)
+        return self.client.submit(spec_class("infer").parse(values), Queueing(**how))
 
     def status(self, job_id: str) -> str:
         status: str = self.client.job(job_id)["status"]
