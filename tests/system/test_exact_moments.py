@@ -199,7 +199,9 @@ def test_jobs_of_a_redis_that_is_flushed_keep_their_files_and_are_resumed(sturdy
     let_go(sturdy)
     (warning,) = wait_until(lambda: sturdy.events(running, "warning"))
     assert warning["message"].startswith("stopped: the job's record in Redis has gone")
-    assert f"{running}: stopped: Redis no longer has execution 1" in sturdy.home.log.read_text()
+    # The supervisor writes what the worker says.
+    said = f"{running}: stopped: Redis no longer has execution 1"
+    wait_until(lambda: said in sturdy.home.log.read_text())
     # The worker runs new jobs, and the two lost ones once `resume` has registered them in Redis.
     assert sturdy.wait(sturdy.submit())["status"] == "finished"
     for job_id in (running, waiting):
