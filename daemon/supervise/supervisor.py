@@ -18,6 +18,7 @@ import redis
 from ... import __version__
 from ...configs.config import DaemonConfig
 from ...jobs.errors import Conflict, Unavailable, WarmdError
+from ...jobs.files.atomic import recover
 from ..host import installed
 from ..host.home import Home
 from ..host.messages import (
@@ -146,6 +147,7 @@ class Supervisor:
                 self._orphans.requeue_of_previous_run(self.url)
                 self._adopt(begun_at)
                 remove_stale_staging(self.home.runs)
+                recover(self.home.cache)
                 if self._flags.was_warm:
                     self._count_restart("supervisor")
                 else:

@@ -102,6 +102,51 @@ def test_a_group_whose_rewards_fail_is_left_out_and_the_job_continues(
     assert [step["grad_norm"] == 0 for step in steps] == [False, False, True, False, False, False]
 
 
+def test_held_out_completions_have_the_time_limit_of_groups(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+
+    def slow(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        with open(calls, "a") as file:
+            file.write(f"{len(completions)}\n")
+        if trainer_state.global_step == 1 and len(completions) == 2:  # the last held-out ones
+            raise ValueError("out of luck")
+        return tiny.digit_share([], completions, [])
+
+    monkeypatch.setattr(tiny, "slow", slow, raising=False)
+    job = trained(
+        tmp_path / "run", reward=["tiny:slow"], reward_timeout=30, steps=1, eval_samples=6
+    )
+    assert calls.read_text().split() == ["4", "2", "4", "4", "2"]
+    [failure] = job.of_type("reward_failed")
+    assert failure["step"] == 1  # the one that was evaluated, not the next
+    assert [event.get("unscored", 0) for event in job.of_type("eval")] == [0, 2]
+
+
+def test_a_metric_without_a_number_comes_back_from_the_reward_process(tmp_path, monkeypatch):
+    def unknown(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
+        log_metric("unknown", float("nan"))
+        return tiny.digit_share([], completions, [])
+
+    monkeypatch.setattr(tiny, "unknown", unknown, raising=False)
+    options = {"reward": ["tiny:unknown"], "steps": 2}
+    apart = trained(tmp_path / "apart", reward_timeout=30, **options)
+    assert outcomes(apart) == outcomes(trained(tmp_path / "usual", **options))
+    assert not apart.of_type("reward_failed")
+
+
+def test_without_the_process_that_forks_the_rewards_the_job_fails_in_one_line(
+    tmp_path, monkeypatch
+):
+    def dies_with_its_parent(completions: list[str], **_: Any) -> list[float]:
+        for pid in (os.getppid(), os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+        return []
+
+    monkeypatch.setattr(tiny, "dies", dies_with_its_parent, raising=False)
+    with pytest.raises(JobFailed, match=r"^reward: the process that forks the reward process has"):
+        trained(tmp_path, reward=["tiny:dies"], reward_timeout=30)
+
+
 def test_a_stop_request_to_all_processes_leaves_no_group_out(tmp_path, monkeypatch):
     def stopped_with_the_job(completions: list[str], **_: Any) -> list[float]:
         for pid in (os.getppid(), os.getpid()):
