@@ -18,6 +18,7 @@ from grpo_jobs import spec
 
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.reward_log import RewardLog
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -263,6 +264,33 @@ def test_a_log_keeps_the_steps_before_a_stop(tmp_path):
     trained(tmp_path / "run", reward_log=str(path))
     assert path.read_bytes().startswith(kept)
     assert [line["step"] for line in lines(path)] == [s for s in range(1, 7) for _ in range(4)]
+
+
+@pytest.mark.parametrize("left", [b'{"job":"gr', b"\0" * 5000, b"\0" * 4096 + b'": 3}\n'])
+@pytest.mark.parametrize("whole_lines", [0, 2])
+def test_what_a_power_failure_leaves_of_a_line_is_removed(tmp_path, whole_lines, left):
+    path = tmp_path / "log.jsonl"
+    with RewardLog(path, "grpo-1", step=0) as log:
+        for step in range(1, whole_lines + 1):
+            log.add(step, [{"row": 2, "completion": "a", "rewards": {}}])
+    kept = path.read_bytes()
+    path.write_bytes(kept + left)
+    if left.strip(b"\0") and left.startswith(b"\0") and not kept:
+        with pytest.raises(JobFailed, match="which has other content"):  # it may be another file
+            RewardLog(path, "grpo-1", step=whole_lines)
+    else:
+        RewardLog(path, "grpo-1", step=whole_lines).close()
+        assert path.read_bytes() == kept
+
+
+def test_a_text_that_is_not_unicode_is_logged_as_in_events(tmp_path):
+    with RewardLog(tmp_path / "log.jsonl", "job", step=0) as log:
+        log.add(1, [{"row": 2, "completion": "a\ud800b", "rewards": {"r": float("nan")}}])
+    [line] = lines(log.path)
+    assert line == {
+        **{"job": "job", "step": 1, "row": 2},
+        **{"completion": "a?b", "rewards": {"r": None}},
+    }
 
 
 def test_a_file_with_other_content_is_never_truncated(tmp_path):
