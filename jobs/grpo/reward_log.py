@@ -26,8 +26,7 @@ class RewardLog(Journal):
         kept = 0
         try:
             if path.exists():
-                begin = b'{"job":' + orjson.dumps(job_id)
-                if not (begins_with(path, begin) or _has_zeros_only(path)):
+                if not begins_with(path, b'{"job":' + orjson.dumps(job_id)):
                     raise JobFailed(
                         f"reward_log: must be a new file, got {path}, which has other content"
                     )
@@ -47,9 +46,3 @@ class RewardLog(Journal):
             line = {"job": self._job_id, "step": step, **row, "completion": text}
             lines.append(orjson.dumps(line))
         self.write(b"\n".join([*lines, b""]))
-
-
-def _has_zeros_only(path: Path) -> bool:
-    """Whether a file has nothing but zeros, as a power failure may leave it."""
-    with path.open("rb") as file:
-        return all(not part.strip(b"\0") for part in iter(lambda: file.read(1 << 20), b""))

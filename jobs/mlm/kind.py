@@ -7,15 +7,16 @@ computes the losses.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..codegraph.python_graph import sources_in
-from ..context import Context, WarmModel, step_of
+from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.former import Former
 from ..data.reader import progress, report_former
-from ..errors import JobFailed, Stopped
+from ..errors import JobFailed
 from ..models.weight_headers import listed
 from ..training.begin import announce, run_to_end
 from ..training.same_inputs import require_same
@@ -96,10 +97,6 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
     from ..data.corpus import FOLDER
     from . import corpus as made
 
-    def check_stop() -> None:
-        if ctx.stop.is_set():
-            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
-
     is_graph = spec.objective == GRAPH
     recipe = made.Recipe(
         data=spec.data_path,
@@ -108,7 +105,7 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         seq_len=spec.seq_len,
         share=spec.validation,
         held_out_data=None if spec.eval_dataset is None else Path(spec.eval_dataset),
-        check_stop=check_stop,
+        check_stop=partial(ctx.check_stop, checkpoint),
         report=progress(ctx.emit),
         columns=spec.column_names,
         skip_bad_rows=spec.skip_bad_rows,

@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
-from ..context import Context, WarmModel, step_of
+from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.lengths import divergence_warning
 from ..data.reader import (
@@ -21,7 +22,7 @@ from ..data.reader import (
     report_skipped,
     report_splits,
 )
-from ..errors import JobFailed, Stopped
+from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
@@ -123,13 +124,15 @@ def encode(
     # Nearly all models have an embedding for each token: then nothing has to be looked up.
     vocabulary = Vocabulary.of(spec.model, warm.model, how.tokenizer) if warm.unembedded else None
 
-    def check_stop() -> None:
-        if ctx.stop.is_set():
-            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
-
     corpus = ctx.ranks.after_first(
         lambda: tokenized(
-            ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit), vocabulary
+            ctx.cache_dir,
+            spec.kind,
+            rows,
+            how,
+            partial(ctx.check_stop, checkpoint),
+            progress(ctx.emit),
+            vocabulary,
         )
     )
     require_same(ctx.ranks, "dataset", {"content": corpus.name})
