@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...jobs.statistics import interval_words
+from ...jobs.intervals import interval_words
 from ..shared.app import App, common_options
 from ..view import render
 from ..view.times import parse_past

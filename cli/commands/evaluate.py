@@ -11,7 +11,7 @@ import click
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
 from ...jobs.eval.summary import count_words
-from ...jobs.statistics import interval_words
+from ...jobs.intervals import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.option_values import gathered
 from ..shared.spec_options import file_options, spec_option

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from ...jobs.eval.summary import count_words
-from ...jobs.statistics import interval_words
+from ...jobs.intervals import interval_words
 from ..shared.app import App, common_options
 from ..view import render
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.context import RULES
 from ...jobs.data.options import RecordsSpec
 from ...jobs.errors import SpecError
+from ...jobs.ids import is_job_id
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.models.chat_templates import shown_prompt
 from ...jobs.models.folder_checks import check_folder
-from ...jobs.models.folder_files import read_json
+from ...jobs.models.folder_files import TEMPLATES, read_json
 from ...jobs.models.model_types import check_type
 from ...jobs.models.tokenizer_folder import TokenizerFolder
 from ...jobs.spec import Spec, path_of
-from ..host import fetch
+from ..host import fetch, model_files
 from ..host.home import Home
 from ..host.warm_set import known_models, on_demand_models
-from ..runs.rundir import is_job_id
 from ..runs.weights import Weights
 from .trained import FetchReport, is_checkpoint, trained_by
 
-_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # next to tokenizer_config.json
+_TEMPLATES = ("chat_template.jinja", TEMPLATES)  # next to tokenizer_config.json
 
 
 def document_of(
@@ -136,7 +138,7 @@ def _why_no_folder(path: Path) -> str:
     return "a file" if os.path.isfile(path) else "no such folder"
 
 
-def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
+def _model_settings(model: ModelConfig) -> Mapping[str, Any] | None:
     """The model's config.json, with `has_chat_template` of its tokenizer.
 
     None if a part of the model may still have to be downloaded.
@@ -144,6 +146,16 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
     if fetch.hub_id(model) is not None:
         return None
     folder = fetch.local_folder(model)
+    try:
+        state = model_files.fingerprint(folder)
+    except OSError:  # the checks say what cannot be read
+        return _checked_settings.__wrapped__(folder, model.task, "")
+    return _checked_settings(folder, model.task, state)
+
+
+@lru_cache(maxsize=64)  # a gateway checks the same few models with each request
+def _checked_settings(folder: Path, task: str, state: str) -> Mapping[str, Any]:
+    """Check a model's folder; `state`, its fingerprint, tells whether it was checked before."""
     if is_adapter(folder):
         _check_adapter(folder)
     path = model_folder(folder)
@@ -153,9 +165,9 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
         check_folder(path)
     except (OSError, ValueError) as error:
         raise SpecError("model", f"must be a sound model, got {path}: {error}") from error
-    if model.task != "auto":  # loaded by its task, not by the class that it names
+    if task != "auto":  # loaded by its task, not by the class that it names
         settings.pop("architectures", None)
-    return settings | {"has_chat_template": _has_chat_template(folder)}
+    return MappingProxyType(settings | {"has_chat_template": _has_chat_template(folder)})
 
 
 def _check_adapter(folder: Path) -> None:

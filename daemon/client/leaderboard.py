@@ -15,8 +15,8 @@ from ...jobs.eval import journal
 from ...jobs.eval.options import EvalSpec
 from ...jobs.eval.questions import digests
 from ...jobs.eval.summary import LOWER_IS_BETTER, pair
+from ...jobs.intervals import Comparison
 from ...jobs.rewards.problems import ARITHMETIC
-from ...jobs.statistics import Comparison
 from ..runs.rundir import job_ids
 from .connection import ClientConnection
 
@@ -104,7 +104,7 @@ class Ranking(ClientConnection):
 
     def _rows(self, job_id: str) -> list[dict[str, Any]]:
         with suppress(OSError):
-            return list(journal.read(self.home.runs / job_id / journal.ROWS))
+            return journal.read(self.home.runs / job_id / journal.ROWS)
         return []
 
 

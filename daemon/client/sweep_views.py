@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...jobs.statistics import mean_interval
+from ...jobs.intervals import mean_interval
 from ..runs.rundir import RunDir
 from ..sweeps.folder import PAUSED, RUNNING, Member, Search, State, Sweep
 from ..sweeps.scores import mean, score

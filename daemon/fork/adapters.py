@@ -19,10 +19,10 @@ import orjson
 from ...configs.config import ModelConfig
 from ...jobs.context import WarmModel
 from ...jobs.models import adapters
+from ...jobs.models.folder_files import TEMPLATES
 from ...jobs.models.pretrained_tokenizer import read_tokenizer
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_TEMPLATES = "additional_chat_templates"
 # Of a tokenizer's JSON: every call sets them.
 _PER_CALL = ("padding", "truncation")
 
@@ -124,7 +124,7 @@ def _tokenizer(base: WarmModel, folder: Path) -> Any:
     if not (folder / "tokenizer_config.json").is_file():
         return base.tokenizer
     is_same = all(_content(folder / name) == _content(base.path / name) for name in _TOKENIZER)
-    if is_same and not (folder / _TEMPLATES).exists():
+    if is_same and not (folder / TEMPLATES).exists():
         return base.tokenizer
     own = read_tokenizer(folder)
     if _rules(own) != _rules(base.tokenizer) or own.eos_token_id != base.tokenizer.eos_token_id:

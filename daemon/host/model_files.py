@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,7 @@ import xxhash
 
 from ...jobs.files.atomic import make_folder, write_atomic
 from ...jobs.models.adapters import model_folder
-from ...jobs.models.folder_files import NOT_READ, SUFFIXES
+from ...jobs.models.folder_files import NOT_READ, SUFFIXES, TEMPLATES
 
 _BLOCK_BYTES = 2**22
 
@@ -35,7 +36,7 @@ def fingerprint(folder: Path) -> str:
     keeps size and modification time shows in the time of the last status change.
     """
     hashed = xxhash.xxh3_128()
-    for path in _files(folder):
+    for path in (*_files(folder), *_more_templates(folder)):
         found = path.stat()
         identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         hashed.update(f"{path}\0{identity}\0".encode())
@@ -90,6 +91,13 @@ def _read_digests(folder: Path) -> dict[str, str]:
         "digest": f"xxh3:{whole.hexdigest()}",
         "weights": f"xxh3:{weights.hexdigest()}",
     }
+
+
+def _more_templates(folder: Path) -> Iterator[Path]:
+    """Yield the files of the folders with further chat templates."""
+    for place in {folder: None, model_folder(folder): None}:
+        with suppress(FileNotFoundError):
+            yield from sorted((place / TEMPLATES).iterdir())
 
 
 def _files(folder: Path) -> Iterator[Path]:

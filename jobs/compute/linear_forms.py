@@ -103,7 +103,7 @@ def packed_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -
     if levels().float32 == "warmd":
         from .native import panels
 
-        # If oneDNN packs in the order of warmd's kernels, both share one copy (native.fused).
+        # If oneDNN packs in the order of warmd's kernels, both share one copy (compute.fused).
         if not panels.READS_ONEDNN_ORDER:
             k_block = _k_block_of(weights, bias)
             if k_block is not None:

@@ -112,7 +112,7 @@ class Decoder:
         self._page_moves: Iterator[None] | None = None  # of packed weights into huge pages
 
     def _decode_steps(self) -> Any:
-        from ..compute.native.fused import FusedDecodeSteps, FusedLayer
+        from ..compute.fused import FusedDecodeSteps, FusedLayer
         from ..compute.native.openmp import openmp
 
         omp = openmp()
@@ -234,10 +234,10 @@ class Decoder:
         return [*of_layers, self.head]
 
     def _ready_fused_steps(self) -> Any:
-        """Return native.fused.FusedDecodeSteps, or None while they cannot be used."""
+        """Return compute.fused.FusedDecodeSteps, or None while they cannot be used."""
         if self._fused_steps is None:
             return None
-        from ..compute.native.fused import LayoutMismatch
+        from ..compute.fused import LayoutMismatch
 
         try:
             return self._fused_steps if self._fused_steps.is_ready else None

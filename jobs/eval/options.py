@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ...configs.queues import INFER
-from ..data.options import Content, RecordsSpec
+from ..data.options import Content
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
-from ..engine.options import MOST_TOKENS, SamplingSpec
+from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import SpecError
-from ..files.jsonl import Place
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
+from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
-from ..rewards.prompts import messages_of
+from ..rewards.prompt_options import PromptsSpec
 from ..spec import option, override
 from ..training.options import AS_IT_IS, FORMER_TEMPLATE, MOST_ROWS
-from ..user_code.modules import own_modules
 from . import gsm8k, questions
 from .questions import Question
 
@@ -41,7 +38,7 @@ _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
+class EvalSpec(PromptsSpec, PrecisionSpec):
     """Evaluate a model on a data set: rewards, GSM8K, multiple choice or perplexity."""
 
     kind: ClassVar[str] = "eval"
@@ -50,6 +47,19 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     is_kept: ClassVar[bool] = True
     names_jobs: ClassVar[tuple[str, ...]] = ("against",)
     takes_weights: ClassVar[bool] = True
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("template", task=(REWARD, CHOICE)),
+        goes_with("reward", "grader", task=REWARD),
+        goes_with("examples", when=ABOVE_0, task=(GSM8K, GSM8K_COT)),
+        goes_with("examples_dataset", "maj_k", task=(GSM8K, GSM8K_COT)),
+        goes_with(
+            *("pass_k", "repeats", "max_tokens", "stop", "chat_template"),
+            task=(REWARD, GSM8K, GSM8K_COT),
+        ),
+        goes_with("task", when=is_in(*LIKELIHOOD_TASKS), dataset=GIVEN),
+        goes_with("repeats", temperature=ABOVE_0),
+    )
 
     task: str = option(
         REWARD,
@@ -74,15 +84,9 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         minimum=1,
         maximum=MOST_ROWS,
     )
-    template: str = option(
-        AS_IT_IS,
-        "prompt template with {question} (tasks reward and choice); prompt records are used "
-        "unchanged",
-        group="data",
-    )
     examples: int | None = option(
         None,
-        "number of few-shot examples before each question (tasks gsm8k and gsm8k-cot)",
+        "number of few-shot examples before each question",
         group="data",
         default_text="5 for gsm8k, 8 for gsm8k-cot",
         minimum=0,
@@ -94,21 +98,8 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         group="data",
         default_text=_GSM8K_TRAIN,
     )
-    chat_template: bool = option(
-        False, "chat template of the tokenizer, applied to plain prompts", group="data"
-    )
-    system: str | None = option(None, "system message at the start of a chat", group="data")
 
     model: str = option("demo", "warm model to evaluate", group="model")
-    precision: str | None = option(
-        None,
-        "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
-        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
-        group="model",
-        default_text="as the model was loaded",
-        choices=PRECISIONS,
-        former_names=FORMER_NAMES,
-    )
 
     reward_timeout: float | None = override(
         RewardsSpec,
@@ -152,7 +143,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     )
     maj_k: tuple[int, ...] = option(
         (),
-        "k of maj@k: accuracy of the most frequent answer among the first k completions (gsm8k)",
+        "k of maj@k: accuracy of the most frequent answer among the first k completions",
         group="evaluation",
         minimum=1,
         maximum=_MOST_REPEATS,
@@ -196,13 +187,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
 
     def check(self) -> None:
         super().check()
-        for name, tasks in _ONLY_FOR.items():
-            value = getattr(self, name)
-            is_given = value not in (None, (), False) and value != self.options()[name].default
-            if is_given and self.task not in tasks:
-                raise SpecError(name, f"must go with task {' or '.join(tasks)}, got {self.task}")
-        if self.dataset is None and self.task in LIKELIHOOD_TASKS:
-            raise SpecError("dataset", f"must be given for task {self.task}, got none")
         if "{question}" not in self.template:
             raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
         if "" in self.stop:
@@ -210,10 +194,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         for name in ("pass_k", "maj_k"):
             if (largest := max(getattr(self, name), default=1)) > self.repeats:
                 raise SpecError(name, f"must be at most {self.repeats} (repeats), got {largest}")
-        if self.repeats > 1 and self.temperature == 0:
-            raise SpecError("repeats", f"must go with a temperature above 0, got {self.repeats}")
-        if self.system is not None and not self.chat_template:
-            raise SpecError("system", "must go with chat_template, got it alone")
 
     @property
     def data_sets(self) -> list[str]:
@@ -275,16 +255,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
             raise SpecError("examples", f"must be at most {len(found)}, got {self.num_examples}")
         return found
 
-    def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
-        problem = problems.problem_of(self.template, values, place)
-        self.check_answer(problem)
-        return self.rendered_prompt(problem)
-
-    def rendered_prompt(self, problem: problems.Problem) -> Content:
-        """Return the prompt of a problem, before the chat template."""
-        messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
-        return problem.prompt if messages is None else messages
-
     def first_prompt(self) -> Content:
         return self.rendered_prompt(replace(self, samples=1).questions()[0].problem)
 
@@ -311,9 +281,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         check_generates(model_settings or {})
         found = self.questions()
         if self.task == REWARD:
-            self.check_columns([question.problem for question in found])
-            with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
-                self.reward_functions([question.problem for question in found])
+            self.check_rewards([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):
             raise SpecError(
                 "chat_template",
@@ -342,19 +310,3 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
                 "with the completion: set fewer examples, or a smaller max_tokens",
             )
         return None
-
-
-# Options that only some tasks have.
-_ONLY_FOR = {
-    "template": (REWARD, CHOICE),
-    "examples": (GSM8K, GSM8K_COT),
-    "examples_dataset": (GSM8K, GSM8K_COT),
-    "reward": (REWARD,),
-    "grader": (REWARD,),
-    "maj_k": (GSM8K, GSM8K_COT),
-    "pass_k": (REWARD, GSM8K, GSM8K_COT),
-    "repeats": (REWARD, GSM8K, GSM8K_COT),
-    "max_tokens": (REWARD, GSM8K, GSM8K_COT),
-    "stop": (REWARD, GSM8K, GSM8K_COT),
-    "chat_template": (REWARD, GSM8K, GSM8K_COT),
-}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..statistics import interval_words
+from ..intervals import interval_words
 from .summary import Change, Metric, Pairing, count_words
 
 REPORT = "report.md"  # in the run directory

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..statistics import Comparison, compare, estimate, interval_of, mean_interval
+from ..intervals import Comparison, compare, estimate, interval_of, mean_interval
 
 BITS_PER_BYTE = "bits_per_byte"
 LOWER_IS_BETTER = (BITS_PER_BYTE,)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..context import Context
+from ..intervals import interval_of
 from ..rewards.prompts import Prompt
-from ..statistics import interval_of
 from .task import Reinforcement
 
 BATCH = 16  # completions

@@ -34,7 +34,6 @@ from ..engine.low_rank import Adapter, base_layer
 from ..engine.sampling import BatchSampler
 from ..models.generation_settings import clear_unapplied
 from .rollout import (
-    Completion,
     Logits,
     PaddedBatch,
     Sampling,
@@ -42,6 +41,7 @@ from .rollout import (
     generate_in_ranks,
     split_processors,
 )
+from .trajectories import Segment
 
 PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
 FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
@@ -54,10 +54,11 @@ PACKING_INT8_PAYS = 320
 class Sampler:
     """Samples completions by the options of a GRPOConfig.
 
-    `packs`: whether the engine's decoder computes the logits (packing.attention.can_pack), else the
-    model's own forward pass. `rollout_dtype`: the precision of the weights in training, "float32"
-    or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`: whether
-    completions of the training have the log-probabilities of their tokens, as int8 ones always do.
+    `packs`: whether the engine's decoder computes the logits (sequences.attention.can_pack), else
+    the model's own forward pass. `rollout_dtype`: the precision of the weights in training,
+    "float32" or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`:
+    whether completions of the training have the log-probabilities of their tokens, as int8 ones
+    always do.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Sampler:
 
     def sample(
         self, prompts: Sequence[Sequence[int]], uniform: NDArray[np.float64], ranks: Ranks
-    ) -> list[Completion]:
+    ) -> list[Segment]:
         """Return a completion of each prompt; see `rollout.generate`. Raises NotFiniteError.
 
         With several `ranks`, each samples a part and returns all. A model that is not packed has no

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
-from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ...configs.queues import INFER
 from ..engine import images, json_schemas
-from ..engine.options import MOST_TOKENS, SamplingSpec
+from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import SpecError
-from ..models.architectures import check_generates
+from ..models.architectures import check_generates, positions_in
 from ..models.tokenizer_folder import TokenizerFolder
+from ..relations import GIVEN, Relation, goes_with, is_in, is_not, never_with
 from ..spec import option, override, path_of
 from . import batch_file, chat_messages, gui_actions
 
@@ -30,13 +30,24 @@ _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferSpec(SamplingSpec):
+class InferSpec(PrecisionSpec):
     """Generate text from prompts or chats, with images if the model accepts them."""
 
     kind: ClassVar[str] = "infer"
     queue: ClassVar[str] = INFER
     argument: ClassVar[str | None] = "prompt"
     takes_adapters: ClassVar[bool] = True
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("output", input=GIVEN),
+        goes_with("input", output=GIVEN),
+        goes_with("echo", prompt=GIVEN, prompts=GIVEN),
+        never_with("echo", chat_template=GIVEN, image=GIVEN),
+        goes_with("max_tokens", when=is_in(0), echo=GIVEN),
+        goes_with("screen", actions=is_not("none")),
+        goes_with("image", prompt=GIVEN),  # messages have images of their own
+        goes_with("system", chat_template=GIVEN, image=GIVEN, messages=GIVEN, input=GIVEN),
+    )
 
     # Not `str | None`: the word none is a prompt like any other.
     prompt: str = option("", "text to complete; or give messages or input instead", group="data")
@@ -48,9 +59,7 @@ class InferSpec(SamplingSpec):
         "several prompts to complete: JSON list of texts, or of lists of token ids",
         group="data",
     )
-    input: str = option(
-        "", "JSONL file of records with prompt or messages; goes with output", group="data"
-    )
+    input: str = option("", "JSONL file of records with prompt or messages", group="data")
     output: str = option(
         "",
         "JSONL file for the answers: one record per record of input, in the same order",
@@ -97,15 +106,6 @@ class InferSpec(SamplingSpec):
     )
 
     model: str = option("demo", "warm model that generates the text", group="model")
-    precision: str | None = option(
-        None,
-        "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
-        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
-        group="model",
-        default_text="as the model was loaded",
-        choices=PRECISIONS,
-        former_names=FORMER_NAMES,
-    )
 
     max_tokens: int | None = option(
         None,
@@ -122,7 +122,10 @@ class InferSpec(SamplingSpec):
     )
     n: int = option(1, "completions per prompt", group="sampling", minimum=1, maximum=128)
     stop: tuple[str, ...] = option(
-        (), "stop sequence: text that ends a completion and is not part of it", group="sampling"
+        (),
+        "stop sequence: text that ends a completion and is not part of it",
+        group="sampling",
+        longest=MOST_STOP,
     )
     seed: int | None = option(
         None,
@@ -172,8 +175,6 @@ class InferSpec(SamplingSpec):
             )
         if self.messages:
             chat_messages.parse(self.messages, "messages")
-        if bool(self.input) != bool(self.output):
-            raise SpecError("output", "must go with input, got one without the other")
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise SpecError(
                 "temperature",
@@ -181,24 +182,10 @@ class InferSpec(SamplingSpec):
             )
         if self.prompts:
             prompt_list(self.prompts)
-        if self.echo and not (self.prompt or self.prompts):
-            raise SpecError("echo", "must go with a prompt or prompts, got neither")
-        if self.echo and (self.chat_template or self.image):
-            raise SpecError("echo", "must go with plain prompts, got a chat")
-        if self.max_tokens == 0 and not self.echo:
-            raise SpecError("max_tokens", "must be at least 1 without echo, got 0")
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
-        if (longest := max(map(len, self.stop), default=0)) > MOST_STOP:
-            raise SpecError("stop", f"must have at most {MOST_STOP} characters each, got {longest}")
         if self.screen:
             gui_actions.parse_screen(self.screen)
-            if self.actions == "none":
-                raise SpecError("screen", "must go with actions, got none")
-        if self.image and not self.prompt:
-            raise SpecError("image", "must go with a prompt; messages have images of their own")
-        if self.system and self.prompt and not (self.chat_template or self.image):
-            raise SpecError("system", "must go with chat_template or messages, got a plain prompt")
 
     def located(self, folder: Path) -> Self:
         """Return the spec with paths, relative to `folder`, made absolute.
@@ -232,7 +219,7 @@ class InferSpec(SamplingSpec):
             self._check_images(config)
         if not config.get("has_chat_template", True):
             self._check_plain()
-        limit = (config.get("text_config") or config).get("max_position_embeddings")
+        limit = positions_in(config)
         if limit is not None and (1 if self.max_tokens is None else self.max_tokens) >= limit:
             raise SpecError(
                 "max_tokens",

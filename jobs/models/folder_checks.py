@@ -21,6 +21,7 @@ from .folder_files import (
     MOST_SETTINGS,
     NOT_READ,
     SUFFIXES,
+    TEMPLATES,
     BadFile,
     check_regular,
     read_bytes,
@@ -30,7 +31,6 @@ from .folder_files import (
 from .guarded_tokenizers import expressions, is_usual
 from .tokenizer_growth import growth
 
-TEMPLATES = "additional_chat_templates"  # a folder
 _TOKENIZER = "tokenizer.json"
 _MOST_ID = 2**31  # tokenizers take no larger ids
 _MOST_WORD = 10_000  # characters of a token, and of a word: WordPiece needs the square of them

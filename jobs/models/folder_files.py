@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 
 SUFFIXES = {".bin", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
+TEMPLATES = "additional_chat_templates"  # a folder in that of the model
 # Files of a training in the same folder, which are not read with a model.
 NOT_READ = {"optimizer.bin", "scheduler.bin", "trainer_state.json", "training_args.bin"}
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..errors import JobFailed, SpecError
 from ..files import umask
+from ..user_code import tracebacks
 from .problems import columns_of
 from .prompts import Prompt
 from .rewards import Reward
@@ -140,3 +142,17 @@ def _as_trl_passes(
         "completions": completions,
         "completion_ids": [list(one) for one in ids],
     }
+
+
+def answered(answer: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Let a process that runs rewards report their errors in its answers, as `error`."""
+
+    def found(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"found": answer(request)}
+        # Also SystemExit: it ends the reward, not the process.
+        except (Exception, SystemExit) as error:
+            is_named = isinstance(error, JobFailed | SpecError)
+            return {"error": str(error) if is_named else tracebacks.reason(error)}
+
+    return found

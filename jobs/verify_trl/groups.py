@@ -18,14 +18,14 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..context import Context, WarmModel
 from ..grpo import kind
+from ..grpo.batch import completion_order
 from ..grpo.judging import Judge, Judged
 from ..grpo.options import GrpoSpec
-from ..grpo.prompt_order import completion_order
 from ..grpo.reward_sources import Sources
 from ..models.architectures import check_can_generate
 from ..models.vocabulary import Vocabulary
-from ..packing.padding import check_padding
 from ..rewards.prompts import Prompt
+from ..sequences.padding import check_padding
 from .sides import Sides, Stock, reference_folder
 
 

@@ -42,7 +42,7 @@ PACKED = 8  # steps after which every layer of these models is packed
 @pytest.fixture(autouse=True)
 def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs(native.is_available(), "numba and PyTorch's OpenMP")
-    from warmd.jobs.compute.native import fused
+    from warmd.jobs.compute import fused
 
     # Use warmd's kernels even if oneDNN's were measured to be faster.
     ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS, tiled_rows=MANY_ROWS)

@@ -9,7 +9,7 @@ import pytest
 
 from warmd.daemon.curriculum.folder import Curriculum, Round
 from warmd.daemon.curriculum.stages import level_of
-from warmd.jobs.statistics import UNDECIDED, compare
+from warmd.jobs.intervals import UNDECIDED, compare
 
 
 def plan(questions: int, most: int, **parts: Any) -> Curriculum:

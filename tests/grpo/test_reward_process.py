@@ -270,22 +270,22 @@ def test_a_log_keeps_the_steps_before_a_stop(tmp_path):
 @pytest.mark.parametrize("whole_lines", [0, 2])
 def test_what_a_power_failure_leaves_of_a_line_is_removed(tmp_path, whole_lines, left):
     path = tmp_path / "log.jsonl"
-    log = RewardLog(path, "grpo-1", step=0)
-    for step in range(1, whole_lines + 1):
-        log.write(step, [{"row": 2, "completion": "a", "rewards": {}}])
+    with RewardLog(path, "grpo-1", step=0) as log:
+        for step in range(1, whole_lines + 1):
+            log.add(step, [{"row": 2, "completion": "a", "rewards": {}}])
     kept = path.read_bytes()
     path.write_bytes(kept + left)
     if left.strip(b"\0") and left.startswith(b"\0") and not kept:
         with pytest.raises(JobFailed, match="which has other content"):  # it may be another file
             RewardLog(path, "grpo-1", step=whole_lines)
     else:
-        RewardLog(path, "grpo-1", step=whole_lines)
+        RewardLog(path, "grpo-1", step=whole_lines).close()
         assert path.read_bytes() == kept
 
 
 def test_a_text_that_is_not_unicode_is_logged_as_in_events(tmp_path):
-    log = RewardLog(tmp_path / "log.jsonl", "job", step=0)
-    log.write(1, [{"row": 2, "completion": "a\ud800b", "rewards": {"r": float("nan")}}])
+    with RewardLog(tmp_path / "log.jsonl", "job", step=0) as log:
+        log.add(1, [{"row": 2, "completion": "a\ud800b", "rewards": {"r": float("nan")}}])
     [line] = lines(log.path)
     assert line == {
         **{"job": "job", "step": 1, "row": 2},
@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_whole_steps_in_the_log_and_is_reported(tmp_path, mon
         return write(file, content)
 
     path.touch()
-    monkeypatch.setattr("warmd.jobs.grpo.reward_log.os.write", until_full)
+    monkeypatch.setattr("warmd.jobs.files.appending.os.write", until_full)
     job = trained(tmp_path / "run", reward_log=str(path))
     logged = [line["step"] for line in lines(path)]
     assert logged

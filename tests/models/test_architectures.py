@@ -26,7 +26,7 @@ from warmd.jobs.infer.kind import run as run_infer
 from warmd.jobs.infer.options import InferSpec
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.mlm.options import MlmSpec
-from warmd.jobs.packing.attention import can_pack
+from warmd.jobs.sequences.attention import can_pack
 
 # Those that return no cache: a token is computed from its whole sequence.
 UNCACHED = {"OpenAIGPT", "RecurrentGemma"}

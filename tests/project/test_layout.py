@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOP = ("cli", "configs", "daemon", "jobs")
 KINDS = ("jobs.grpo", "jobs.mlm", "jobs.sft", "jobs.dpo", "jobs.infer", "jobs.encode", "jobs.eval")
-CONTRACT = ("jobs.spec", "jobs.context", "jobs.errors")
+CONTRACT = ("jobs.spec", "jobs.relations", "jobs.context", "jobs.errors")
 
 
 def name_of(path: Path) -> str:
@@ -87,6 +88,17 @@ def circles(arrows: dict[str, frozenset[str]]) -> list[list[str]]:
             del left[one]
 
 
+def floors(package: str) -> int:
+    """The length of the longest chain of imports inside a package."""
+    own = {module for module in SOURCES if within(module, package) and module != package}
+
+    @cache
+    def depth(module: str) -> int:
+        return 1 + max((depth(other) for other in ARROWS[module] & own), default=0)
+
+    return max(map(depth, own))
+
+
 def importers(target: str) -> set[str]:
     return {module for module, others in ARROWS.items() if target in others}
 
@@ -125,6 +137,11 @@ def test_packages_have_no_import_cycles():
     assert circles(arrows) == []
 
 
+@pytest.mark.parametrize("package", ["daemon.queue", "daemon.lifecycle"])
+def test_a_package_has_at_most_six_floors(package):
+    assert floors(package) <= 6
+
+
 # Package -> the packages of warmd that it may import.
 ALLOWED = {
     "configs": (),
@@ -135,7 +152,14 @@ ALLOWED = {
     "jobs.data": (*CONTRACT, "jobs.files"),
     "jobs.graders": (*CONTRACT, "jobs.user_code"),
     "jobs.compute": (*CONTRACT, "configs", "jobs.files"),
-    "jobs.engine": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models", "jobs.user_code"),
+    "jobs.engine": (
+        *CONTRACT,
+        "configs",
+        "jobs.compute",
+        "jobs.files",
+        "jobs.models",
+        "jobs.user_code",
+    ),
     "jobs.models": (*CONTRACT, "configs", "jobs.user_code"),
     "jobs.training": (
         *CONTRACT,
@@ -145,11 +169,13 @@ ALLOWED = {
         "jobs.data",
         "jobs.files",
         "jobs.models",
-        "jobs.statistics",
+        "jobs.intervals",
+        "jobs.sequences",
         "jobs.user_code",
     ),
     "jobs.losses": (),
-    "jobs.packing": (
+    "jobs.compute.native": ("jobs.compute.cache",),  # where its machine code is kept
+    "jobs.sequences": (
         *CONTRACT,
         "configs",
         "jobs.compute",
@@ -171,40 +197,51 @@ ALLOWED = {
     "daemon.runs": ("jobs",),
     "daemon.host": ("configs", "jobs"),
     "daemon.store": ("configs", "jobs", "daemon.host", "daemon.runs"),
-    "daemon.queue": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store"),
+    "daemon.queue": ("configs", "jobs"),
+    "daemon.lifecycle": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store", "daemon.queue"),
+    ),
     "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.work": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store", "daemon.queue"),
+        "daemon.lifecycle",
     ),
-    "daemon.sweeps": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.sweeps": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.lifecycle"),
+    ),
     "daemon.curriculum": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.lifecycle",
         "daemon.store",
     ),
     "daemon.supervise": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.lifecycle",
         "daemon.store",
         "daemon.notify",
     ),
     "daemon.client": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.lifecycle",
         "daemon.store",
         "daemon.curriculum",
     ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
+        "daemon.lifecycle",
     ),
     "daemon.notify": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.gateway": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
+        "daemon.lifecycle",
     ),
     "daemon.gateway.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs"),
-        *("daemon.gateway.core", "daemon.gateway.http"),
+        *("daemon.gateway.core", "daemon.gateway.http", "daemon.lifecycle"),
     ),
     "daemon.gateway.core": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
-        "daemon.gateway.http",
+        *("daemon.gateway.http", "daemon.lifecycle"),
     ),
     "daemon.gateway.http": ("configs", "jobs"),
     "daemon.gateway.page": ("daemon.gateway.http",),
@@ -258,13 +295,25 @@ def test_a_library_is_imported_only_where_it_belongs(library, packages):
     assert [module for module in found if not within(module, *packages)] == []
 
 
+def test_only_submissions_queue_a_job():
+    """So a job is nowhere queued without its whole run directory, or without its needs."""
+    found = {
+        module
+        for module, path in SOURCES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "enqueue"
+        and ast.unparse(node.value).endswith("store")
+    }
+    assert found == {"daemon.lifecycle.submit"}
+
+
 def test_no_process_sends_pickles_to_another():
     """Whoever can write to a connection, a store or a queue would run code in the other process."""
     libraries = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "multiprocessing")
     found = {name: importers(name) for name in libraries}
     assert {name: modules for name, modules in found.items() if modules} == {
         "pickle": {"jobs.training.compare"},  # for torch's error of a file that it refuses
-        "multiprocessing": {"jobs.grpo.reward_process"},  # for connections that send bytes
     }
     names = {
         module: {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -274,7 +323,6 @@ def test_no_process_sends_pickles_to_another():
     compare = ast.parse(SOURCES["jobs.training.compare"].read_text())
     used = {ast.unparse(node) for node in ast.walk(compare) if isinstance(node, ast.Attribute)}
     assert {one for one in used if one.startswith("pickle.")} == {"pickle.UnpicklingError"}
-    assert not names["jobs.grpo.reward_process"] & {"send", "recv", "Pool", "Process", "Queue"}
     collectives = {"all_gather_object", "gather_object"} | {  # of torch.distributed
         f"{name}_object_list" for name in ("broadcast", "scatter", "send", "recv")
     }

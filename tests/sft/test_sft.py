@@ -15,8 +15,8 @@ import pytest
 import sft_jobs
 import tiny
 import torch
+from grpo_jobs import same_weights, steps, weights
 from sft_jobs import message, spec, write
-from transformers import AutoModelForCausalLM
 
 from warmd.jobs import spec_class
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
@@ -26,25 +26,6 @@ from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.training.options import FORMER_TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
-
-CLOCKS = {"seconds"}
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    return dict(model.state_dict())
-
-
-def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
-def steps(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {
-        event["step"]: {key: event[key] for key in event.keys() - CLOCKS}
-        for event in events
-        if event["type"] == "step"
-    }
 
 
 def chatty(folder: Path, warm: Any = None) -> tiny.Surroundings:
@@ -105,10 +86,10 @@ def test_a_checkpoint_of_an_earlier_version_knows_its_rows(tmp_path):
     [
         ({"dataset": None}, "dataset: must be given: a JSONL, CSV or Parquet file"),
         ({"template": "none"}, "template: must contain {question}, got 'none'"),
-        ({"eval_every": 5}, "eval_every: must go with eval_samples or eval_dataset, got it alone"),
+        ({"eval_every": 5}, "eval_every: must go with eval_samples above 0 or eval_dataset, got 5"),
         (
             {"keep_best": "eval_loss"},
-            "keep_best: must go with eval_samples or eval_dataset, got it alone",
+            "keep_best: must go with eval_samples above 0 or eval_dataset, got eval_loss",
         ),
         ({"keep_best": "reward"}, "keep_best: must be one of loss, eval_loss"),
     ],

@@ -7,10 +7,11 @@ thread reads its share of the weights as one stream, with nothing but arithmetic
 - `intrinsics`: vector instructions that numba lacks, instruction sets; `gemm`: microkernels
 - `rowwise`: RMSNorm, RoPE, SwiGLU and attention of one row; `row_entries`: the same for many rows,
   for prefill, with the same bits
-- `linear`: linear layers; `packing`: packs their weights; `panels`: the interface for tensors
+- `linear`: linear layers; `arranging`: puts their weights into the order in which they read them;
+  `panels`: the interface for tensors
 - `low_rank`: low-rank updates of linear layers, for LoRA adapters
 - `decode_step`: one token of several sequences through all layers; `layout`: the memory layout of
-  its arguments; `fused`: builds the arguments and calls it
+  its arguments (`compute.fused` builds them and calls it)
 - `openmp`: runs kernels on PyTorch's threads; `work_stealing`: distributes tasks among the threads
 - `compiling`: compiles with numba and caches the machine code
 """

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import layout as p
+from .arranging import arrange
 from .intrinsics import HAS_AMX, HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
 from .linear import (
     DOT_INT8_PANEL,
@@ -19,7 +20,6 @@ from .linear import (
     linear_entry,
 )
 from .openmp import OpenMP, address, openmp
-from .packing import pack
 from .rowwise import FLOAT
 
 _LARGEST = 127
@@ -110,7 +110,7 @@ class PanelLinear:
         scratch = torch.empty(threads * self._padded_inputs)
         claimed = np.zeros(threads, dtype=np.int64)
         self._omp.run(
-            pack.address,
+            arrange.address,
             [
                 form, panel, self.shape[1], self._padded_inputs, self._padded_outputs,
                 places.ctypes.data, int(weights[0].dtype == torch.bfloat16), self.packed.data_ptr(),

@@ -9,7 +9,7 @@ from warmd.configs.units import format_size
 from warmd.jobs.compute.device import free_bytes
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.packing.passes import tokens_that_fit
+from warmd.jobs.sequences.passes import tokens_that_fit
 from warmd.jobs.training.device_copies import HostReader
 
 from . import DEVICE, fact, like_a_horse, needs_gpu, seconds
