@@ -60,7 +60,10 @@ PARTS = {
     ),
     "power": Part(
         "power failures at many moments of each kind of job, and of submit",
-        ("daemon/queue", "daemon/runs", "daemon/work", "jobs/files", "jobs/training"),
+        (
+            *("daemon/lifecycle", "daemon/queue", "daemon/runs", "daemon/work"),
+            *("jobs/files", "jobs/training"),
+        ),
     ),
     "shortages": Part(
         "machines without space, files, processes or descriptors",
@@ -69,7 +72,8 @@ PARTS = {
     "networks": Part(
         "several machines in network namespaces: cut off, slow, with clocks that are off",
         (
-            *("daemon/client", "daemon/host", "daemon/queue", "daemon/supervise", "daemon/work"),
+            *("daemon/client", "daemon/host", "daemon/lifecycle", "daemon/queue"),
+            *("daemon/supervise", "daemon/work"),
             *("daemon/fork/rank_processes.py", "daemon/fork/rendezvous.py"),
             *("jobs/training/gloo_group.py", "jobs/training/rank_proofs.py"),
         ),
