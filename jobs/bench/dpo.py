@@ -21,21 +21,21 @@ from ..dpo.options import DpoSpec
 from ..dpo.task import Preferences
 from ..training.arguments import scorer_of
 from ..training.reference import weight_sharing_clone
-from . import model
-from .training import Clock, context, main, own_loop, usual_arguments
-from .works import DPO, RowWork
+from . import machine, model
+from .training import Clock, context, main, own_loop, settings
+from .works import DPO, RowsWork
 
 
-def _trainer(side: str, work: RowWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
+def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
     config = DPOConfig(
-        **usual_arguments(output, steps),
-        per_device_train_batch_size=work.batch_size,
+        **settings(output, steps),
+        per_device_train_batch_size=work.rows,
         max_length=None,
     )
     reference = model.read(folder)
     tokenizer, rows = model.tokenizer(work.shape), _rows(work, steps)
     if side == "warmd":
-        ctx = context(output)
+        ctx = context(output, machine.device())
         policy = weight_sharing_clone(reference).requires_grad_(True)
         task = Preferences(
             ctx=ctx,
@@ -63,12 +63,12 @@ def _trainer(side: str, work: RowWork, folder: Path, steps: int, output: str, cl
     return trainer
 
 
-def _rows(work: RowWork, steps: int) -> list[Example]:
+def _rows(work: RowsWork, steps: int) -> list[Example]:
     """Return pairs of random tokens."""
     draw = random.Random(1)
     return [
-        Example(*([draw.randrange(2, work.shape.vocab_size) for _ in range(n)] for n in pair))
-        for pair in work.lengths(steps)
+        Example(*([draw.randrange(2, work.shape.vocab_size) for _ in range(n)] for n in sizes))
+        for sizes in work.lengths(steps)
     ]
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from trl.trainer import utils as trl_utils
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.frozen_int8 import quantize_linears
 from ..grpo.judging import Judge
@@ -31,14 +31,14 @@ from ..rewards.user_rewards import KeywordReward
 from ..training.arguments import scorer_of
 from ..training.loop import Training
 from ..training.reference import weight_sharing_clone
-from . import model
-from .training import Clock, context, main, own_loop, usual_arguments
+from . import machine, model
+from .training import Clock, context, main, own_loop, settings
 from .works import GRPO, GrpoWork
 
 
 def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
     config = GRPOConfig(
-        **usual_arguments(output, steps),
+        **settings(output, steps),
         per_device_train_batch_size=work.generations // work.accumulation,
         gradient_accumulation_steps=work.accumulation,
         num_generations=work.generations,
@@ -78,7 +78,8 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str, c
     )
     if reference is not None:
         config.beta = trainer.beta = work.beta
-        add_fused_lm_head(reference, temperature=trainer.temperature)
+        if hasattr(trl_utils, "add_fused_lm_head"):  # from TRL 1.15 on
+            trl_utils.add_fused_lm_head(reference, temperature=trainer.temperature)
         trainer.ref_model = reference
     return trainer
 
@@ -93,7 +94,7 @@ def _training(
     texts: Sequence[str],
     clock: Clock,
 ) -> Training:
-    ctx = context(output)
+    ctx = context(output, machine.device())
     prompts = [
         Prompt(text, tokenizer(text)["input_ids"], None, number, False, {}, None)
         for number, text in enumerate(texts)

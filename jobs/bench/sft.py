@@ -20,15 +20,15 @@ from ..sft.dataset import Example
 from ..sft.options import SftSpec
 from ..sft.task import Supervised
 from ..training.arguments import scorer_of
-from . import model
-from .training import Clock, context, main, own_loop, usual_arguments
-from .works import SFT, RowWork
+from . import machine, model
+from .training import Clock, context, main, own_loop, settings
+from .works import SFT, RowsWork
 
 
-def _trainer(side: str, work: RowWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
+def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
     config = SFTConfig(
-        **usual_arguments(output, steps),
-        per_device_train_batch_size=work.batch_size,
+        **settings(output, steps),
+        per_device_train_batch_size=work.rows,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         learning_rate=2e-5,
@@ -36,7 +36,7 @@ def _trainer(side: str, work: RowWork, folder: Path, steps: int, output: str, cl
     policy, tokenizer = model.read(folder).requires_grad_(True), model.tokenizer(work.shape)
     records = _records(work, steps)
     if side == "warmd":
-        ctx = context(output)
+        ctx = context(output, machine.device())
         task = Supervised(
             ctx=ctx,
             args=config,
@@ -48,15 +48,16 @@ def _trainer(side: str, work: RowWork, folder: Path, steps: int, output: str, cl
         )
         spec = SftSpec(save_every="1000000")
         return own_loop(ctx, spec, config, policy, tokenizer, task, clock)
-    return SFTTrainer(
+    trainer = SFTTrainer(
         model=policy,
         args=config,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list([row.stock() for row in records]),
     )
+    return trainer
 
 
-def _records(work: RowWork, steps: int) -> list[Example]:
+def _records(work: RowsWork, steps: int) -> list[Example]:
     """Return tokenized records of random words, of which the completions are learned."""
     draw = random.Random(1)
     found = []

@@ -1,4 +1,4 @@
-"""Times the steps of one trainer; measures its memory and the limit of the hardware.
+"""Times the steps of one side; measures its memory and the limit of the hardware.
 
 Imports torch and transformers.
 """
@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,53 +22,23 @@ from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
 from ..compute.device import has_bfloat16
 from ..context import Context, Never
+from ..training.arguments import KEPT_ACTIVATIONS
 from ..training.loop import Training
 from ..training.options import TrainingSpec
 from . import machine
 from .memory import Peak
-from .works import RowWork
-
-Make = Callable[[str, Any, Path, int, str, "Clock"], Any]
 
 
-def main(works: Mapping[str, Any], make: Make) -> None:
-    """Run `python -m … trl|warmd WORK FOLDER STEPS`: print what `timed` returns as JSON.
+def main(works: Mapping[str, Any], make: Callable[[str, Any, Path, int, str, Clock], Any]) -> None:
+    """Time one side by the arguments of this process: side, work, folder of its model, steps.
 
-    `make`: (side, work, folder of the model, steps, output folder, clock) -> TRL's trainer, or a
-    training of warmd (`own_loop`).
+    side: trl or warmd, which trains with warmd's kernels. `make`: (side, work, folder, steps,
+    output folder, clock) -> TRL's trainer, or a training of warmd (`own_loop`). Prints the seconds
+    of each step except the first, which allocates AdamW's memory, and what was measured.
     """
     side, name, folder, steps = sys.argv[1:]
     torch.manual_seed(0)
-    found = timed(side, works[name], int(steps) + 1, partial(make, side, works[name], Path(folder)))
-    sys.stdout.write(orjson.dumps(found).decode() + "\n")
-
-
-def usual_arguments(output: str, steps: int) -> dict[str, Any]:
-    """Return the arguments of all sides: TRL's fastest settings on a CPU, and no files.
-
-    TRL's defaults are three times slower there.
-    """
-    device = machine.device()
-    return {
-        "output_dir": output,
-        "max_steps": steps,
-        "bf16": has_bfloat16(device),
-        "activation_checkpointing": False,
-        "use_cpu": device.type == "cpu",
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-    }
-
-
-def timed(
-    side: str, work: Any, steps: int, make: Callable[[int, str, Clock], Any]
-) -> dict[str, Any]:
-    """Train; return the seconds of each step except the first, which allocates AdamW's memory.
-
-    `side`: trl or warmd, which trains with warmd's kernels. `make`: see `main`.
-    """
+    work, count = works[name], int(steps) + 1
     device = machine.device().type
     rates = machine.measure()
     if side == "warmd":
@@ -82,7 +51,7 @@ def timed(
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
-        trainer = make(steps, output, clock)
+        trainer = make(side, work, Path(folder), count, output, clock)
         if isinstance(trainer, Training):
             with suppress(_Done):
                 trainer.run(None)
@@ -90,19 +59,35 @@ def timed(
             trainer.add_callback(clock)
             trainer.remove_callback(PrinterCallback)
             trainer.train()
-    return {
+    measured = {
         "seconds": clock.seconds[1:],
         "processor_s": clock.processor_s[1:],
         "device": device,
         "private_bytes": _device_bytes() if device == "cuda" else peak.private_bytes,
         "resident_bytes": peak.resident_bytes,
-        "floor_s": work.floor_s(
-            work.shape.parameters,
-            *(rates.flops, rates.bytes_s),
-            **({"steps": steps} if isinstance(work, RowWork) else {}),
-        ),
+        "floor_s": work.floor_s(work.shape.parameters, rates.flops, rates.bytes_s, count),
         "flops": rates.flops,
         "bytes_s": rates.bytes_s,
+    }
+    sys.stdout.write(orjson.dumps(measured).decode() + "\n")
+
+
+def settings(output: str, steps: int) -> dict[str, Any]:
+    """Return the fields of a config of TRL with its fastest settings on a CPU.
+
+    Its defaults are three times slower.
+    """
+    device = machine.device()
+    return {
+        "output_dir": output,
+        "max_steps": steps,
+        "bf16": has_bfloat16(device),
+        **KEPT_ACTIVATIONS,
+        "use_cpu": device.type == "cpu",
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
     }
 
 
@@ -151,12 +136,12 @@ class _Timed:
             yield next(batches)
 
 
-def context(output: str) -> Context:
+def context(output: str, device: torch.device) -> Context:
     """Return the context of a training that saves and reports nothing."""
     return Context(
         job_id="bench",
         run_dir=Path(output),
-        device=str(machine.device()),
+        device=str(device),
         models=cast(Any, None),
         checkpoints=cast(Any, None),
         emit=_ignore,

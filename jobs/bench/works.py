@@ -65,7 +65,7 @@ class GrpoWork:
     lora: int | None = None  # rank of an adapter of all linear layers; None: full training
     base_precision: str = NATIVE  # of warmd's frozen model, with an adapter
 
-    def floor_s(self, parameters: int, flops: float, bytes_s: float) -> float:
+    def floor_s(self, parameters: int, flops: float, bytes_s: float, steps: int = 1) -> float:
         """Return the minimum seconds of a step: GEMMs, weight traffic of decoding, AdamW.
 
         The prompt counts once per group. Decoding reads every weight once per token. A frozen
@@ -107,58 +107,52 @@ GRPO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowWork:
-    """One optimizer step on records: a prompt with completions, all of random lengths.
+class RowsWork:
+    """One optimizer step of SFT or DPO: records of random lengths.
 
-    SFT: one completion. DPO: two, and a reference model.
+    A record has a prompt and one completion, or two (DPO), which share the prompt.
     """
 
     shape: Shape
-    batch_size: int
+    rows: int  # records of a step
     prompt: tuple[int, int]  # least and most tokens
     completion: tuple[int, int]
-    completions: int = 1
+    completions: int = 1  # of a prompt
 
     def lengths(self, steps: int) -> list[tuple[int, ...]]:
-        """Draw the tokens of prompt and completions for each record of `steps` steps."""
+        """Draw the tokens of the prompt and of its completions for each record of some steps."""
         draw = random.Random(0)
-        drawn = (self.prompt, *[self.completion] * self.completions)
-        return [
-            tuple(draw.randint(*limits) for limits in drawn) for _ in range(self.batch_size * steps)
-        ]
+        parts = (self.prompt, *[self.completion] * self.completions)
+        return [tuple(draw.randint(*part) for part in parts) for _ in range(self.rows * steps)]
 
-    def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
+    def floor_s(self, parameters: int, flops: float, bytes_s: float, steps: int) -> float:
         """Return the minimum seconds of an average step: GEMMs and AdamW.
 
         The prompt counts once; the head counts at the tokens of completions.
         """
         lengths = self.lengths(steps)
-        tokens = sum(sum(sizes) - self.completions for sizes in lengths) / steps
-        scored = sum(sum(sizes[1:]) for sizes in lengths) / steps
-        # One GEMM forward, two backward; the forward pass of the reference.
-        gemms = 3 if self.completions == 1 else 4
-        operations = (
-            2 * gemms * (tokens * (parameters - self.shape.head) + scored * self.shape.head)
-        )
+        tokens = sum(sum(parts) - self.completions for parts in lengths) / steps
+        scored = sum(sum(parts[1:]) for parts in lengths) / steps
+        # One GEMM forward, two backward, and with two completions the reference's forward.
+        gemms = 2 + self.completions
+        backbone = parameters - self.shape.head
+        operations = 2 * gemms * (tokens * backbone + scored * self.shape.head)
         # AdamW reads four arrays and writes three.
         return operations / flops + 4 * 7 * parameters / bytes_s
 
 
-_LENGTHS: dict[str, Any] = {"prompt": (40, 120), "completion": (40, 220)}
-_SHORT: dict[str, Any] = {"prompt": (4, 8), "completion": (2, 6)}
-
 SFT = {
-    "0.5b": RowWork(shape=Shape(layers=24), batch_size=4, **_LENGTHS),
-    "4-layers": RowWork(shape=Shape(layers=4), batch_size=8, **_LENGTHS),
-    "tiny": RowWork(shape=_TINY, batch_size=2, **_SHORT),
+    "0.5b": RowsWork(shape=Shape(layers=24), rows=4, prompt=(40, 120), completion=(40, 220)),
+    "4-layers": RowsWork(shape=Shape(layers=4), rows=8, prompt=(40, 120), completion=(40, 220)),
+    "tiny": RowsWork(shape=_TINY, rows=2, prompt=(4, 8), completion=(2, 6)),
 }
 
-_PAIRS = RowWork(shape=Shape(layers=4), batch_size=4, completions=2, **_LENGTHS)
-
 DPO = {
-    "0.5b": replace(_PAIRS, shape=Shape(layers=24), batch_size=2),
-    "4-layers": _PAIRS,
-    "4-layers-long-prompt": replace(_PAIRS, prompt=(400, 600), completion=(20, 100)),
+    "0.5b": replace(SFT["0.5b"], rows=2, completions=2),
+    "4-layers": replace(SFT["4-layers"], rows=4, completions=2),
+    "4-layers-long-prompt": RowsWork(
+        shape=Shape(layers=4), rows=4, prompt=(400, 600), completion=(20, 100), completions=2
+    ),
     "tiny": replace(SFT["tiny"], completions=2),
 }
 

@@ -11,6 +11,8 @@ from ..files.jsonl import Place
 from ..spec import Spec, option
 from .columns import Columns
 
+MOST_CHARACTERS = 100_000  # in a text that is repeated in every prompt
+
 Content = str | list[dict[str, str]]  # a text, or a chat of role and content
 
 
@@ -66,3 +68,15 @@ class RecordsSpec(Spec, ABC):
     @abstractmethod
     def cut_at(self, positions: int | None) -> int | None:
         """Return the maximum length in tokens for a model with `positions`; None: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRecordsSpec(RecordsSpec, ABC):
+    """How records become chats."""
+
+    chat_template: bool = option(
+        False, "chat template of the tokenizer, applied to plain prompts", group="data"
+    )
+    system: str | None = option(
+        None, "system message at the start of a chat", group="data", longest=MOST_CHARACTERS
+    )

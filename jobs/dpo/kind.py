@@ -73,7 +73,6 @@ def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOCo
         label_smoothing=spec.smoothing,
         max_length=None,  # the pairs are cut already
         optim="adamw_torch_fused",
-        activation_checkpointing=False,
     )
 
 

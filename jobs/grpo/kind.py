@@ -15,7 +15,7 @@ from ..context import Context, WarmModel, step_of
 from ..data import left_out
 from ..data.reader import report_former, report_shared, report_skipped, report_splits
 from ..errors import JobFailed
-from ..models.architectures import check_can_generate
+from ..models.architectures import check_can_generate, positions_in
 from ..models.chat_templates import shown_prompt
 from ..models.generation_settings import of_rollouts_words
 from ..models.pretrained_tokenizer import appended_end_words
@@ -169,7 +169,7 @@ def config_of(
     batch_size, accumulation = spec.geometry
     max_completion_length = completion_room(
         prompts,
-        limit=getattr(warm.model.config.get_text_config(), "max_position_embeddings", None),
+        limit=positions_in(warm.model.config),
         requested=spec.max_completion_length,
         default=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
     )
@@ -196,8 +196,6 @@ def config_of(
         ),
         warmup_steps=spec.warmup_steps,
         **spec.loss_arguments(),
-        # TRL's defaults (this, and bf16) are three times slower on a CPU.
-        activation_checkpointing=False,
     )
 
 

@@ -10,6 +10,7 @@ from ..engine.image_tokens import insert_image_tokens
 from ..engine.request import Image
 from ..errors import JobFailed
 from ..models import chat_templates
+from ..models.architectures import positions_in
 from ..models.chat_templates import ChatTemplate
 from ..models.text_length import check_length
 from . import chat_messages
@@ -31,7 +32,7 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
         chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         chat, urls = chat_messages.split(chat_messages.with_system(chat, spec.system))
         size = sum(map(_num_characters, chat))
-        check_length("messages:", size, warm.tokenizer, _positions(warm), warm.name)
+        check_length("messages:", size, warm.tokenizer, positions_in(warm.model.config), warm.name)
         # The template writes the special tokens itself.
         text = chat_templates.render(ChatTemplate.of(warm.tokenizer), chat)
         ids = _tokens(warm, text, add_special_tokens=False)
@@ -43,7 +44,7 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
 
 def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
     """Return how many tokens a completion may have. Raises JobFailed if too few fit."""
-    limit = _positions(warm)
+    limit = positions_in(warm.model.config)
     wanted = MAX_TOKENS if spec.max_tokens is None else spec.max_tokens
     if limit is None:
         return wanted
@@ -58,7 +59,7 @@ def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
 
 def _tokens(warm: WarmModel, text: str, **how: Any) -> list[int]:
     """Tokenize a text. One that is certainly too long is refused first: it would take seconds."""
-    check_length("prompt:", len(text), warm.tokenizer, _positions(warm), warm.name)
+    check_length("prompt:", len(text), warm.tokenizer, positions_in(warm.model.config), warm.name)
     ids: list[int] = warm.tokenizer(text, **how)["input_ids"]
     return ids
 
@@ -69,10 +70,3 @@ def _num_characters(message: dict[str, Any]) -> int:
     if isinstance(content, str):
         return len(content)
     return sum(len(part.get("text", "")) for part in content)
-
-
-def _positions(warm: WarmModel) -> int | None:
-    limit: int | None = getattr(
-        warm.model.config.get_text_config(), "max_position_embeddings", None
-    )
-    return limit

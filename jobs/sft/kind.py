@@ -129,7 +129,6 @@ def config_of(
         max_length=None,  # the rows are cut already
         dataset_kwargs={"skip_prepare_dataset": True},
         optim="adamw_torch_fused",
-        activation_checkpointing=False,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
 from ..compute.device import has_bfloat16
@@ -12,6 +13,13 @@ from ..context import Context
 from ..models.adapters import unwrapped
 from ..sequences.scoring import Scorer
 from .options import TrainingSpec
+
+# Activations are kept: TRL recomputes them by default, which is slower. The argument
+# has another name before transformers 5.23.
+_IS_NAMED_NEW = hasattr(TrainingArguments, "activation_checkpointing")
+KEPT_ACTIVATIONS: dict[str, Any] = {
+    f"{'activation' if _IS_NAMED_NEW else 'gradient'}_checkpointing": False
+}
 
 
 def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
@@ -32,6 +40,7 @@ def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
+        **KEPT_ACTIVATIONS,
     }
 
 

@@ -14,11 +14,10 @@ import torch
 from datasets import Dataset
 from sft_jobs import with_adapter
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl.trainer import grpo_trainer
+from trl.trainer import grpo_trainer, utils as trl_utils
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.grpo.judging import Judge
@@ -33,7 +32,7 @@ from warmd.jobs.rewards.reward_calls import RewardCalls
 from warmd.jobs.rewards.user_rewards import KeywordReward
 from warmd.jobs.sequences.attention import can_pack
 from warmd.jobs.sequences.scoring import Scorer
-from warmd.jobs.training.arguments import pad_id, router_coefficient
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS, pad_id, router_coefficient
 from warmd.jobs.training.loop import Training
 
 CASES: dict[str, dict[str, Any]] = {
@@ -183,7 +182,7 @@ def trainer(side: str, folder: Any, model: Any, **options: Any) -> Any:
         output_dir=str(folder),
         max_steps=5,
         bf16=False,
-        activation_checkpointing=False,
+        **KEPT_ACTIVATIONS,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
@@ -211,7 +210,8 @@ def trainer(side: str, folder: Any, model: Any, **options: Any) -> Any:
     config.beta, config.sync_ref_model = beta, syncs
     made.beta = beta
     if reference is not None:
-        add_fused_lm_head(reference, temperature=made.temperature)
+        if hasattr(trl_utils, "add_fused_lm_head"):  # from TRL 1.15 on
+            trl_utils.add_fused_lm_head(reference, temperature=made.temperature)
         made.ref_model = reference
         if syncs:
             made.add_callback(SyncRefModelCallback(reference, made.accelerator))

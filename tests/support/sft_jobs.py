@@ -28,7 +28,7 @@ from warmd.jobs.dpo.options import REWARDS
 from warmd.jobs.sft.dataset import Example, Tokenization
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.task import Supervised
-from warmd.jobs.training.arguments import scorer_of
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS, scorer_of
 from warmd.jobs.training.epochs import drawn_by_epoch
 from warmd.jobs.training.loop import Training
 from warmd.jobs.training.tokens import Examples, tokenized
@@ -179,7 +179,7 @@ def trainer(
     config = SFTConfig(
         output_dir=str(folder),
         bf16=False,
-        activation_checkpointing=False,
+        **KEPT_ACTIVATIONS,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
