@@ -43,9 +43,7 @@ def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, c
             model=policy,
             reference=reference,
             scorer=scorer_of(policy, ctx, tokenizer, config, wants_top=True),
-            examples=[
-                Example(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in rows
-            ],
+            examples=rows,
             held_out=[],
             data="",
         )
@@ -61,19 +59,16 @@ def _trainer(side: str, work: RowsWork, folder: Path, steps: int, output: str, c
         # TRL tokenizes what it is made with: the tokens follow.
         train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
     )
-    trainer.train_dataset = Dataset.from_list(rows)
+    trainer.train_dataset = Dataset.from_list([row.stock() for row in rows])
     return trainer
 
 
-def _rows(work: RowsWork, steps: int) -> list[dict[str, list[int]]]:
+def _rows(work: RowsWork, steps: int) -> list[Example]:
     """Return pairs of random tokens."""
     draw = random.Random(1)
     return [
-        {
-            name: [draw.randrange(2, work.shape.vocab_size) for _ in range(length)]
-            for name, length in zip(("prompt_ids", "chosen_ids", "rejected_ids"), pair, strict=True)
-        }
-        for pair in work.lengths(steps)
+        Example(*([draw.randrange(2, work.shape.vocab_size) for _ in range(n)] for n in sizes))
+        for sizes in work.lengths(steps)
     ]
 
 

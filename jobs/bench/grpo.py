@@ -19,9 +19,9 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..compute.frozen_int8 import quantize_linears
+from ..grpo.advantages import RewardWeights
 from ..grpo.judging import Judge
 from ..grpo.options import GrpoSpec
-from ..grpo.reward_weights import RewardWeights
 from ..grpo.rollouts import GroupSampler
 from ..grpo.sampler import Sampler
 from ..grpo.task import Reinforcement

@@ -223,9 +223,9 @@ def training_of(
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
+    from .advantages import RewardWeights
     from .evaluation import HeldOut
     from .judging import Judge
-    from .reward_weights import RewardWeights
     from .rollouts import GroupSampler
     from .sampler import Sampler
     from .task import Reinforcement

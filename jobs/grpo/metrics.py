@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..losses.grpo import Objective, Terms, Tokens
-from .advantages import standard_deviation
-from .reward_weights import RewardWeights
+from .advantages import RewardWeights, standard_deviation
 from .trajectories import Trajectory
 
 DRIFT = "sampling/sampling_logp_difference/mean"  # in nats

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..rewards.prompts import Prompt
-from .reward_weights import RewardWeights
+from .advantages import RewardWeights
 from .trajectories import Segment, Trajectory
 
 SUCCESS = 0.1  # a reward above it is stored

@@ -25,9 +25,9 @@ from ..keyed_numbers import uniform
 from ..rewards.prompts import Prompt
 from ..training.epochs import Epochs, drawn_in_sequence
 from ..training.finite import weight_norm
+from .advantages import RewardWeights
 from .judging import Judge, Judged
 from .replay import ReplayBuffer
-from .reward_weights import RewardWeights
 from .sampler import Sampler
 from .trajectories import Trajectory
 

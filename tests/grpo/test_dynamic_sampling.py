@@ -12,11 +12,11 @@ from group_trainers import trainer
 from trl.trainer.utils import RepeatSampler
 
 from warmd.jobs.errors import JobFailed
+from warmd.jobs.grpo.advantages import RewardWeights
 from warmd.jobs.grpo.batch import Batch
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.replay import ReplayBuffer
-from warmd.jobs.grpo.reward_weights import RewardWeights
 from warmd.jobs.grpo.task import Rollouts, Work
 from warmd.jobs.grpo.trajectories import Segment, Trajectory
 from warmd.jobs.rewards.prompts import Prompt
@@ -171,6 +171,25 @@ def test_the_buffer_of_a_checkpoint_is_the_same_as_before():
     empty = ReplayBuffer(3, RewardWeights([1.0]))
     again.load_state(empty.state(), PROMPTS)
     assert not again._stored
+
+
+def test_the_buffer_of_an_earlier_version_is_read():
+    stored = ReplayBuffer(2, RewardWeights([1.0]))
+    former = {
+        "rows": torch.tensor([3, 1]),
+        "lengths": torch.tensor([2, 1]),
+        "scores": torch.tensor([[1.0], [0.5]]),
+        "ids": torch.tensor([7, 8, 9]),
+        "logps": torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64),
+        "entropies": torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64),
+    }
+    stored.load_state(former, PROMPTS)
+    kept = [*stored._stored[3], *stored._stored[1]]
+    first, second = Segment([7, 8], [0.25, 0.5], [-1.0, -2.0]), Segment([9], [0.75], [-3.0])
+    assert kept == [
+        Trajectory(PROMPTS[3], [first], scores=[1.0]),
+        Trajectory(PROMPTS[1], [second], scores=[0.5]),
+    ]
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "cispo", "sapo", "vespo"])
