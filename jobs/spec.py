@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from ..configs.queues import TRAIN
 from .errors import SpecError
+from .relations import Relation
 
 # The groups of options in `warmd submit KIND --help` and in the documentation, in this order: the
 # most used first.
@@ -98,6 +99,7 @@ class OptionInfo:
     choices: tuple[str, ...] | None
     former_names: Mapping[str, str]
     none_word: str  # the text that means None, of an option that may be None
+    relations: tuple[str, ...]  # to other options, in words: 'with lora'
 
     @property
     def takes(self) -> str:
@@ -171,6 +173,16 @@ def shown(value: Any) -> str:
 def _shown(value: Any) -> str:
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _word(value: Any) -> str:
+    """Return a value as it is written on the command line, at most 80 characters long."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if 0 < len(text) <= 80 and " " not in text else _shown(value)
 
 
 def _to_int(value: Any) -> int | None:
@@ -256,6 +268,10 @@ class Spec:
     # Options of other programs that users look for here, and what to know instead.
     not_supported: ClassVar[Mapping[str, str]] = {}
 
+    # The relations between the options that this class declares or inherits: those of the classes
+    # that it derives from hold, too.
+    relations: ClassVar[tuple[Relation, ...]] = ()
+
     # The options that may change when a job is resumed; the others determined the results so far.
     # `otherwise` is the advice for those.
     changeable: ClassVar[tuple[str, ...]] = ()
@@ -299,8 +315,22 @@ class Spec:
         close = difflib.get_close_matches(str(name), cls.options(), n=1)
         return f"; did you mean {close[0]}?" if close else ""
 
+    @classmethod
+    def every_relation(cls) -> tuple[Relation, ...]:
+        """Return the relations of this class and of those that it derives from, those first."""
+        declared = (vars(base).get("relations", ()) for base in reversed(cls.__mro__))
+        return tuple(relation for relations in declared for relation in relations)
+
     def check(self) -> None:
         """Check constraints between fields, without reading files. Raises SpecError."""
+        values = {name: getattr(self, name) for name in self.options()}
+        defaults = {name: info.default for name, info in self.options().items()}
+        for relation in self.every_relation():
+            for name in relation.broken_by(values, defaults):
+                others = " and ".join(
+                    f"{other} {_word(values[other])}" for other in relation.others
+                )
+                raise SpecError(name, f"{relation.rule}, got {_word(values[name])} with {others}")
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
         """Check the files that the spec names, before submission. Raises SpecError.
@@ -382,10 +412,14 @@ def _options(spec: Any) -> dict[str, OptionInfo]:
         return groups.index(f.metadata["group"]), own.index(f.name) if f.name in own else len(own)
 
     declared = sorted(fields(spec), key=position)
-    return {f.name: _option_info(f, hints[f.name]) for f in declared}
+    notes: dict[str, list[str]] = {f.name: [] for f in declared}
+    for relation in spec.every_relation():
+        for name in relation.options:
+            notes[name].append(relation.note)
+    return {f.name: _option_info(f, hints[f.name], tuple(notes[f.name])) for f in declared}
 
 
-def _option_info(f: Any, hint: Any) -> OptionInfo:
+def _option_info(f: Any, hint: Any, relations: tuple[str, ...]) -> OptionInfo:
     optional = many = False
     if isinstance(hint, UnionType):
         optional = True
@@ -396,5 +430,11 @@ def _option_info(f: Any, hint: Any) -> OptionInfo:
     if hint not in _CONVERTERS or f.default is MISSING:
         raise TypeError(f"{f.name}: a spec field needs a default and a plain type, not {hint}")
     return OptionInfo(
-        name=f.name, type=hint, many=many, optional=optional, default=f.default, **f.metadata
+        name=f.name,
+        type=hint,
+        many=many,
+        optional=optional,
+        default=f.default,
+        relations=relations,
+        **f.metadata,
     )

@@ -53,12 +53,13 @@ def spec_option(info: OptionInfo) -> click.Option:
 
 
 def _help(info: OptionInfo) -> str:
-    """Help, the accepted values if they say more than the type, and the default."""
+    """Help, the accepted values if they say more than the type, relations, and the default."""
     notes = []
     if info.choices or info.minimum is not None or info.above is not None:
         notes.append(info.takes)
     if info.many:
         notes.append("may be repeated")
+    notes += info.relations
     notes.append(f"default: {info.default_text or _shown(info.default)}")
     return f"{info.help}  [{'; '.join(notes)}]"
 

@@ -104,7 +104,7 @@ class Ranking(ClientConnection):
 
     def _rows(self, job_id: str) -> list[dict[str, Any]]:
         with suppress(OSError):
-            return list(journal.read(self.home.runs / job_id / journal.ROWS))
+            return journal.read(self.home.runs / job_id / journal.ROWS)
         return []
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..data.options import Content
-from ..errors import SpecError
 from ..files.jsonl import Place
+from ..relations import ABOVE_0, Relation, goes_with, is_in, never_with
 from ..spec import HttpMethod, option, override
 from ..training.options import TrainingSpec
 from ..training.row_options import RowTrainingSpec
@@ -45,6 +45,11 @@ class DpoSpec(RowTrainingSpec):
         *("loss", "eval_loss", "rewards/rejected", "eval_rewards/rejected"),
     )
 
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("label_smoothing", when=ABOVE_0, loss_type=SMOOTHED),
+        never_with("label_smoothing", when=is_in(0), loss_type="exo_pair"),
+    )
+
     dataset: str | None = override(
         RowTrainingSpec,
         "dataset",
@@ -78,7 +83,7 @@ class DpoSpec(RowTrainingSpec):
     )
     label_smoothing: float | None = option(
         None,
-        f"assumed probability that a label is wrong, for loss types {', '.join(SMOOTHED)}",
+        "assumed probability that a label is wrong",
         group="optimization",
         default_text=f"0, or {EXO_SMOOTHING:g} for exo_pair",
         minimum=0,
@@ -116,17 +121,6 @@ class DpoSpec(RowTrainingSpec):
     ) -> tuple[Content, Sequence[Content]]:
         pair = self.source.row(values, place)
         return pair.prompt, [_joined(pair.prompt, side) for side in (pair.chosen, pair.rejected)]
-
-    def check(self) -> None:
-        super().check()
-        if self.label_smoothing and self.loss_type not in SMOOTHED:
-            raise SpecError(
-                "label_smoothing",
-                f"must be left out for loss_type {self.loss_type} (only {', '.join(SMOOTHED)} "
-                f"have it), got {self.label_smoothing:g}",
-            )
-        if self.label_smoothing == 0 and self.loss_type == "exo_pair":
-            raise SpecError("label_smoothing", "must be above 0 for loss_type exo_pair, got 0")
 
 
 def _joined(prompt: Content, side: Content) -> Content:

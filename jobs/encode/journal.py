@@ -6,51 +6,39 @@ A killed job resumes from it. Imports no torch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ..files.appending import append, sync
+from ..files import journal
 from ..files.atomic import whole_file
 from .passages import Passage
 
 Floats = NDArray[np.float32]
 
 
-class Journal:
+class Journal(journal.Journal):
     """Append-only file of embeddings.
 
     A file with another `identity` (a hash of passages, model and options) is discarded.
     """
 
     def __init__(self, path: Path, identity: bytes, width: int) -> None:
-        self.is_stale = False
         self.dtype = np.dtype(
             [("row", "<i8"), ("tokens", "<i4"), ("cut", "?"), ("vector", "<f4", (width,))]
         )
-        self._path = path
-        self._header = identity
-        self._file = self._open()
-
-    def _open(self) -> FileIO:
-        file = self._path.open("a+b", buffering=0)
-        size = os.fstat(file.fileno()).st_size
-        if size:
-            if os.pread(file.fileno(), len(self._header), 0) == self._header:
-                # Drop a torn last record.
-                whole = (size - len(self._header)) // self.dtype.itemsize
-                file.truncate(len(self._header) + whole * self.dtype.itemsize)
-                return file
-            self.is_stale = True
-        file.truncate(0)
-        append(file.fileno(), self._header, self._path)
-        return file
+        self._begin = len(identity)
+        size = path.stat().st_size if path.exists() else 0
+        self.is_stale = size > 0 and not journal.begins_with(path, identity)
+        whole = 0 if self.is_stale else max(0, size - self._begin) // self.dtype.itemsize
+        is_new = self.is_stale or size < self._begin
+        super().__init__(path, 0 if is_new else self._begin + whole * self.dtype.itemsize)
+        if is_new:
+            self.write(identity)
 
     def add(
         self, rows: Sequence[int], tokens: Sequence[int], cut: Sequence[bool], vectors: Floats
@@ -62,27 +50,17 @@ class Journal:
         records = np.empty(len(rows), self.dtype)
         records["row"], records["tokens"], records["cut"] = rows, tokens, cut
         records["vector"] = vectors
-        append(self._file.fileno(), records.tobytes(), self._path)
-
-    def sync(self) -> None:
-        """Flush the records to the disk."""
-        sync(self._file.fileno(), self._path)
+        self.write(records.tobytes())
 
     def read(self) -> NDArray[Any]:
         """Return the records (n,), ordered by the number of the text, each text once."""
-        records = np.fromfile(self._path, self.dtype, offset=len(self._header))
+        records = np.fromfile(self.path, self.dtype, offset=self._begin)
         records = records[records["tokens"] > 0]  # a power failure may leave zeros
         return records[np.unique(records["row"], return_index=True)[1]]
 
     def remove(self) -> None:
         """Delete the file, once its vectors are in the output."""
-        self._path.unlink()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.path.unlink()
 
 
 def write(

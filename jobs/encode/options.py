@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from ...configs.precision import FORMER_NAMES, NATIVE
 from ...configs.queues import INFER
 from ..errors import SpecError
+from ..relations import GIVEN, Relation, goes_with
 from ..spec import Spec, option, path_of
 
 CODE_GRAPH = "code_graph"  # in config.json: the encoder that reads code
@@ -23,6 +24,8 @@ class EncodeSpec(Spec):
 
     kind: ClassVar[str] = "encode"
     queue: ClassVar[str] = INFER
+
+    relations: ClassVar[tuple[Relation, ...]] = (goes_with("chains", input=GIVEN),)
 
     text: tuple[str, ...] = option((), "text to encode; or give input instead", group="data")
     input: str | None = option(
@@ -87,8 +90,6 @@ class EncodeSpec(Spec):
             raise SpecError("text", f"must be given, or else input, got {got}")
         if self.output is not None and Path(self.output).suffix not in FORMATS:
             raise SpecError("output", f"must end in {', '.join(FORMATS)}, got {self.output!r}")
-        if self.chains and self.input is None:
-            raise SpecError("chains", "must go with an input of Python code, got text")
 
     def located(self, folder: Path) -> Self:
         """Return the spec with paths, relative to `folder`, made absolute.

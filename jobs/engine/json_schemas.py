@@ -11,15 +11,15 @@ from typing import Any, TypeGuard
 from ..errors import SpecError
 from ..models.folder_files import read_bytes
 from ..spec import path_of
+from ..user_code.child_server import MEMORY_BYTES
 from ..user_code.limited_processes import LimitedProcesses
-from ..user_code.limited_server import MEMORY_BYTES
 
 FIELD = "json_schema"
 _MOST_SIZE = 2**20  # characters of a schema; large ones have 100,000
 LIMIT_S = 0.8  # processor time of a schema, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
 
-_processes = LimitedProcesses(f"{__package__}.schema_compiler", shows_errors=False)
+_processes = LimitedProcesses(f"{__package__}.schema_compiler", shows_output=False)
 
 # What a format means, where llguidance accepts more than RFC 3339: the year 0000, February 29 of
 # any year, a second 60 at any time.

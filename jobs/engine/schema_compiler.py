@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from ..user_code.limited_server import serve
+from ..user_code.child_server import serve_within_limits
 
 # The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
 # compares keys as they are spelled, so that "\u0061" would be another key than "a".
@@ -36,4 +36,4 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(_answer)
+    serve_within_limits(_answer)

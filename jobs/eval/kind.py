@@ -158,7 +158,7 @@ def _pairing(ctx: Context, against: str, rows: Sequence[dict[str, Any]]) -> Pair
     """Compare with the rows of another job of this home. Raises JobFailed."""
     path = ctx.run_dir.parent / against / journals.ROWS
     try:
-        found = pair(list(journals.read(path)), rows)
+        found = pair(journals.read(path), rows)
     except OSError as error:
         raise JobFailed(f"against: {against} has no rows to compare with: {error}") from error
     except OverflowError as error:  # an earlier version may have accepted such rewards

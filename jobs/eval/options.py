@@ -19,6 +19,7 @@ from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
+from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompts import messages_of
@@ -51,6 +52,20 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     names_jobs: ClassVar[tuple[str, ...]] = ("against",)
     takes_weights: ClassVar[bool] = True
 
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("template", task=(REWARD, CHOICE)),
+        goes_with("reward", "grader", task=REWARD),
+        goes_with("examples", when=ABOVE_0, task=(GSM8K, GSM8K_COT)),
+        goes_with("examples_dataset", "maj_k", task=(GSM8K, GSM8K_COT)),
+        goes_with(
+            *("pass_k", "repeats", "max_tokens", "stop", "chat_template"),
+            task=(REWARD, GSM8K, GSM8K_COT),
+        ),
+        goes_with("task", when=is_in(*LIKELIHOOD_TASKS), dataset=GIVEN),
+        goes_with("repeats", temperature=ABOVE_0),
+        goes_with("system", chat_template=GIVEN),
+    )
+
     task: str = option(
         REWARD,
         "evaluation task; reward: completions scored by reward functions; gsm8k: GSM8K, 5-shot, "
@@ -76,13 +91,12 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     )
     template: str = option(
         AS_IT_IS,
-        "prompt template with {question} (tasks reward and choice); prompt records are used "
-        "unchanged",
+        "prompt template with {question}; prompt records are used unchanged",
         group="data",
     )
     examples: int | None = option(
         None,
-        "number of few-shot examples before each question (tasks gsm8k and gsm8k-cot)",
+        "number of few-shot examples before each question",
         group="data",
         default_text="5 for gsm8k, 8 for gsm8k-cot",
         minimum=0,
@@ -152,7 +166,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     )
     maj_k: tuple[int, ...] = option(
         (),
-        "k of maj@k: accuracy of the most frequent answer among the first k completions (gsm8k)",
+        "k of maj@k: accuracy of the most frequent answer among the first k completions",
         group="evaluation",
         minimum=1,
         maximum=_MOST_REPEATS,
@@ -196,13 +210,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
 
     def check(self) -> None:
         super().check()
-        for name, tasks in _ONLY_FOR.items():
-            value = getattr(self, name)
-            is_given = value not in (None, (), False) and value != self.options()[name].default
-            if is_given and self.task not in tasks:
-                raise SpecError(name, f"must go with task {' or '.join(tasks)}, got {self.task}")
-        if self.dataset is None and self.task in LIKELIHOOD_TASKS:
-            raise SpecError("dataset", f"must be given for task {self.task}, got none")
         if "{question}" not in self.template:
             raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
         if "" in self.stop:
@@ -210,10 +217,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         for name in ("pass_k", "maj_k"):
             if (largest := max(getattr(self, name), default=1)) > self.repeats:
                 raise SpecError(name, f"must be at most {self.repeats} (repeats), got {largest}")
-        if self.repeats > 1 and self.temperature == 0:
-            raise SpecError("repeats", f"must go with a temperature above 0, got {self.repeats}")
-        if self.system is not None and not self.chat_template:
-            raise SpecError("system", "must go with chat_template, got it alone")
 
     @property
     def data_sets(self) -> list[str]:
@@ -342,19 +345,3 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
                 "with the completion: set fewer examples, or a smaller max_tokens",
             )
         return None
-
-
-# Options that only some tasks have.
-_ONLY_FOR = {
-    "template": (REWARD, CHOICE),
-    "examples": (GSM8K, GSM8K_COT),
-    "examples_dataset": (GSM8K, GSM8K_COT),
-    "reward": (REWARD,),
-    "grader": (REWARD,),
-    "maj_k": (GSM8K, GSM8K_COT),
-    "pass_k": (REWARD, GSM8K, GSM8K_COT),
-    "repeats": (REWARD, GSM8K, GSM8K_COT),
-    "max_tokens": (REWARD, GSM8K, GSM8K_COT),
-    "stop": (REWARD, GSM8K, GSM8K_COT),
-    "chat_template": (REWARD, GSM8K, GSM8K_COT),
-}

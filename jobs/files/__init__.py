@@ -4,5 +4,6 @@
 - `jsonl`: JSONL records with the place of each, for error messages
 - `folders`: the files of a data folder, and those left out
 - `numbers`: JSON with numbers that keep their digits
+- `journal`: append-only files of records, cut to what a resumed job keeps
 - `documents`: the text files of a folder
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,6 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         task, training = training_of(
             spec, ctx, warm, config, prompts, eval_prompts, calls, functions, data, sources
         )
-        task.reward_log = _reward_log(spec, ctx, checkpoint)
         require_same(ctx.ranks, "dataset", {"rows": data["data"], "columns": data["columns"]})
         require_same(ctx.ranks, "reward", sources.digests)
         about = {
@@ -98,7 +97,10 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             ctx.emit("warning", message=f"model: {words}")
         if checkpoint is not None and step_of(checkpoint) < spec.steps_total:
             sources.warn_of_changes(ctx, checkpoint)
-        with fast_kernels(onednn=gemm == ONEDNN):
+        with (
+            _reward_log(spec, ctx, checkpoint) as task.reward_log,
+            fast_kernels(onednn=gemm == ONEDNN),
+        ):
             training.run(checkpoint)
     training.save_model(ctx.run_dir / "model")
     before = task.reward_before if training.before is None else training.before["reward"]
@@ -124,9 +126,11 @@ def reward_calls(
     return RewardProcess(functions, prompts, spec.reward_timeout)
 
 
-def _reward_log(spec: GrpoSpec, ctx: Context, checkpoint: Path | None) -> RewardLog | None:
+def _reward_log(
+    spec: GrpoSpec, ctx: Context, checkpoint: Path | None
+) -> AbstractContextManager[RewardLog | None]:
     if spec.reward_log is None or ctx.ranks.rank > 0:
-        return None
+        return nullcontext()
     step = 0 if checkpoint is None else step_of(checkpoint)
     return RewardLog(Path(spec.reward_log), ctx.job_id, step=step)
 

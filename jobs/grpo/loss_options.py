@@ -6,9 +6,10 @@ The formulas are TRL's (`GRPOTrainer._compute_loss`); `loss_arguments` are the f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import SpecError
+from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in, never_with
 from ..spec import Spec, option
 from ..training.options import MOST_STEPS
 
@@ -21,6 +22,26 @@ SUM_FIRST, NORMALIZE_FIRST = "sum_then_normalize", "normalize_then_sum"
 @dataclass(frozen=True, kw_only=True)
 class LossSpec(Spec):
     """Options for computing advantages from rewards, and the loss from advantages."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("delta", loss_type=CLIPPED),
+        goes_with("sapo_temperature_pos", "sapo_temperature_neg", loss_type="sapo"),
+        goes_with(
+            *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+            loss_type="vespo",
+        ),
+        goes_with("ref_model_sync_steps", "use_bias_correction_kl", beta=ABOVE_0),
+        goes_with("ref_model_mixup_alpha", ref_model_sync_steps=GIVEN),
+        goes_with(
+            *("entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"), entropy_target=GIVEN
+        ),
+        never_with(
+            "scale_rewards",
+            when=is_in("batch", "none"),
+            multi_objective_aggregation=NORMALIZE_FIRST,
+        ),
+        never_with("importance_sampling_level", when=is_in("sequence"), loss_type="vespo"),
+    )
 
     scale_rewards: str = option(
         "group",
@@ -111,28 +132,28 @@ class LossSpec(Spec):
     )
     entropy_coef_delta: float = option(
         0.005,
-        "change of the entropy coefficient per step (with entropy_target)",
+        "change of the entropy coefficient per step",
         group="loss",
         above=0,
         maximum=1000,
     )
     entropy_coef_min: float = option(
         0.0,
-        "minimum of the entropy coefficient (with entropy_target)",
+        "minimum of the entropy coefficient",
         group="loss",
         minimum=-1000,
         maximum=1000,
     )
     entropy_coef_max: float = option(
         1.0,
-        "maximum of the entropy coefficient (with entropy_target)",
+        "maximum of the entropy coefficient",
         group="loss",
         minimum=-1000,
         maximum=1000,
     )
     ref_model_sync_steps: int | None = option(
         None,
-        "steps between updates of the reference model towards the policy (with beta)",
+        "steps between updates of the reference model towards the policy",
         group="loss",
         default_text="never",
         minimum=1,
@@ -140,52 +161,52 @@ class LossSpec(Spec):
     )
     ref_model_mixup_alpha: float = option(
         0.6,
-        "weight of the policy in an update of the reference model (with ref_model_sync_steps)",
+        "weight of the policy in an update of the reference model",
         group="loss",
         above=0,
         maximum=1,
     )
     use_bias_correction_kl: bool = option(
-        True, "KL term multiplied by the probability ratio (with beta)", group="loss"
+        True, "KL term multiplied by the probability ratio", group="loss"
     )
     sapo_temperature_pos: float = option(
         1.0,
-        "temperature of tokens with positive advantage (loss_type sapo)",
+        "temperature of tokens with positive advantage",
         group="loss",
         above=0,
         maximum=1000,
     )
     sapo_temperature_neg: float = option(
         1.05,
-        "temperature of the other tokens (loss_type sapo)",
+        "temperature of the other tokens",
         group="loss",
         above=0,
         maximum=1000,
     )
     vespo_k_pos: float = option(
         2.0,
-        "exponent of the sequence weight for advantages of at least 0 (loss_type vespo)",
+        "exponent of the sequence weight for advantages of at least 0",
         group="loss",
         minimum=0,
         maximum=1000,
     )
     vespo_lambda_pos: float = option(
         3.0,
-        "decay of the sequence weight for advantages of at least 0 (loss_type vespo)",
+        "decay of the sequence weight for advantages of at least 0",
         group="loss",
         minimum=0,
         maximum=1000,
     )
     vespo_k_neg: float = option(
         3.0,
-        "exponent of the sequence weight for negative advantages (loss_type vespo)",
+        "exponent of the sequence weight for negative advantages",
         group="loss",
         minimum=0,
         maximum=1000,
     )
     vespo_lambda_neg: float = option(
         2.0,
-        "decay of the sequence weight for negative advantages (loss_type vespo)",
+        "decay of the sequence weight for negative advantages",
         group="loss",
         minimum=0,
         maximum=1000,
@@ -193,36 +214,6 @@ class LossSpec(Spec):
 
     def check(self) -> None:
         super().check()
-        self._check_together("delta", self.loss_type in CLIPPED, f"loss_type {_or(CLIPPED)}")
-        for name in self.options():
-            loss, _, parameter = name.partition("_")
-            if loss in ("sapo", "vespo") and parameter:
-                self._check_together(name, self.loss_type == loss, f"loss_type {loss}")
-        self._check_together("ref_model_sync_steps", self.beta > 0, "beta above 0")
-        self._check_together("use_bias_correction_kl", self.beta > 0, "beta above 0")
-        is_synced = self.ref_model_sync_steps is not None
-        self._check_together("ref_model_mixup_alpha", is_synced, "ref_model_sync_steps")
-        for name in ("entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"):
-            self._check_together(name, self.entropy_target is not None, "entropy_target")
-        self._check_entropy_range()
-        if self.scale_rewards != "group" and self.multi_objective_aggregation == NORMALIZE_FIRST:
-            raise SpecError(
-                "scale_rewards",
-                f"must be group with multi_objective_aggregation {NORMALIZE_FIRST}, "
-                f"got {self.scale_rewards}",
-            )
-        if self.loss_type == "vespo" and self.importance_sampling_level == "sequence":
-            raise SpecError(
-                "importance_sampling_level", "must be token with loss_type vespo, got sequence"
-            )
-
-    def _check_together(self, name: str, has_other: bool, other: str) -> None:
-        """Refuse a value other than the default that would have no effect."""
-        value = getattr(self, name)
-        if not has_other and value != self.options()[name].default:
-            raise SpecError(name, f"must go with {other}, got {value} without it")
-
-    def _check_entropy_range(self) -> None:
         low, high = self.entropy_coef_min, self.entropy_coef_max
         if low > high:
             raise SpecError(
@@ -250,7 +241,3 @@ class LossSpec(Spec):
         if target is not None:
             same |= {"use_adaptive_entropy": True, "entropy_target": target}
         return same
-
-
-def _or(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -19,6 +19,7 @@ from ..engine.options import SamplingSpec
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.architectures import check_generates
+from ..relations import GIVEN, Relation, goes_with, is_in, never_with
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompts import messages_of
@@ -74,6 +75,15 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
     # larger loss, a large KL from the reference (nats), or a high entropy.
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("system", chat_template=GIVEN),
+        # The reference of an adapter is the model without it.
+        never_with("ref_model_sync_steps", lora=GIVEN),
+        # A base model in int8 generates in int8, too.
+        never_with("rollout_dtype", when=is_in("int8"), base_precision="int8"),
+        never_with("rollout_dtype", when=is_in("int8"), loss_type="vespo"),
+    )
 
     dataset: str = option(
         problems.ARITHMETIC,
@@ -245,12 +255,6 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
 
     def check(self) -> None:
         super().check()
-        if self.lora is not None and self.ref_model_sync_steps is not None:
-            raise SpecError(
-                "ref_model_sync_steps",
-                "must be left out with lora, whose reference is the model without the adapter, "
-                f"got {self.ref_model_sync_steps}",
-            )
         if self.samples is not None and self.prompts_per_step > self.samples:
             raise SpecError(
                 "prompts_per_step",
@@ -258,14 +262,6 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             )
         self._check_geometry()
         self._check_texts()
-        if self.rollout_dtype == "int8" and self.base_precision == "int8":
-            raise SpecError(
-                "rollout_dtype", "must be float32 with base_precision int8, which it generates in"
-            )
-        if self.rollout_dtype == "int8" and self.loss_type == "vespo":
-            raise SpecError("rollout_dtype", "must be float32 with loss_type vespo, got int8")
-        if self.system is not None and not self.chat_template:
-            raise SpecError("system", "must go with chat_template, got it alone")
 
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:

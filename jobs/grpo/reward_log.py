@@ -5,7 +5,6 @@ A resumed job truncates the file to the step of its checkpoint, so that it has e
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,44 +12,30 @@ from typing import Any
 import orjson
 
 from ..errors import JobFailed
-from ..files import umask
-from ..files.appending import append, sync
+from ..files.journal import Journal, begins_with, lines
 
 
-class RewardLog:
+class RewardLog(Journal):
     """Appends to the file of one job; lines after `step` are removed when it is opened.
 
     Raises JobFailed if the file cannot be opened or belongs to another job.
     """
 
     def __init__(self, path: Path, job_id: str, *, step: int) -> None:
-        self.path = path
         self._job_id = job_id
+        kept = 0
         try:
-            self._file = umask.for_user(str(path), os.O_RDWR | os.O_APPEND)
-            self._cut(path, step)
-        except OSError as error:
-            raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error
-
-    def write(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
-        """Append the lines of a step atomically. Raises OSError (a full disk)."""
-        lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
-        append(self._file, b"\n".join([*lines, b""]), self.path)
-
-    def flush(self) -> None:
-        """Make the lines durable; called before the checkpoint of their step is."""
-        sync(self._file, self.path)
-
-    def _cut(self, path: Path, step: int) -> None:
-        begin = b'{"job":' + orjson.dumps(self._job_id)
-        end = 0
-        with open(path, "rb") as file:
-            for line in file:
-                if end == 0 and not line.startswith(begin):
+            if path.exists():
+                if not begins_with(path, b'{"job":' + orjson.dumps(job_id)):
                     raise JobFailed(
                         f"reward_log: must be a new file, got {path}, which has other content"
                     )
-                if not line.endswith(b"\n") or orjson.loads(line)["step"] > step:
-                    break
-                end += len(line)
-        os.ftruncate(self._file, end)
+                kept = max((end for row, end in lines(path) if row["step"] <= step), default=0)
+            super().__init__(path, kept, is_users=True)
+        except OSError as error:
+            raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error
+
+    def add(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
+        """Append the lines of a step atomically. Raises OSError (a full disk)."""
+        lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
+        self.write(b"\n".join([*lines, b""]))

@@ -2,7 +2,6 @@
 
 The job forks a keeper before it computes anything. The keeper forks the process that runs the
 rewards, and a new one after a kill; it runs no user code, so it never hangs. Both end with the job.
-Requests and answers are JSON: no pickle.
 """
 
 from __future__ import annotations
@@ -12,22 +11,16 @@ import signal
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
-import orjson
-
-from ..errors import JobFailed
 from ..rewards.prompts import Prompt
-from ..rewards.reward_calls import RewardCalls, Scored
+from ..rewards.reward_calls import RewardCalls, Scored, answered
 from ..rewards.rewards import Reward
 from ..rewards.user_rewards import KeywordReward, PositionalReward
-from ..user_code import tracebacks
-
-_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+from ..user_code.child import Child
+from ..user_code.child_server import serve
 
 
 class RewardFailed(Exception):
@@ -54,13 +47,13 @@ class RewardProcess:
             self._keeper.close()
             _keep(theirs, _Scorer(rewards, prompts))
         theirs.close()
-        self._connection = self._start()
+        self._child = self._start()
 
     def __enter__(self) -> RewardProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.close()
+        self._child.close()
         self._keeper.close()
         os.waitpid(self._keeper_pid, 0)
 
@@ -82,28 +75,27 @@ class RewardProcess:
             "state": state,
         }
         try:
-            self._connection.send_bytes(orjson.dumps(request, option=_JSON))
-            if not self._connection.poll(self._limit_s):
-                self._restart()
-                raise RewardFailed(f"took longer than {self._limit_s:g} s (reward_timeout)")
-            answer = orjson.loads(self._connection.recv_bytes())
-        except (EOFError, OSError) as error:
+            answer = self._child.ask(request, self._limit_s)
+        except TimeoutError as error:
+            self._restart()
+            raise RewardFailed(f"took longer than {self._limit_s:g} s (reward_timeout)") from error
+        except EOFError as error:
             self._restart()
             raise RewardFailed("the reward process ended") from error
         if "error" in answer:
             raise RewardFailed(answer["error"])
-        return Scored(**answer)
+        return Scored(**answer["found"])
 
     def _restart(self) -> None:
-        self._connection.close()
-        self._connection = self._start()
+        self._child.close()
+        self._child = self._start()
 
-    def _start(self) -> Connection[Any, Any]:
-        """Let the keeper end the process and fork a new one; return the connection to it."""
-        ours, theirs = Pipe()
-        socket.send_fds(self._keeper, [b"."], [theirs.fileno()])
-        theirs.close()
-        return ours
+    def _start(self) -> Child:
+        """Let the keeper end the process and fork a new one."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._keeper, [b"."], [theirs.fileno()])
+        return Child(ours)
 
 
 def _fork() -> int:
@@ -131,7 +123,7 @@ def _keep(job: socket.socket, scorer: _Scorer) -> None:
             if child == 0:
                 job.close()
                 _outlive_stop_requests()
-                scorer.serve(Connection(descriptors[0]))
+                scorer.serve(socket.socket(fileno=descriptors[0]))
             os.close(descriptors[0])
     finally:
         os._exit(0)
@@ -155,26 +147,17 @@ class _Scorer:
         self._prompts = prompts
         self._calls = RewardCalls(rewards, prompts)
 
-    def serve(self, job: Connection[Any, Any]) -> None:
+    def serve(self, job: socket.socket) -> None:
         """Answer requests until the job closes the connection; then end this process."""
         for reward in self._calls.rewards.values():
             if isinstance(reward, PositionalReward | KeywordReward):
                 reward.move_here()
-        with suppress(EOFError, OSError):
-            while True:
-                request = orjson.loads(job.recv_bytes())
-                try:
-                    answer = orjson.dumps(self._answer(request), option=_JSON)
-                # Any error, including sys.exit(), leaves out only this group.
-                except (Exception, SystemExit) as error:
-                    is_reported = isinstance(error, JobFailed)
-                    reason = str(error) if is_reported else tracebacks.reason(error)
-                    answer = orjson.dumps({"error": reason})
-                job.send_bytes(answer)
+        serve(answered(self._answer), job)
         os._exit(0)
 
-    def _answer(self, request: dict[str, Any]) -> Scored:
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         rows = [self._prompts[place] for place in request["places"]]
-        return self._calls.score(
+        found = self._calls.score(
             rows, request["completions"], request["completion_ids"], request["state"]
         )
+        return asdict(found)

@@ -21,10 +21,10 @@ from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
 from ..keyed_numbers import uniform
 from ..rewards.prompts import Prompt
+from ..training.epochs import Epochs, drawn_in_sequence
 from ..training.finite import weight_norm
 from .groups import Group, RewardWeights
 from .judging import Judge, Judged
-from .prompt_order import EpochOrders, PromptStream
 from .replay import ReplayBuffer
 from .rollout import Completion
 from .sampler import Sampler
@@ -73,8 +73,11 @@ class GroupSampler:
         self._tokenizer = tokenizer
         self._replay = ReplayBuffer(replay, weights) if replay else None
         self._resample = resample
-        self._orders = EpochOrders(len(prompts), args.seed)
-        self._stream = PromptStream(len(prompts), args.seed)
+        order, count = drawn_in_sequence(len(prompts), args.seed), len(prompts)
+        # With dynamic sampling, steps take different numbers of prompts: one by one.
+        per_step = 1 if resample else self._groups_of_step
+        self._epochs = Epochs(order, count, per_step, drops_rest=True)
+        self._taken = 0  # prompts that dynamic sampling has taken
 
     @property
     def steps_of_epoch(self) -> int:
@@ -94,7 +97,7 @@ class GroupSampler:
         groups, resampled = found.groups, 0
         for _ in range(self._resample):
             flat = [i for i, one in enumerate(groups) if not self.weights.has_spread(one.scores)]
-            more = self._sampled(self._stream.take(len(flat)), state, taken)
+            more = self._sampled(self._next(len(flat)), state, taken)
             for i, group in zip(flat, more.groups, strict=True):
                 groups[i] = group
             for name, values in more.logged.items():
@@ -114,12 +117,15 @@ class GroupSampler:
 
         An epoch has all prompts, each once, but for a remainder that fills no step.
         """
-        size = self._groups_of_step
-        generations = step // self._args.num_iterations
-        epoch, place = divmod(generations, len(self.prompts) // size)
         if self._resample:
-            return self._stream.take(size)
-        return self._orders.of(epoch)[place * size : (place + 1) * size]
+            return self._next(self._groups_of_step)
+        rows: list[int] = self._epochs.at(step // self._args.num_iterations)[1]
+        return rows
+
+    def _next(self, count: int) -> list[int]:
+        """Return the next prompts of the epochs, without dropped remainders."""
+        self._taken += count
+        return [self._epochs.at(place)[1][0] for place in range(self._taken - count, self._taken)]
 
     def _sampled(
         self, rows: Sequence[int], state: Mapping[str, Any], taken: Counter[int]
@@ -205,14 +211,14 @@ class GroupSampler:
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {
-            "prompts_taken": self._stream.position,
+            "prompts_taken": self._taken,
             "replay": None if self._replay is None else self._replay.state(),
             "reward_failures": self.judge.failures,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; earlier versions wrote a part of it."""
-        self._stream.position = state.get("prompts_taken", 0)
+        self._taken = state.get("prompts_taken", 0)
         self.judge.failures = state.get("reward_failures", 0)
         if self._replay is not None:
             self._replay.load_state(state["replay"])

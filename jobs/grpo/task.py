@@ -413,7 +413,7 @@ class Reinforcement:
 
     def state(self) -> dict[str, Any]:
         if self.reward_log is not None:
-            self.reward_log.flush()
+            self.reward_log.sync()
         rollouts = self._rollouts
         assert rollouts is not None
         is_reused = self._step % self._args.num_iterations != 0
@@ -501,7 +501,7 @@ class Reinforcement:
         ]
         log = self.reward_log
         try:
-            self._ctx.patiently(lambda: log.write(step, lines), log.path.parent)
+            self._ctx.patiently(lambda: log.add(step, lines), log.path.parent)
         except OSError as error:
             if self._ctx.stop.is_set() and lacks_space(error):  # the step is computed again
                 raise

@@ -7,9 +7,7 @@ records.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,9 +16,9 @@ import orjson
 from ..data import keys
 from ..data.reader import Reader, Reading
 from ..errors import JobFailed, SpecError
-from ..files import jsonl, umask
-from ..files.appending import append
+from ..files import journal, jsonl
 from ..files.documents import check_regular
+from ..files.journal import Journal
 from ..files.jsonl import Place
 from . import chat_messages
 
@@ -77,45 +75,34 @@ class Answers:
     def __init__(self, path: Path, job_id: str) -> None:
         self._job_id = job_id
         self._path = path
-        self._file: FileIO | None = None  # opened by the first line
-        self.failed = 0
-        self.done = self._drop_torn_line() if path.exists() else 0
+        self._file: Journal | None = None  # opened by the first line
+        self.done = self.failed = self._kept = 0
+        if not path.exists():
+            return
+        for row, end in journal.lines(path):
+            self.done += 1
+            if (row.get("job"), row.get("row")) != (job_id, self.done):
+                raise JobFailed(f"output: line {self.done} of {path} is not of this job")
+            self.failed += "error" in row
+            self._kept = end
+        if not self.done and not journal.begins_with(path, self._line({})[:-2]):
+            raise JobFailed(f"output: line 1 of {path} is not of this job")
+        self._open().close()  # without a line that is incomplete
 
-    def _drop_torn_line(self) -> int:
-        """Remove an incomplete last line; return the number of complete lines."""
-        whole = done = 0
-        with open(self._path, "rb") as written:
-            for line in written:
-                try:
-                    row = orjson.loads(line) if line.endswith(b"\n") else None
-                except orjson.JSONDecodeError:
-                    row = None
-                if row is None:
-                    break
-                done += 1
-                if not isinstance(row, dict) or (row.get("job"), row.get("row")) != (
-                    self._job_id,
-                    done,
-                ):
-                    raise JobFailed(f"output: line {done} of {self._path} is not of this job")
-                whole += len(line)
-                self.failed += "error" in row
-        os.truncate(self._path, whole)
-        return done
+    def _line(self, answer: dict[str, Any]) -> bytes:
+        return orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
 
     def append(self, answer: dict[str, Any]) -> None:
         """Append the answer to the next record; durable on return.
 
         Raises OSError without an effect.
         """
-        line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
-        if self._file is None:
-            self._file = self._open()
-        append(self._file.fileno(), line, self._path, is_durable=True)
+        self._file = self._file or self._open()
+        self._file.write(self._line(answer), is_durable=True)
         self.done += 1
 
-    def _open(self) -> FileIO:
-        return open(self._path, "ab", buffering=0, opener=umask.for_user)
+    def _open(self) -> Journal:
+        return Journal(self._path, self._kept, is_users=True)
 
     def append_error(self, message: str) -> None:
         """Append an error object for the next record."""

@@ -17,6 +17,7 @@ from ..engine.options import MOST_TOKENS, SamplingSpec
 from ..errors import SpecError
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
+from ..relations import GIVEN, Relation, goes_with, is_in, is_not, never_with
 from ..spec import option, override, path_of
 from . import batch_file, chat_messages, gui_actions
 
@@ -38,6 +39,17 @@ class InferSpec(SamplingSpec):
     argument: ClassVar[str | None] = "prompt"
     takes_adapters: ClassVar[bool] = True
 
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("output", input=GIVEN),
+        goes_with("input", output=GIVEN),
+        goes_with("echo", prompt=GIVEN, prompts=GIVEN),
+        never_with("echo", chat_template=GIVEN, image=GIVEN),
+        goes_with("max_tokens", when=is_in(0), echo=GIVEN),
+        goes_with("screen", actions=is_not("none")),
+        goes_with("image", prompt=GIVEN),  # messages have images of their own
+        goes_with("system", chat_template=GIVEN, image=GIVEN, messages=GIVEN, input=GIVEN),
+    )
+
     # Not `str | None`: the word none is a prompt like any other.
     prompt: str = option("", "text to complete; or give messages or input instead", group="data")
     messages: str = option(
@@ -48,9 +60,7 @@ class InferSpec(SamplingSpec):
         "several prompts to complete: JSON list of texts, or of lists of token ids",
         group="data",
     )
-    input: str = option(
-        "", "JSONL file of records with prompt or messages; goes with output", group="data"
-    )
+    input: str = option("", "JSONL file of records with prompt or messages", group="data")
     output: str = option(
         "",
         "JSONL file for the answers: one record per record of input, in the same order",
@@ -172,8 +182,6 @@ class InferSpec(SamplingSpec):
             )
         if self.messages:
             chat_messages.parse(self.messages, "messages")
-        if bool(self.input) != bool(self.output):
-            raise SpecError("output", "must go with input, got one without the other")
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise SpecError(
                 "temperature",
@@ -181,24 +189,12 @@ class InferSpec(SamplingSpec):
             )
         if self.prompts:
             prompt_list(self.prompts)
-        if self.echo and not (self.prompt or self.prompts):
-            raise SpecError("echo", "must go with a prompt or prompts, got neither")
-        if self.echo and (self.chat_template or self.image):
-            raise SpecError("echo", "must go with plain prompts, got a chat")
-        if self.max_tokens == 0 and not self.echo:
-            raise SpecError("max_tokens", "must be at least 1 without echo, got 0")
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
         if (longest := max(map(len, self.stop), default=0)) > MOST_STOP:
             raise SpecError("stop", f"must have at most {MOST_STOP} characters each, got {longest}")
         if self.screen:
             gui_actions.parse_screen(self.screen)
-            if self.actions == "none":
-                raise SpecError("screen", "must go with actions, got none")
-        if self.image and not self.prompt:
-            raise SpecError("image", "must go with a prompt; messages have images of their own")
-        if self.system and self.prompt and not (self.chat_template or self.image):
-            raise SpecError("system", "must go with chat_template or messages, got a plain prompt")
 
     def located(self, folder: Path) -> Self:
         """Return the spec with paths, relative to `folder`, made absolute.

@@ -7,6 +7,7 @@ resumed job has the same data as an uninterrupted one. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from ..context import ONE_PROCESS, Ranks
 from ..data.corpus import Corpus
+from ..training.epochs import Epochs
 from .objectives import Objective, Sample
 
 Array = NDArray[Any]
@@ -48,14 +50,18 @@ class StepOrder:
 
     def steps_from(self, first_step: int) -> Iterator[list[list[tuple[int, int]]]]:
         """Yield the micro-batches of each step, as (epoch, index), from `first_step` (0) on."""
-        steps_per_epoch = len(self.lengths) // (self.micro_batch * self.accumulation)
-        epoch, first = divmod(first_step, steps_per_epoch)
-        while True:
-            for examples in self.order_of_epoch(epoch)[first:]:
-                parts = examples.reshape(self.accumulation, self.micro_batch)
-                own = [np.array_split(part, self.ranks.size)[self.ranks.rank] for part in parts]
-                yield [[(epoch, int(index)) for index in part] for part in own]
-            epoch, first = epoch + 1, 0
+        per_step = self.micro_batch * self.accumulation
+        epochs = Epochs(
+            lambda epoch: self.order_of_epoch(epoch).ravel(),
+            len(self.lengths),
+            per_step,
+            drops_rest=True,
+        )
+        for step in count(first_step):
+            epoch, examples = epochs.at(step)
+            parts = examples.reshape(self.accumulation, self.micro_batch)
+            own = [np.array_split(part, self.ranks.size)[self.ranks.rank] for part in parts]
+            yield [[(epoch, int(index)) for index in part] for part in own]
 
     def order_of_epoch(self, epoch: int) -> Array:
         """Return the indices of an epoch, each at most once: (steps, examples per step)."""

@@ -18,6 +18,15 @@ from ..models.architectures import check_fills_masks
 from ..models.folder_checks import read_config
 from ..models.folder_files import BadFile
 from ..models.model_types import check_type
+from ..relations import (
+    ABOVE_0,
+    GIVEN,
+    Relation,
+    goes_with,
+    is_in,
+    is_not,
+    never_with,
+)
 from ..spec import HttpMethod, option, override, path_of
 from ..training.options import (
     MOST_ROWS,
@@ -40,6 +49,8 @@ MIN_GRAPH = 64  # tokens in which code and graph have room
 LEARNING_RATE = 2.5e-4  # default
 WARMUP_STEPS = 500  # at most, unless the options say otherwise
 
+_RATES = (*("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MlmSpec(RecordsSpec, TrainingSpec):
@@ -52,13 +63,27 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     trains: ClassVar[str] = "masked model"
     judged_by: ClassVar[tuple[str, ...]] = (
         *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
-        *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
+        *_RATES,
     )
     compared_by: ClassVar[tuple[str, str]] = ("eval_mlm_loss", "mlm_loss")
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
     of_new_model: ClassVar[tuple[str, ...]] = (
         *("architecture", "hidden_size", "layers", "heads", "ffn_size"),
         *("tokenizer", "vocab_size"),
+    )
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("keep_best", when=is_in(*_RATES), eval_every=ABOVE_0),
+        goes_with("eval_first", eval_every=ABOVE_0),
+        goes_with("lora", model=GIVEN),
+        goes_with(
+            *("mnm_rate", "mnm_weight", "mnm_ramp_steps", "constraint_weight"), objective=GRAPH
+        ),
+        never_with(*("architecture", "hidden_size", "layers", "heads", "ffn_size"), model=GIVEN),
+        never_with("tokenizer", when=is_in("train"), model=GIVEN),
+        # A new code-graph encoder has no tokenizer yet, and is of no use for text.
+        goes_with("tokenizer", when=is_in("own"), model=GIVEN, architecture=is_not(CODE_GRAPH)),
+        goes_with("objective", when=is_in(TEXT), model=GIVEN, architecture=is_not(CODE_GRAPH)),
     )
 
     objective: str = option(
@@ -258,53 +283,10 @@ class MlmSpec(RecordsSpec, TrainingSpec):
 
     def check(self) -> None:
         super().check()
-        if (
-            self.keep_best is not None
-            and not self.keep_best.endswith("loss")
-            and not self.eval_every
-        ):
-            raise SpecError("keep_best", f"must go with eval_every, got {self.keep_best} alone")
-        if self.eval_first and not self.eval_every:
-            raise SpecError("eval_first", "must go with eval_every, got it alone")
-        if self.model is None:
-            self._check_new_model()
-        else:
-            self._check_warm_model()
-        if self.objective == TEXT:
-            self._must_be_default(
-                ("mnm_rate", "mnm_weight", "mnm_ramp_steps", "constraint_weight"),
-                f"objective {TEXT}",
-            )
-
-    def _check_new_model(self) -> None:
-        if self.lora is not None:
-            raise SpecError("lora", f"must go with model, got {self.lora} for a new model")
-        if self.objective == GRAPH and self.seq_len < MIN_GRAPH:
+        if self.model is None and self.objective == GRAPH and self.seq_len < MIN_GRAPH:
             raise SpecError(
                 "seq_len", f"must be at least {MIN_GRAPH} for {GRAPH}, got {self.seq_len}"
             )
-        if self.architecture == CODE_GRAPH and self.objective == TEXT:
-            raise SpecError(
-                "architecture",
-                f"must be a model folder or a config.json for the objective {TEXT} (or give model, "
-                f"to train that one), got {CODE_GRAPH}",
-            )
-        if self.tokenizer == "own" and self.architecture == CODE_GRAPH:
-            raise SpecError("tokenizer", f"must be train or a folder for {CODE_GRAPH}, got 'own'")
-
-    def _check_warm_model(self) -> None:
-        self._must_be_default(
-            ("architecture", "hidden_size", "layers", "heads", "ffn_size"), "a model that exists"
-        )
-        if self.tokenizer == "train":
-            raise SpecError(
-                "tokenizer", "must be own or a folder for a model that exists, got 'train'"
-            )
-
-    def _must_be_default(self, names: tuple[str, ...], case: str) -> None:
-        for name in names:
-            if getattr(self, name) != self.options()[name].default:
-                raise SpecError(name, f"must not be given for {case}, got {getattr(self, name)!r}")
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         return texts.text_of(values, place)

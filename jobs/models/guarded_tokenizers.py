@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import JobFailed
+from ..user_code.child_server import MEMORY_BYTES
 from ..user_code.limited_processes import LimitedProcesses
-from ..user_code.limited_server import MEMORY_BYTES
 
 LIMIT_S = 0.8  # processor time for a part of a text, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
 _PART = 200_000  # characters that are tried at once
 
-_processes = LimitedProcesses(f"{__package__}.tokenizer_rules", shows_errors=False)
+_processes = LimitedProcesses(f"{__package__}.tokenizer_rules", shows_output=False)
 
 # Alternatives of characters and classes, each once, of which the last may be repeated.
 _ATOM = r"(?:\\[pP]\{\w+\}|\\.|\[(?:\\.|[^\[\]\\])+\]|[^\\()\[\]{}*+?|])"

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ..user_code.limited_server import serve
+from ..user_code.child_server import serve_within_limits
 
 MEMORY_BYTES = 256 << 20  # of the process; a template takes a few times its text
 MOST_CHARACTERS = 32_000_000  # of a text: more than any request may have
@@ -131,4 +131,4 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    serve(_answer, MEMORY_BYTES)
+    serve_within_limits(_answer, MEMORY_BYTES)

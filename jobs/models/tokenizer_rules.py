@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..user_code.limited_server import serve
+from ..user_code.child_server import serve_within_limits
 
 
 @lru_cache(maxsize=4)
@@ -28,4 +28,4 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(_answer)
+    serve_within_limits(_answer)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import JobFailed, SpecError
+from ..user_code import tracebacks
 from .problems import columns_of
 from .prompts import Prompt
 from .rewards import Reward
@@ -127,3 +129,17 @@ def _as_trl_passes(
         "prompts": prompts,
         "completions": completions,
     }
+
+
+def answered(answer: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Let a process that runs rewards report their errors in its answers, as `error`."""
+
+    def found(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"found": answer(request)}
+        # Also SystemExit: it ends the reward, not the process.
+        except (Exception, SystemExit) as error:
+            is_named = isinstance(error, JobFailed | SpecError)
+            return {"error": str(error) if is_named else tracebacks.reason(error)}
+
+    return found

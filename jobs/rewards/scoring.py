@@ -1,29 +1,24 @@
 """Scores completions one prompt at a time; user functions run in a separate process.
 
 A job of the queue infer shares its process with others, so it must not run code of a user. The
-process is a new one (the job has threads: no fork), ends with the job, and exchanges JSON lines: no
-pickle. Imports no torch.
+process is a new one (the job has threads: no fork) and ends with the job. Imports no torch.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
-from select import select
-from typing import IO, Any, TypeAlias
-
-import orjson
+from typing import Any, TypeAlias
 
 from ..errors import JobFailed
+from ..user_code.child import SpawnedChild
+from ..user_code.child_server import parent, serve
 from ..user_code.modules import own_modules
 from .options import RewardsSpec
 from .problems import Problem, columns_of
 from .prompts import Prompt
-from .reward_calls import RewardCalls
+from .reward_calls import RewardCalls, answered
 from .rewards import Reward
 from .user_rewards import KeywordReward
 
@@ -46,16 +41,20 @@ def scorer(
         functions = spec.reward_functions(problems)
         yield lambda prompt, completions: score(functions, prompt, completions)
         return
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    columns = columns_of(one.columns for one in problems)
-    with process:  # waits for its end
-        try:
-            yield _Remote(process, spec, columns, folders)
-        except BaseException:
-            process.kill()  # it may hang in a reward
-            raise
+    names = RewardsSpec.options()
+    head = {
+        "options": {name: value for name, value in spec.to_json().items() if name in names},
+        "columns": columns_of(one.columns for one in problems),
+        "folders": list(folders),
+    }
+    process = SpawnedChild(__name__)
+    process.send(head)
+    try:
+        yield _Remote(process, spec.reward_timeout)
+    except BaseException:
+        process.kill()  # it may hang in a reward
+        raise
+    process.close()
 
 
 def score(
@@ -69,101 +68,58 @@ def score(
 
 
 class _Remote:
-    """The job's connection to the process that runs the rewards."""
+    """The rewards in another process. Raises JobFailed for an error, its end and a time limit."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        spec: RewardsSpec,
-        columns: Sequence[str],
-        folders: Sequence[str],
-    ) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._input, self._output = process.stdin, process.stdout
-        self._limit_s = spec.reward_timeout
-        names = RewardsSpec.options()
-        options = {name: value for name, value in spec.to_json().items() if name in names}
-        self._send({"options": options, "columns": list(columns), "folders": list(folders)})
+    def __init__(self, process: SpawnedChild, limit_s: float | None) -> None:
+        self._process = process
+        self._limit_s = limit_s
         self._is_ready = False
 
     def __call__(self, prompt: Prompt, completions: Sequence[str]) -> Scores:
-        """Raises JobFailed for an error of a reward, its end, and after the time limit."""
-        if not self._is_ready:
-            self._await_start()
-        self._send({"prompt": asdict(prompt), "completions": list(completions)})
-        if self._limit_s is not None and not select([self._output], [], [], self._limit_s)[0]:
-            raise JobFailed(
-                f"reward: took longer than {self._limit_s:g} s (reward_timeout) for row "
-                f"{prompt.row}"
-            )
-        scores: Scores = self._receive(f"at row {prompt.row}")["scores"]
+        limit_s = self._limit_s
+        if not self._is_ready:  # the time limit of calls is not for importing the functions
+            slow = f"importing the functions took longer than {_START_S:g} s"
+            self._answer(None, limit_s and _START_S, slow, "while it imported the functions")
+            self._is_ready = True
+        request = {"prompt": asdict(prompt), "completions": completions}
+        slow = f"took longer than {limit_s or 0:g} s (reward_timeout) for row {prompt.row}"
+        scores: Scores = self._answer(request, limit_s, slow, f"at row {prompt.row}")
         return scores
 
-    def _await_start(self) -> None:
-        """Wait until the functions are imported: `reward_timeout` is for their calls only."""
-        if self._limit_s is not None and not select([self._output], [], [], _START_S)[0]:
-            raise JobFailed(f"reward: importing the functions took longer than {_START_S:g} s")
-        self._receive("while it imported the functions")
-        self._is_ready = True
-
-    def _receive(self, when: str) -> dict[str, Any]:
-        line = self._output.readline()
-        if not line:
-            raise JobFailed(f"reward: its process ended {when}: see `warmd logs`")
-        answer: dict[str, Any] = orjson.loads(line)
+    def _answer(
+        self, request: dict[str, Any] | None, limit_s: float | None, slow: str, when: str
+    ) -> Any:
+        """Return the answer to a request; None: to the first one, which is sent."""
+        try:
+            if request is not None:
+                self._process.send(request, limit_s)
+            answer = self._process.receive(limit_s)
+        except TimeoutError as error:
+            raise JobFailed(f"reward: {slow}") from error
+        except EOFError as error:
+            raise JobFailed(f"reward: its process ended {when}: see `warmd logs`") from error
         if "error" in answer:
             raise JobFailed(answer["error"])
-        return answer
-
-    def _send(self, message: dict[str, Any]) -> None:
-        try:
-            self._input.write(orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS) + b"\n")
-            self._input.flush()
-        except OSError as error:
-            raise JobFailed("reward: its process has ended: see `warmd logs`") from error
+        return answer["found"]
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Import the functions, report it, and answer requests until the job closes its end."""
-    head = orjson.loads(requests.readline())
-    with own_modules(head["folders"]):
-        functions: dict[str, Reward | KeywordReward] = {}
+class _Functions:
+    """The other end: imports the functions for the first request, and scores for the next ones."""
 
-        def start() -> dict[str, Any]:
-            spec = RewardsSpec.parse(head["options"])
-            columns = dict.fromkeys(head["columns"])
-            functions.update(spec.reward_functions([Problem("", None, 1, columns)]))
-            return {}
+    def __init__(self, folders: ExitStack) -> None:
+        self._folders = folders
+        self._functions: dict[str, Reward | KeywordReward] | None = None
 
-        def scores(line: bytes) -> dict[str, Any]:
-            request = orjson.loads(line)
-            found = score(functions, Prompt(**request["prompt"]), request["completions"])
-            return {"scores": found}
-
-        _answer(answers, start)
-        for line in requests:
-            _answer(answers, partial(scores, line))
-
-
-def _answer(answers: IO[bytes], make: Callable[[], dict[str, Any]]) -> None:
-    try:
-        answer = make()
-    # Also SystemExit: it ends the reward, not the job.
-    except (Exception, SystemExit) as error:
-        answer = {"error": str(error) or type(error).__name__}
-    answers.write(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-    answers.flush()
-
-
-def _main() -> None:
-    import os
-
-    # Output of a reward must not be mixed with the answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    _serve(sys.stdin.buffer, answers)
+    def __call__(self, request: dict[str, Any]) -> Scores | None:
+        if self._functions is not None:
+            return score(self._functions, Prompt(**request["prompt"]), request["completions"])
+        self._folders.enter_context(own_modules(request["folders"]))
+        columns = dict.fromkeys(request["columns"])
+        spec = RewardsSpec.parse(request["options"])
+        self._functions = spec.reward_functions([Problem("", None, 1, columns)])
+        return None
 
 
 if __name__ == "__main__":
-    _main()
+    with ExitStack() as stack:
+        serve(answered(_Functions(stack)), parent())

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import SpecError
+from ..relations import ABOVE_0, GIVEN, Condition, Relation, goes_with
 from ..spec import option
 from .options import MOST_ROWS, MOST_STEPS, TrainingSpec
+
+_OF_EVAL = Condition("eval_…", lambda metric: str(metric).startswith("eval_"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +17,11 @@ class EvaluatedSpec(TrainingSpec):
     """The held-out data on which a model is evaluated, and the interval."""
 
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("eval_every", eval_samples=ABOVE_0, eval_dataset=GIVEN),
+        goes_with("keep_best", when=_OF_EVAL, eval_samples=ABOVE_0, eval_dataset=GIVEN),
+    )
 
     eval_dataset: str | None = option(
         None,
@@ -42,11 +49,3 @@ class EvaluatedSpec(TrainingSpec):
     def is_measured(self) -> bool:
         """Whether there are held-out records."""
         return self.eval_dataset is not None or bool(self.eval_samples)
-
-    def check(self) -> None:
-        super().check()
-        for name in ("eval_every", "keep_best"):
-            value = getattr(self, name)
-            is_of_eval = name == "eval_every" or str(value).startswith("eval_")
-            if value and is_of_eval and not self.is_measured:
-                raise SpecError(name, "must go with eval_samples or eval_dataset, got it alone")

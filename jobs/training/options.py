@@ -17,6 +17,7 @@ from ...configs.precision import NATIVE
 from ..errors import SpecError
 from ..models.adapters import is_adapter
 from ..models.weight_headers import matrices
+from ..relations import ABOVE_0, GIVEN, Relation, goes_with, never_with
 from ..spec import Spec, option, shown
 
 MOST_STEPS = 10**9  # of a job
@@ -114,6 +115,14 @@ class TrainingSpec(Spec, ABC):
     # The metrics that `on_divergence` watches, each with its scale: see health.Divergence. Below
     # 0.1 nats, variations of a loss are noise.
     watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        never_with("warmup_steps", when=ABOVE_0, lr_scheduler="constant"),
+        goes_with(
+            *("lora_alpha", "lora_targets", "lora_dropout", "base_precision"),
+            lora=GIVEN,
+        ),
+    )
 
     learning_rate: float | None = option(
         None,
@@ -304,19 +313,6 @@ class TrainingSpec(Spec, ABC):
         if self.keep_best not in (None, *self.judged_by):
             names = ", ".join(self.judged_by)
             raise SpecError("keep_best", f"must be one of {names}, got {shown(self.keep_best)}")
-        if self.warmup_steps and self.lr_scheduler == "constant":
-            raise SpecError(
-                "lr_scheduler",
-                f"must be constant_with_warmup or another for {self.warmup_steps} warmup_steps, "
-                "got constant",
-            )
-        self._check_lora()
-
-    def _check_lora(self) -> None:
-        known = self.options()
-        for name in ("lora_alpha", "lora_targets", "lora_dropout", "base_precision"):
-            if self.lora is None and getattr(self, name) != known[name].default:
-                raise SpecError(name, "must go with lora, got it alone")
         if ALL_LINEAR in self.lora_targets[1:] or not self.lora_targets:
             got = ", ".join(self.lora_targets) or "none"
             raise SpecError("lora_targets", f"must be {ALL_LINEAR} or names of layers, got {got}")

@@ -15,6 +15,7 @@ from ..errors import SpecError
 from ..models.architectures import check_generates
 from ..models.chat_templates import NO_TEMPLATE
 from ..models.tokenizer_folder import TokenizerFolder
+from ..relations import GIVEN, Relation, is_in, never_with
 from ..spec import option, override
 from .eval_options import EvaluatedSpec
 from .lengths import MAX_LENGTH, row_length
@@ -27,6 +28,11 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
     """Train a decoder on rows of a data set, and evaluate it on held-out rows."""
 
     argument: ClassVar[str | None] = "dataset"
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        never_with("eval_samples", when=is_in(0), eval_dataset=GIVEN),
+    )
+
     dataset: str | None = option(
         None, "data set", group="data", default_text="none: it must be given"
     )
@@ -127,8 +133,6 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
         if not self.dataset:
             raise SpecError("dataset", f"must be given: {TAKES}")
         self.check_text("system")
-        if self.eval_dataset is not None and self.eval_samples == 0:
-            raise SpecError("eval_samples", "must be at least 1 with eval_dataset, got 0")
 
     def check_text(self, name: str) -> None:
         """Limit the length of a text that is repeated in every row. Raises SpecError."""

@@ -2,38 +2,41 @@
 
 A chat template, a JSON Schema or the rules of a tokenizer can take all memory, or hours, within one
 call of a library, and a thread cannot be interrupted in it. A process can be ended. It is kept for
-the next requests, so that each costs a fraction of a millisecond. `limited_server` is its other
-end: requests on stdin, answers on stdout, as JSON lines.
+the next requests, so that each costs a fraction of a millisecond.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from select import select
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import Unavailable
 from ..files.shortage import Lacking, of_start
+from .child import SpawnedChild
 
 _START_S = 30.0  # for the process to start, on a busy machine
 _MOST_PROCESSES = 4  # that work at the same time
 
 
+class _Limited(SpawnedChild):
+    is_last = False  # whether it has answered its last request
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.is_last and self.is_running
+
+
 class LimitedProcesses:
     """The processes of one module in this process: one per concurrent request, and an idle one."""
 
-    def __init__(self, module: str, *, shows_errors: bool = True) -> None:
-        """`module`: calls limited_server.serve. `shows_errors`: on the stderr of this process."""
+    def __init__(self, module: str, *, shows_output: bool = True) -> None:
+        """`module`: calls serve_within_limits. `shows_output`: on the stderr of this process."""
         self._module = module
-        self._shows_errors = shows_errors
+        self._shows_output = shows_output
         self._reset()
         _every.append(self)
         os.register_at_fork(after_in_child=self._reset)  # the pipes are the parent's
@@ -41,7 +44,7 @@ class LimitedProcesses:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(_MOST_PROCESSES)
-        self._waiting: list[_Process] = []
+        self._waiting: list[_Limited] = []
 
     def answer(
         self, request: dict[str, Any], limit_s: float, *, processor_s: float | None = None
@@ -55,45 +58,47 @@ class LimitedProcesses:
         """
         limits = {"limit_s": limit_s + 1, "processor_s": processor_s or 0}
         with self._one() as process:
-            return process.answer({**request, **limits}, limit_s)
+            answer = process.ask({**request, **limits}, limit_s)
+            process.is_last = answer.pop("is_last")
+            return answer
 
     @contextmanager
-    def _one(self) -> Iterator[_Process]:
+    def _one(self) -> Iterator[_Limited]:
         """Yield a process for one request. It is ended if the block raises."""
         with self._free:
             process = self._taken()
             try:
                 yield process
             except BaseException:
-                process.end()
+                process.kill()
                 raise
             with self._lock:
                 if not self._waiting and process.is_usable:
                     self._waiting.append(process)
                     return
-            process.end()
+            process.kill()
 
-    def _taken(self) -> _Process:
+    def _taken(self) -> _Limited:
         with self._lock:
             while self._waiting:
                 process = self._waiting.pop()
                 if process.is_usable:
                     return process
-                process.end()
+                process.kill()
         return self._started()
 
-    def _started(self) -> _Process:
+    def _started(self) -> _Limited:
         """Return a new process that is ready. Raises Lacking, Unavailable."""
         try:
-            process = _Process(self._module, shows_errors=self._shows_errors)
+            process = _Limited(self._module, shows_output=self._shows_output)
         except OSError as error:
             if (lacking := of_start(error)) is None:
                 raise
             raise Lacking(lacking) from error
         try:
-            process.wait_until_ready()
+            process.receive(_START_S)
         except (TimeoutError, EOFError) as error:
-            process.end()
+            process.kill()
             raise Unavailable(f"the process of {self._module} does not start: {error}") from error
         return process
 
@@ -101,7 +106,7 @@ class LimitedProcesses:
         """End the idle processes."""
         with self._lock:
             while self._waiting:
-                self._waiting.pop().end()
+                self._waiting.pop().kill()
 
 
 _every: list[LimitedProcesses] = []
@@ -114,52 +119,3 @@ def end_idle() -> None:
 
 
 atexit.register(end_idle)
-
-
-class _Process:
-    """A process that answers one request at a time."""
-
-    def __init__(self, module: str, *, shows_errors: bool) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if shows_errors else subprocess.DEVNULL,
-            encoding="ascii",
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
-        self._is_last = False
-
-    @property
-    def is_usable(self) -> bool:
-        return not self._is_last and self._process.poll() is None
-
-    def answer(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Raises TimeoutError after the limit, EOFError where the process ends."""
-        with suppress(BrokenPipeError):  # it has ended: the end of its output shows it
-            self._input.write(json.dumps(request) + "\n")
-            self._input.flush()
-        answer = self._line(limit_s)
-        self._is_last = answer.pop("is_last")
-        return answer
-
-    def wait_until_ready(self) -> None:
-        """Raises TimeoutError and EOFError."""
-        self._line(_START_S)
-
-    def _line(self, limit_s: float) -> dict[str, Any]:
-        if not select([self._output], [], [], limit_s)[0]:
-            raise TimeoutError
-        line = self._output.readline()
-        if not line.endswith("\n"):
-            code = self._process.wait()
-            raise TimeoutError if code == -signal.SIGPROF else EOFError(f"exit code {code}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def end(self) -> None:
-        self._process.kill()
-        with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
-            pass

@@ -75,12 +75,12 @@ def test_the_command_line_can_read_the_options_without_torch():
         ({"loss_type": "sft"}, "loss_type: must be one of sigmoid, hinge"),
         (
             {"label_smoothing": 0.1},
-            "label_smoothing: must be left out for loss_type sigmoid (only exo_pair, robust, aot, "
-            "aot_unpaired have it), got 0.1",
+            "label_smoothing: must go with loss_type exo_pair, robust, aot or aot_unpaired, got "
+            "0.1 with loss_type sigmoid",
         ),
         (
             {"loss_type": "exo_pair", "label_smoothing": 0},
-            "label_smoothing: must be above 0 for loss_type exo_pair, got 0",
+            "label_smoothing: must not be 0 with loss_type exo_pair, got 0",
         ),
         (
             {"loss_type": "robust", "label_smoothing": 0.5},
@@ -88,7 +88,7 @@ def test_the_command_line_can_read_the_options_without_torch():
         ),
         (
             {"keep_best": "eval_rewards/margins"},
-            "keep_best: must go with eval_samples or eval_dataset, got it alone",
+            "keep_best: must go with eval_samples above 0 or eval_dataset, got eval_rewards",
         ),
         ({"keep_best": "reward"}, "keep_best: must be one of loss, eval_loss, rewards/chosen"),
     ],

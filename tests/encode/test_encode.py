@@ -443,7 +443,7 @@ def test_batches_have_similar_lengths_and_contain_every_text_once():
         ({}, "text: must be given, or else input, got neither"),
         ({"text": ["a"], "input": "b"}, "text: must be given, or else input, got both"),
         ({"text": ["a"], "output": "b.csv"}, "output: must end in .jsonl"),
-        ({"text": ["a"], "chains": True}, "chains: must go with an input"),
+        ({"text": ["a"], "chains": True}, "chains: must go with input, got true"),
         ({"text": ["a"], "pooling": "max"}, "pooling: must be one of mean, cls"),
     ],
 )

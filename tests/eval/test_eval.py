@@ -65,14 +65,14 @@ def test_the_kind_is_known():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "choice"}, "dataset: must be given for task choice, got none"),
-        ({"examples": 3}, "examples: must go with task gsm8k or gsm8k-cot, got reward"),
+        ({"task": "choice"}, "task: must go with dataset, got choice with dataset none"),
+        ({"examples": 3}, "examples: must go with task gsm8k or gsm8k-cot, got 3"),
         ({"task": "gsm8k", "template": "{question}="}, "template: must go with task reward or"),
         ({"template": "?"}, "template: must contain {question}, got '?'"),
-        ({"repeats": 4}, "repeats: must go with a temperature above 0, got 4"),
+        ({"repeats": 4}, "repeats: must go with temperature above 0, got 4"),
         ({"repeats": 4, "temperature": 1, "pass_k": [8]}, "pass_k: must be at most 4 (repeats)"),
-        ({"maj_k": [1]}, "maj_k: must go with task gsm8k or gsm8k-cot, got reward"),
-        ({"system": "s"}, "system: must go with chat_template, got it alone"),
+        ({"maj_k": [1]}, "maj_k: must go with task gsm8k or gsm8k-cot, got 1"),
+        ({"system": "s"}, "system: must go with chat_template, got s"),
         ({"reward": ["speed"]}, "reward: must be one of"),
     ],
 )

@@ -16,10 +16,10 @@ from warmd.jobs.grpo.batch import Batch
 from warmd.jobs.grpo.groups import Group, RewardWeights
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
-from warmd.jobs.grpo.prompt_order import EpochOrders, PromptStream
 from warmd.jobs.grpo.replay import ReplayBuffer
 from warmd.jobs.grpo.rollout import Completion
 from warmd.jobs.grpo.task import Rollouts, Work
+from warmd.jobs.training.epochs import Epochs, drawn_in_sequence
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -51,15 +51,14 @@ def prompts_of(step: dict[str, Any]) -> list[str]:
 
 
 def test_prompts_come_in_the_order_of_the_epochs_and_none_is_left_out():
-    stream = PromptStream(5, seed=7)
-    taken = stream.take(3) + stream.take(4) + stream.take(8)
-    orders = EpochOrders(5, seed=7)
-    assert taken == [*orders.of(0), *orders.of(1), *orders.of(2)]
+    epochs = Epochs(drawn_in_sequence(5, seed=7), 5, 1)
+    taken = [epochs.at(place)[1][0] for place in range(15)]
+    order = drawn_in_sequence(5, seed=7)
+    assert taken == [*order(0), *order(1), *order(2)]
     sampler = RepeatSampler(range(5), mini_repeat_count=1, seed=7)
     assert taken == [*sampler, *sampler, *sampler]  # as with TRL
-    resumed = PromptStream(5, seed=7)
-    resumed.position = 7
-    assert resumed.take(8) == taken[7:]
+    resumed = Epochs(drawn_in_sequence(5, seed=7), 5, 1)
+    assert [resumed.at(place)[1][0] for place in range(7, 15)] == taken[7:]
 
 
 def test_resampling_changes_nothing_if_every_group_has_different_rewards(tmp_path):

@@ -79,10 +79,13 @@ def test_one_step_is_the_groups_of_its_prompts(options, geometry, steps_total):
         ),
         (
             {"lr_scheduler": "constant", "warmup_steps": 10},
-            "lr_scheduler: must be constant_with_warmup or another for 10 warmup_steps, "
-            "got constant",
+            "warmup_steps: must not be above 0 with lr_scheduler constant, got 10 with "
+            "lr_scheduler constant",
         ),
-        ({"system": "Be brief."}, "system: must go with chat_template, got it alone"),
+        (
+            {"system": "Be brief."},
+            "system: must go with chat_template, got 'Be brief.' with chat_template false",
+        ),
         ({"reward": []}, "reward: must be one or more, each once, got none"),
         (
             {"reward": ["math", "math=2"]},
@@ -90,24 +93,24 @@ def test_one_step_is_the_groups_of_its_prompts(options, geometry, steps_total):
         ),
         (
             {"delta": 1.5, "loss_type": "sapo"},
-            "delta: must go with loss_type dapo, bnpo, grpo, dr_grpo or luspo, got 1.5 without it",
+            "delta: must go with loss_type dapo, bnpo, grpo, dr_grpo or luspo, got 1.5 "
+            "with loss_type sapo",
         ),
         (
             {"vespo_k_pos": 1},
-            "vespo_k_pos: must go with loss_type vespo, got 1.0 without it",
+            "vespo_k_pos: must go with loss_type vespo, got 1.0 with loss_type dapo",
         ),
         (
             {"ref_model_sync_steps": 8},
-            "ref_model_sync_steps: must go with beta above 0, got 8 without it",
+            "ref_model_sync_steps: must go with beta above 0, got 8 with beta 0.0",
         ),
         (
             {"lora": 4, "beta": 0.1, "ref_model_sync_steps": 8},
-            "ref_model_sync_steps: must be left out with lora, whose reference is the model "
-            "without the adapter, got 8",
+            "ref_model_sync_steps: must not go with lora, got 8 with lora 4",
         ),
         (
             {"entropy_coef_max": 0.5},
-            "entropy_coef_max: must go with entropy_target, got 0.5 without it",
+            "entropy_coef_max: must go with entropy_target, got 0.5 with entropy_target none",
         ),
         (
             {"entropy_coef_min": 2, "entropy_target": 1},

@@ -98,13 +98,13 @@ def test_a_run_resumes_with_the_gemm_that_it_began_with(tmp_path, monkeypatch, g
 
 
 def test_every_epoch_has_its_own_order_whatever_ran_before():
-    from warmd.jobs.grpo.prompt_order import EpochOrders
+    from warmd.jobs.training.epochs import drawn_in_sequence
 
-    through = EpochOrders(20, seed=7)
-    orders = [through.of(epoch) for epoch in range(3)]
+    order = drawn_in_sequence(20, seed=7)
+    orders = [order(epoch) for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
-    assert EpochOrders(20, seed=7).of(2) == orders[2]
-    assert through.of(1) == orders[1]
+    assert drawn_in_sequence(20, seed=7)(2) == orders[2]
+    assert order(1) == orders[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"resample": 2, "replay": 4}])
@@ -167,7 +167,7 @@ def test_evaluations_during_the_training_do_not_change_it_and_are_resumed(tmp_pa
 
 @pytest.mark.parametrize("option", [{"eval_every": 2}, {"keep_best": "eval_reward"}])
 def test_evaluations_need_held_out_prompts(option):
-    with pytest.raises(SpecError, match="must go with eval_samples or eval_dataset, got it alone"):
+    with pytest.raises(SpecError, match="must go with eval_samples above 0 or eval_dataset, got"):
         spec(**option)
 
 

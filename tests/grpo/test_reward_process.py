@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_whole_steps_in_the_log_and_is_reported(tmp_path, mon
         return write(file, content)
 
     path.touch()
-    monkeypatch.setattr("warmd.jobs.grpo.reward_log.os.write", until_full)
+    monkeypatch.setattr("warmd.jobs.files.appending.os.write", until_full)
     job = trained(tmp_path / "run", reward_log=str(path))
     logged = [line["step"] for line in lines(path)]
     assert logged

@@ -82,7 +82,7 @@ def test_any_text_is_a_prompt(text):
         ({}, "prompt"),
         ({"prompt": "a", "messages": '[{"role": "user", "content": "a"}]'}, "prompt"),
         ({"prompt": "a", "input": "in", "output": "out"}, "prompt"),
-        ({"input": "in"}, "output"),
+        ({"input": "in"}, "input"),
         ({"prompt": "a", "output": "out"}, "output"),
         ({"prompt": "a", "stop": ["x", ""]}, "stop"),
         ({"prompt": "a", "stop": ["x" * 1001]}, "stop"),

@@ -76,7 +76,7 @@ def test_an_echoed_prompt_starts_the_text_and_its_events(job):
         ({"prompts": "[[1, -1]]"}, "prompts: [0] must be a text or token ids"),
         ({"prompts": "[[true]]"}, "prompts: [0] must be a text or token ids"),
         ({"prompts": '["a"]', "prompt": "b"}, "prompt: must be given, or else messages, prompts"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1 without echo, got 0"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens: must go with echo, got 0"),
         ({"messages": '[{"role": "user", "content": "a"}]', "echo": True}, "echo: must go with"),
         ({"prompt": "a", "logprobs": 21}, "logprobs: must be an integer of at least 0 and at most"),
     ],

@@ -49,28 +49,32 @@ def test_the_command_line_can_read_the_options_without_torch_or_numpy():
     [
         (
             {"objective": "mlm"},
-            "architecture: must be a model folder or a config.json for the objective mlm (or give "
-            "model, to train that one), got code-graph",
+            "objective: must go with model or architecture other than code-graph, got mlm with "
+            "model none and architecture code-graph",
         ),
         (
             {"objective": "mlm", "architecture": "x", "mnm_weight": 0.5},
-            "mnm_weight: must not be given for objective mlm, got 0.5",
+            "mnm_weight: must go with objective mlm+mnm, got 0.5 with objective mlm",
         ),
         ({"seq_len": 32}, "seq_len: must be at least 64 for mlm+mnm, got 32"),
-        ({"tokenizer": "own"}, "tokenizer: must be train or a folder for code-graph, got 'own'"),
+        (
+            {"tokenizer": "own"},
+            "tokenizer: must go with model or architecture other than code-graph, got own with "
+            "model none and architecture code-graph",
+        ),
         (
             {"model": "m", "tokenizer": "train"},
-            "tokenizer: must be own or a folder for a model that exists, got 'train'",
+            "tokenizer: must not be train with model, got train with model m",
         ),
-        ({"model": "m", "layers": 2}, "layers: must not be given for a model that exists, got 2"),
+        ({"model": "m", "layers": 2}, "layers: must not go with model, got 2 with model m"),
         (
             {"eval_every": 0, "eval_first": True},
-            "eval_first: must go with eval_every, got it alone",
+            "eval_first: must go with eval_every above 0, got true with eval_every 0",
         ),
         (
             {"lr_scheduler": "constant", "warmup_steps": 10},
-            "lr_scheduler: must be constant_with_warmup or another for 10 warmup_steps, "
-            "got constant",
+            "warmup_steps: must not be above 0 with lr_scheduler constant, got 10 with "
+            "lr_scheduler constant",
         ),
     ],
 )

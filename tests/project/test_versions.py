@@ -81,7 +81,21 @@ WARNINGS = {
     "trl.trainer.sft_trainer": 14,
     "trl.trainer.dpo_trainer": 9,
     "trl.trainer.grpo_trainer": 14,
+    "trl.trainer.base_trainer": 0,
+    "trl.trainer.base_config": 0,
+    "trl.trainer.sft_config": 4,
+    "trl.trainer.dpo_config": 2,
+    "trl.trainer.grpo_config": 2,
+    "trl.trainer.utils": 0,
+    "trl.data_utils": 0,
+    "trl.chat_template_utils": 1,
+    "trl.models.utils": 2,
     "transformers.trainer": 27,
+    "transformers.trainer_callback": 4,
+    "transformers.trainer_optimizer": 1,
+    "transformers.trainer_pt_utils": 1,
+    "transformers.trainer_utils": 3,
+    "transformers.training_args": 10,
 }
 # The parameters of the undocumented methods that warmd calls.
 CALLED = {

@@ -105,10 +105,10 @@ def test_a_checkpoint_of_an_earlier_version_knows_its_rows(tmp_path):
     [
         ({"dataset": None}, "dataset: must be given: a JSONL, CSV or Parquet file"),
         ({"template": "none"}, "template: must contain {question}, got 'none'"),
-        ({"eval_every": 5}, "eval_every: must go with eval_samples or eval_dataset, got it alone"),
+        ({"eval_every": 5}, "eval_every: must go with eval_samples above 0 or eval_dataset, got 5"),
         (
             {"keep_best": "eval_loss"},
-            "keep_best: must go with eval_samples or eval_dataset, got it alone",
+            "keep_best: must go with eval_samples above 0 or eval_dataset, got eval_loss",
         ),
         ({"keep_best": "reward"}, "keep_best: must be one of loss, eval_loss"),
     ],

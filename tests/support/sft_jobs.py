@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ from warmd.jobs.sft.dataset import Example, Tokenization
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.task import Supervised
 from warmd.jobs.training.arguments import pad_id, set_router
+from warmd.jobs.training.epochs import drawn_by_epoch
 from warmd.jobs.training.loop import Training
-from warmd.jobs.training.row_order import row_batches
 from warmd.jobs.training.tokens import Examples, tokenized
 
 # Marks the assistant's text and its end-of-turn token.
@@ -139,16 +138,7 @@ class EpochOrder(Sampler[int]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        steps = row_batches(
-            self.count,
-            self.seed,
-            micro_batch=self.count,
-            accumulated=1,
-            first_step=self.epoch,
-        )
-        with torch.random.fork_rng():
-            ((order,),) = islice(steps, 1)
-        return iter(order)
+        return iter(drawn_by_epoch(self.count, self.seed)(self.epoch))
 
 
 class InOrder:

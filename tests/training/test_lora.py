@@ -200,18 +200,19 @@ def test_the_model_below_the_adapter_is_not_changed(work, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lora_alpha": 16, "lora": None}, "lora_alpha: must go with lora, got it alone"),
+        ({"lora_alpha": 16, "lora": None}, "lora_alpha: must go with lora, got 16 with lora none"),
         (
             {"lora_targets": ["q_proj"], "lora": None},
-            "lora_targets: must go with lora, got it alone",
+            "lora_targets: must go with lora, got q_proj with lora none",
         ),
         (
             {"base_precision": "int8", "lora": None},
-            "base_precision: must go with lora, got it alone",
+            "base_precision: must go with lora, got int8 with lora none",
         ),
         (
             {"base_precision": "int8", "rollout_dtype": "int8"},
-            "rollout_dtype: must be float32 with base_precision int8, which it generates in",
+            "rollout_dtype: must not be int8 with base_precision int8, got int8 with "
+            "base_precision int8",
         ),
         ({"lora": 0}, "lora: must be an integer of at least 1 and at most 4096, got 0"),
         (

@@ -33,6 +33,7 @@ class OptionView(BaseModel):
     help: str
     group: str
     takes: str
+    relations: list[str]  # to other options, in words
     choices: list[str] | None
     minimum: float | None
     maximum: float | None
@@ -106,6 +107,7 @@ def _option(info: OptionInfo) -> dict[str, Any]:
         "help": info.help,
         "group": info.group,
         "takes": info.takes,
+        "relations": list(info.relations),
         "choices": None if info.choices is None else list(info.choices),
         "minimum": info.minimum if info.above is None else info.above,
         "maximum": info.maximum,
