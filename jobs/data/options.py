@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..files.chats import Chat
 from ..files.jsonl import Place
 from ..spec import Spec, option
 from .columns import Columns
 
-Content = str | list[dict[str, str]]  # a text, or a chat of role and content
+Content = str | Chat
 
 
 @dataclass(frozen=True, kw_only=True)

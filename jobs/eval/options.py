@@ -22,7 +22,7 @@ from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
-from ..rewards.prompts import messages_of
+from ..rewards.prompts import chat_of, check_chats
 from ..spec import option, override
 from ..training.options import AS_IT_IS, FORMER_TEMPLATE, MOST_ROWS
 from ..user_code.modules import own_modules
@@ -249,6 +249,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         return questions.open_ended(self.source, self.template, reading, check=self._check_problem)
 
     def _check_problem(self, problem: problems.Problem) -> None:
+        problems.check_inputs(problem, chat_template=self.chat_template)
         if self.variant is None:
             self.check_answer(problem)
             return
@@ -280,13 +281,16 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
-        self.check_answer(problem)
+        self._check_problem(problem)
         return self.rendered_prompt(problem)
 
     def rendered_prompt(self, problem: problems.Problem) -> Content:
         """Return the prompt of a problem, before the chat template."""
-        messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
-        return problem.prompt if messages is None else messages
+        chat = chat_of(problem, chat_template=self.chat_template, system=self.system)
+        if chat is not None:
+            return chat
+        assert isinstance(problem.prompt, str)
+        return problem.prompt
 
     def first_prompt(self) -> Content:
         return self.rendered_prompt(replace(self, samples=1).questions()[0].problem)
@@ -322,6 +326,12 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
                 "chat_template",
                 f"must go with a chat template, got {self.model}, whose tokenizer has none",
             )
+
+    def check_chats(self, folder: Path) -> None:
+        if self.task != REWARD:
+            return
+        found = (question.problem for question in self.questions())
+        check_chats(found, folder, chat_template=self.chat_template, system=self.system)
 
     def check_model_files(self, folder: Path) -> str | None:
         """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.

@@ -22,7 +22,7 @@ from ..models.architectures import check_generates
 from ..relations import GIVEN, Relation, goes_with, is_in, never_with
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
-from ..rewards.prompts import messages_of
+from ..rewards.prompts import chat_of, check_chats
 from ..spec import HttpMethod, option, override, path_of
 from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
@@ -323,7 +323,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             samples=self.samples,
             held_out=0 if is_apart else self.eval_samples,
             reading=readings[0],
-            check=self.check_answer,
+            check=self._check_problem,
         )
         if is_apart:
             readings.append(self.reading(rules))
@@ -332,20 +332,27 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
                 template=self.template,
                 samples=self.eval_samples or None,
                 reading=readings[1],
-                check=self.check_answer,
+                check=self._check_problem,
                 named_by="eval_dataset",
             )
         return Parts(training, held_out, readings)
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
-        self.check_answer(problem)
+        self._check_problem(problem)
         return self.rendered_prompt(problem)
+
+    def _check_problem(self, problem: problems.Problem) -> None:
+        problems.check_inputs(problem, chat_template=self.chat_template)
+        self.check_answer(problem)
 
     def rendered_prompt(self, problem: problems.Problem) -> Content:
         """Return the prompt of a problem, before the chat template."""
-        messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
-        return problem.prompt if messages is None else messages
+        chat = chat_of(problem, chat_template=self.chat_template, system=self.system)
+        if chat is not None:
+            return chat
+        assert isinstance(problem.prompt, str)
+        return problem.prompt
 
     def first_prompt(self) -> Content:
         return self.rendered_prompt(
@@ -419,6 +426,10 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             raise SpecError("reward_log", f"must be a new file, got {path}, which exists")
         if not os.access(path.parent, os.W_OK):
             raise SpecError("reward_log", f"must be in a folder that can be written to, got {path}")
+
+    def check_chats(self, folder: Path) -> None:
+        found = [*self.parts.training, *self.parts.held_out]
+        check_chats(found, folder, chat_template=self.chat_template, system=self.system)
 
     def check_model_files(self, folder: Path) -> str | None:
         """Check prompts with the tokenizer of the model, for at most 1 s. Raises SpecError.

@@ -136,7 +136,7 @@ ALLOWED = {
     "jobs.graders": (*CONTRACT, "jobs.user_code"),
     "jobs.compute": (*CONTRACT, "configs", "jobs.files"),
     "jobs.engine": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models", "jobs.user_code"),
-    "jobs.models": (*CONTRACT, "configs", "jobs.user_code"),
+    "jobs.models": (*CONTRACT, "configs", "jobs.files", "jobs.user_code"),
     "jobs.training": (
         *CONTRACT,
         "configs",
