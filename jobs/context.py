@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+from .errors import Stopped
+
 T = TypeVar("T")
 
 # Version of the rules by which jobs compute. spec.json has the version at submission, which decides
@@ -296,6 +298,11 @@ class Context:
     queued_s: float | None = None  # how long the job waited in the queue
     rules: int = RULES  # version at submission
     ranks: Ranks = ONE_PROCESS  # the processes of this job
+
+    def check_stop(self, checkpoint: Path | None = None) -> None:
+        """Raise Stopped, at the step of the checkpoint to resume from, if the job is to stop."""
+        if self.stop.is_set():
+            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
 
     @property
     def cache_dir(self) -> Path:

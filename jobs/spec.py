@@ -46,10 +46,13 @@ def option(
     above: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
+    longest: int | None = None,
     former_names: Mapping[str, str] | None = None,
     none_word: str = "none",
 ) -> Any:
     """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
+
+    `longest`: of a text, in characters.
 
     `default_text` describes the default if it is None. `group` is one of GROUPS; within a group,
     the options most used are declared first. `former_names`: spellings of choices in earlier
@@ -65,6 +68,7 @@ def option(
             "above": above,
             "maximum": maximum,
             "choices": choices,
+            "longest": longest,
             "former_names": former_names or {},
             "none_word": none_word,
         },
@@ -97,6 +101,7 @@ class OptionInfo:
     above: float | None
     maximum: float | None
     choices: tuple[str, ...] | None
+    longest: int | None  # characters of a text
     former_names: Mapping[str, str]
     none_word: str  # the text that means None, of an option that may be None
     relations: tuple[str, ...]  # to other options, in words: 'with lora'
@@ -114,6 +119,8 @@ class OptionInfo:
             bounds.append(f"above {self.above:.10g}")
         if self.maximum is not None:
             bounds.append(f"at most {self.maximum:.10g}")
+        if self.longest is not None:
+            bounds.append(f"at most {self.longest} characters")
         limits = " and ".join(bounds)
         of = "of " if limits.startswith("at ") else ""
         text = f"{words[self.type]} {of}{limits}".rstrip()
@@ -144,6 +151,8 @@ class OptionInfo:
 
     def _within_bounds(self, value: Any) -> bool:
         if self.choices is not None and value not in self.choices:
+            return False
+        if self.longest is not None and len(value) > self.longest:
             return False
         if self.minimum is not None and value < self.minimum:
             return False

@@ -8,55 +8,37 @@ that its memory can be measured. Prints one JSON object. Imports torch and trl.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import PrinterCallback
+from trl.trainer import utils as trl_utils
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
-from ..compute.device import has_bfloat16
 from ..compute.frozen_int8 import quantize_linears
-from ..grpo.groups import RewardWeights
 from ..grpo.judging import Judge
 from ..grpo.options import GrpoSpec
+from ..grpo.reward_weights import RewardWeights
 from ..grpo.rollouts import GroupSampler
 from ..grpo.sampler import Sampler
-from ..grpo.scoring import Scorer
 from ..grpo.task import Reinforcement
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
-from ..sequences.passes import pack_tokens
-from ..training.arguments import pad_id
+from ..training.arguments import scorer_of
 from ..training.loop import Training
 from ..training.reference import weight_sharing_clone
 from . import machine, model
-from .training import Clock, context, own_loop, timed
+from .training import Clock, context, main, own_loop, settings
 from .works import GRPO, GrpoWork
 
 
-def run(side: str, work: GrpoWork, folder: Path, steps: int) -> dict[str, Any]:
-    """Train and return the measurements (`training.timed`)."""
-    return timed(
-        side,
-        lambda output, clock: _trainer(side, work, folder, steps + 1, output, clock),
-        lambda _, rates: work.floor_s(work.shape.parameters, rates.flops, rates.bytes_s),
-    )
-
-
 def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str, clock: Clock) -> Any:
-    device = machine.device()
     config = GRPOConfig(
-        output_dir=output,
-        max_steps=steps,
+        **settings(output, steps),
         per_device_train_batch_size=work.generations // work.accumulation,
         gradient_accumulation_steps=work.accumulation,
         num_generations=work.generations,
@@ -66,14 +48,6 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str, c
         loss_type="bnpo",
         reward_weights=[1.0],
         learning_rate=2e-6,
-        # TRL's fastest settings on a CPU: its defaults are three times slower.
-        bf16=has_bfloat16(device),
-        activation_checkpointing=False,
-        use_cpu=device.type == "cpu",
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
     )
     prompts = model.prompts(work.shape, work.prompt, steps)
     tokenizer, adapter = model.tokenizer(work.shape), _adapter(work)
@@ -102,10 +76,10 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str, c
         reward_funcs=_rewards,
         peft_config=adapter,
     )
-    trainer.remove_callback(PrinterCallback)
     if reference is not None:
         config.beta = trainer.beta = work.beta
-        add_fused_lm_head(reference, temperature=trainer.temperature)
+        if hasattr(trl_utils, "add_fused_lm_head"):  # from TRL 1.15 on
+            trl_utils.add_fused_lm_head(reference, temperature=trainer.temperature)
         trainer.ref_model = reference
     return trainer
 
@@ -125,14 +99,12 @@ def _training(
         Prompt(text, tokenizer(text)["input_ids"], None, number, False, {}, None)
         for number, text in enumerate(texts)
     ]
-    padding = pad_id(policy, tokenizer)
     rewards = {"order": KeywordReward("order", _rewards)}
     task = Reinforcement(
         ctx=ctx,
         args=config,
         model=policy,
         reference=reference,
-        pad_id=padding,
         groups=GroupSampler(
             ctx=ctx,
             args=config,
@@ -145,7 +117,7 @@ def _training(
             weights=RewardWeights.of(config),
             prompts=prompts,
         ),
-        scorer=Scorer(config, most_tokens=pack_tokens(policy, ctx), pad_id=padding),
+        scorer=scorer_of(policy, ctx, tokenizer, config, temperature=config.temperature),
         rewards=list(rewards),
         data={},
     )
@@ -169,7 +141,4 @@ def _rewards(completions: Sequence[str], **_: Any) -> list[float | None]:
 
 
 if __name__ == "__main__":
-    side, name, folder, steps = sys.argv[1:]
-    torch.manual_seed(0)
-    measured = run(side, GRPO[name], Path(folder), int(steps))
-    sys.stdout.write(orjson.dumps(measured).decode() + "\n")
+    main(GRPO, _trainer)

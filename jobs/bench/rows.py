@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -64,27 +65,20 @@ def grpo(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
         made = GRPO[work]
         beta = f", beta {made.beta}" if made.beta else ""
         lora = f", rank {made.lora}" if made.lora else ""
-        sizes = f"{made.generations} x {made.prompt}+{made.completion}"
-        text = f"GRPO {work}: {sizes}{beta}{lora}, a step"
-        yield _steps_row(text, *_steps("grpo", work, effort, report))
+        sizes = f"{made.generations} x {made.prompt}+{made.completion}{beta}{lora}"
+        yield _steps_row("grpo", work, sizes, effort, report)
 
 
-def sft(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
-    """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
+def on_rows(kind: str, works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
+    """Yield a row for each work of SFT or DPO, as `grpo` does."""
     for work in works:
-        made = SFT[work]
+        made = (SFT if kind == "sft" else DPO)[work]
         prompt, completion = (f"{least}..{most}" for least, most in (made.prompt, made.completion))
-        text = f"SFT {work}: {made.batch_size} x {prompt}+{completion}, a step"
-        yield _steps_row(text, *_steps("sft", work, effort, report))
+        sizes = f"{prompt}+{completion}" if kind == "sft" else f"({prompt})+2x({completion})"
+        yield _steps_row(kind, work, f"{made.rows} x {sizes}", effort, report)
 
 
-def dpo(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
-    """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
-    for work in works:
-        made = DPO[work]
-        prompt, completion = (f"{least}..{most}" for least, most in (made.prompt, made.completion))
-        text = f"DPO {work}: {made.pairs} x ({prompt})+2x({completion}), a step"
-        yield _steps_row(text, *_steps("dpo", work, effort, report))
+sft, dpo = partial(on_rows, "sft"), partial(on_rows, "dpo")
 
 
 def _steps(
@@ -103,11 +97,12 @@ def _steps(
     return found["trl"], found["warmd"]
 
 
-def _steps_row(text: str, stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> Row:
+def _steps_row(kind: str, work: str, sizes: str, effort: Effort, report: OnProgress) -> Row:
+    stock, ours = _steps(kind, work, effort, report)
     stock_s, ours_s = ([s for run in runs for s in run["seconds"]] for runs in (stock, ours))
     best = min([*stock, *ours], key=lambda run: run["floor_s"])
     return Row(
-        work=text,
+        work=f"{kind.upper()} {work}: {sizes}, a step",
         unit="s",
         stock=median(stock_s),
         warmd=median(ours_s),

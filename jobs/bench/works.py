@@ -65,7 +65,7 @@ class GrpoWork:
     lora: int | None = None  # rank of an adapter of all linear layers; None: full training
     base_precision: str = NATIVE  # of warmd's frozen model, with an adapter
 
-    def floor_s(self, parameters: int, flops: float, bytes_s: float) -> float:
+    def floor_s(self, parameters: int, flops: float, bytes_s: float, steps: int = 1) -> float:
         """Return the minimum seconds of a step: GEMMs, weight traffic of decoding, AdamW.
 
         The prompt counts once per group. Decoding reads every weight once per token. A frozen
@@ -107,87 +107,53 @@ GRPO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftWork:
-    """One optimizer step of SFT: records with a prompt and a completion of random lengths."""
+class RowsWork:
+    """One optimizer step of SFT or DPO: records of random lengths.
+
+    A record has a prompt and one completion, or two (DPO), which share the prompt.
+    """
 
     shape: Shape
-    batch_size: int
+    rows: int  # records of a step
     prompt: tuple[int, int]  # least and most tokens
     completion: tuple[int, int]
+    completions: int = 1  # of a prompt
 
-    def lengths(self, steps: int) -> list[tuple[int, int]]:
-        """Draw the number of tokens of prompt and completion for each record of `steps` steps."""
+    def lengths(self, steps: int) -> list[tuple[int, ...]]:
+        """Draw the tokens of the prompt and of its completions for each record of some steps."""
         draw = random.Random(0)
-        return [
-            (draw.randint(*self.prompt), draw.randint(*self.completion))
-            for _ in range(self.batch_size * steps)
-        ]
+        parts = (self.prompt, *[self.completion] * self.completions)
+        return [tuple(draw.randint(*part) for part in parts) for _ in range(self.rows * steps)]
 
-    def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
+    def floor_s(self, parameters: int, flops: float, bytes_s: float, steps: int) -> float:
         """Return the minimum seconds of an average step: GEMMs and AdamW.
 
-        The head counts at the tokens of completions, the other layers at all tokens.
+        The prompt counts once; the head counts at the tokens of completions.
         """
         lengths = self.lengths(steps)
-        tokens = sum(prompt + completion - 1 for prompt, completion in lengths) / steps
-        learned = sum(completion for _, completion in lengths) / steps
-        # One GEMM forward, two backward.
-        operations = 6 * (tokens * (parameters - self.shape.head) + learned * self.shape.head)
+        tokens = sum(sum(parts) - self.completions for parts in lengths) / steps
+        scored = sum(sum(parts[1:]) for parts in lengths) / steps
+        # One GEMM forward, two backward, and with two completions the reference's forward.
+        gemms = 2 + self.completions
+        backbone = parameters - self.shape.head
+        operations = 2 * gemms * (tokens * backbone + scored * self.shape.head)
         # AdamW reads four arrays and writes three.
         return operations / flops + 4 * 7 * parameters / bytes_s
 
 
 SFT = {
-    "0.5b": SftWork(shape=Shape(layers=24), batch_size=4, prompt=(40, 120), completion=(40, 220)),
-    "4-layers": SftWork(
-        shape=Shape(layers=4), batch_size=8, prompt=(40, 120), completion=(40, 220)
-    ),
-    "tiny": SftWork(shape=_TINY, batch_size=2, prompt=(4, 8), completion=(2, 6)),
+    "0.5b": RowsWork(shape=Shape(layers=24), rows=4, prompt=(40, 120), completion=(40, 220)),
+    "4-layers": RowsWork(shape=Shape(layers=4), rows=8, prompt=(40, 120), completion=(40, 220)),
+    "tiny": RowsWork(shape=_TINY, rows=2, prompt=(4, 8), completion=(2, 6)),
 }
 
-
-@dataclass(frozen=True, kw_only=True)
-class DpoWork:
-    """One optimizer step of DPO: pairs of a prompt and two completions of random lengths."""
-
-    shape: Shape
-    pairs: int
-    prompt: tuple[int, int]  # least and most tokens
-    completion: tuple[int, int]
-
-    def lengths(self, steps: int) -> list[tuple[int, int, int]]:
-        """Draw the tokens of the prompt and both completions for each pair of `steps` steps."""
-        draw = random.Random(0)
-        return [
-            (
-                draw.randint(*self.prompt),
-                draw.randint(*self.completion),
-                draw.randint(*self.completion),
-            )
-            for _ in range(self.pairs * steps)
-        ]
-
-    def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
-        """Return the minimum seconds of an average step: GEMMs and AdamW.
-
-        The prompt counts once for both completions; the head counts at the tokens of completions.
-        """
-        lengths = self.lengths(steps)
-        tokens = sum(prompt + chosen + rejected - 2 for prompt, chosen, rejected in lengths) / steps
-        scored = sum(chosen + rejected for _, chosen, rejected in lengths) / steps
-        # One GEMM forward, two backward, and the forward pass of the reference.
-        operations = 8 * (tokens * (parameters - self.shape.head) + scored * self.shape.head)
-        # AdamW reads four arrays and writes three.
-        return operations / flops + 4 * 7 * parameters / bytes_s
-
-
 DPO = {
-    "0.5b": DpoWork(shape=Shape(layers=24), pairs=2, prompt=(40, 120), completion=(40, 220)),
-    "4-layers": DpoWork(shape=Shape(layers=4), pairs=4, prompt=(40, 120), completion=(40, 220)),
-    "4-layers-long-prompt": DpoWork(
-        shape=Shape(layers=4), pairs=4, prompt=(400, 600), completion=(20, 100)
+    "0.5b": replace(SFT["0.5b"], rows=2, completions=2),
+    "4-layers": replace(SFT["4-layers"], rows=4, completions=2),
+    "4-layers-long-prompt": RowsWork(
+        shape=Shape(layers=4), rows=4, prompt=(400, 600), completion=(20, 100), completions=2
     ),
-    "tiny": DpoWork(shape=_TINY, pairs=2, prompt=(4, 8), completion=(2, 6)),
+    "tiny": replace(SFT["tiny"], completions=2),
 }
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from ..errors import SpecError
 from ..files.folders import Found, files_in
 from .syntax_reader import Module, Reader
-from .triples import Triple
 
 NOT_SOURCES = frozenset({"test", "tests", "idle_test", "site-packages", "__pycache__"})
 
@@ -46,14 +45,6 @@ def read_modules(
                 on_skip(path, f"{type(error).__name__}: {error}")
         else:
             yield module
-
-
-def build_triples(
-    sources: Iterable[Path], root: Path, *, on_skip: Callable[[Path, str], None] | None = None
-) -> Iterator[Triple]:
-    """Yield the triples of all files, in the order of the files and of their lines."""
-    for module in read_modules(sources, root, on_skip=on_skip):
-        yield from module.triples
 
 
 def _read(path: Path, root: Path) -> Module:

@@ -12,6 +12,8 @@ from ..files.jsonl import Place
 from ..spec import Spec, option
 from .columns import Columns
 
+MOST_CHARACTERS = 100_000  # in a text that is repeated in every prompt
+
 Content = str | Chat
 
 
@@ -67,3 +69,15 @@ class RecordsSpec(Spec, ABC):
     @abstractmethod
     def cut_at(self, positions: int | None) -> int | None:
         """Return the maximum length in tokens for a model with `positions`; None: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRecordsSpec(RecordsSpec, ABC):
+    """How records become chats."""
+
+    chat_template: bool = option(
+        False, "chat template of the tokenizer, applied to plain prompts", group="data"
+    )
+    system: str | None = option(
+        None, "system message at the start of a chat", group="data", longest=MOST_CHARACTERS
+    )

@@ -6,16 +6,15 @@ needs torch.
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
-from ..errors import JobFailed
-from ..models.architectures import check_can_generate
-from ..sequences.padding import check_padding
 from ..training import row_job
+from ..training.begin import by_size
 from ..training.lengths import most_tokens_of_a_row
-from ..training.tokens import Examples
+from ..training.row_job import Prepared
+from ..training.rows import Rows
 from .dataset import Example, Tokenization
 from .options import REWARDS, DpoSpec
 
@@ -32,36 +31,26 @@ def run(spec: DpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, loss and rewards on held-out pairs before and after (None without any), the
     folder of the model and the last step's metrics. Raises Stopped and JobFailed.
     """
-    checkpoint = ctx.checkpoints.latest()
-    begun = time.perf_counter()
-    warm = ctx.models.take(spec.model)
-    check_can_generate(warm.model)
-    if warm.tokenizer.eos_token is None:
-        raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
-    rows = row_job.load_rows(spec, ctx)
-    how = Tokenization(
-        tokenizer=warm.tokenizer,
-        max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
-    )
-    check_padding(warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
-    data_done = time.perf_counter()
-    steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    task, training = training_of(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    data = prepare(spec, ctx, ctx.models.take(spec.model), ctx.checkpoints.latest())
+    task, training = training_of(data)
     return row_job.run_training(
-        spec,
-        ctx,
-        rows,
+        data,
         training,
-        checkpoint,
-        most_tokens=task.most_tokens,
+        most_tokens=task.scorer.most_tokens,
         measured=("loss", *REWARDS),
-        max_length=how.max_length,
         loss_type=spec.loss_type,
         beta=spec.beta,
-        data_s=data_done - begun,
-        trainer_s=time.perf_counter() - data_done,
     )
+
+
+def prepare(
+    spec: DpoSpec, ctx: Context, warm: WarmModel, checkpoint: Path | None = None
+) -> Prepared[Example]:
+    def encoder_of(_: Rows[Any]) -> Tokenization:
+        max_length = most_tokens_of_a_row(spec.max_length, warm.model, spec.model)
+        return Tokenization(tokenizer=warm.tokenizer, max_length=max_length)
+
+    return row_job.prepare(spec, ctx, warm, Example, encoder_of, checkpoint)
 
 
 def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOConfig:
@@ -76,7 +65,7 @@ def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOCo
         per_device_train_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation,
         learning_rate=chosen_learning_rate(
-            spec, ctx, _usual_learning_rate(warm.model.num_parameters())
+            spec, ctx, by_size(warm.model.num_parameters(), 1e-4, 1e-5, 1e-6)
         ),
         warmup_steps=spec.warmup_steps,
         loss_type=[spec.loss_type],
@@ -84,42 +73,22 @@ def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOCo
         label_smoothing=spec.smoothing,
         max_length=None,  # the pairs are cut already
         optim="adamw_torch_fused",
-        activation_checkpointing=False,
     )
 
 
-def _usual_learning_rate(num_parameters: int) -> float:
-    if num_parameters < 1e6:
-        return 1e-4
-    return 1e-5 if num_parameters < 1e8 else 1e-6
-
-
-def training_of(
-    spec: DpoSpec,
-    ctx: Context,
-    warm: WarmModel,
-    steps: int,
-    examples: Examples[Example],
-    held_out: Examples[Example],
-    data: str,
-) -> tuple[Preferences, Training]:
-    from ..sequences.attention import can_pack
-    from ..sequences.passes import pack_tokens, require_one_process
-    from ..training.arguments import in_float32, pad_id, set_router
-    from ..training.loop import Training
+def training_of(data: Prepared[Example]) -> tuple[Preferences, Training]:
+    from ..training.arguments import in_float32, scorer_of
     from ..training.lora import set_dropout, with_adapter, without_dropout
     from ..training.reference import weight_sharing_clone
     from .task import Preferences
 
+    spec, ctx, warm = data.spec, data.ctx, data.warm
     if spec.lora is not None:
         reference, model = None, with_adapter(warm, in_float32(warm.model), spec)
     else:
         # The warm model is the reference; the policy shares its weights until the first update.
         reference = in_float32(warm.model).requires_grad_(False).eval()
         model = weight_sharing_clone(reference).requires_grad_(True)
-    packs = can_pack(model)
-    if not packs:
-        require_one_process(ctx.ranks, model)
     # Policy and reference must differ by what is trained alone.
     for one in (model, reference):
         if one is not None:
@@ -127,30 +96,16 @@ def training_of(
     has_dropout = spec.lora is not None and spec.lora_dropout > 0
     if has_dropout:
         set_dropout(model, spec.lora_dropout)
-    args = config_of(spec, ctx, warm, steps)
-    set_router(model, args)
+    args = config_of(spec, ctx, warm, data.steps)
     task = Preferences(
         ctx=ctx,
         args=args,
         model=model,
         reference=reference,
-        pad_id=pad_id(model, warm.tokenizer),
-        examples=examples,
-        held_out=held_out,
-        data=data,
-        most_tokens=pack_tokens(model, ctx) if packs else None,
+        scorer=scorer_of(model, ctx, warm.tokenizer, args, wants_top=True),
+        examples=data.examples,
+        held_out=data.held_out,
+        data=data.rows.fingerprint,
         has_dropout=has_dropout,
     )
-    training = Training(
-        ctx=ctx,
-        spec=spec,
-        args=args,
-        model=model,
-        tokenizer=warm.tokenizer,
-        task=task,
-        measured=task if held_out else None,
-        eval_every=spec.eval_every,
-        before_update=task.before_update,
-        differences_since=task.differences_since,
-    )
-    return task, training
+    return task, row_job.training_of(data, args, model, task, before_update=task.before_update)

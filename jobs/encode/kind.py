@@ -82,15 +82,11 @@ def _passages(
         found = passages.from_files(path, reading)
         return found, passages.left_out_of(path, reading, of_code=False)
 
-    def check_stop() -> None:
-        if ctx.stop.is_set():
-            raise Stopped(0)
-
     found = passages.from_sources(
         path,
         chains=embedder.chains if spec.chains else None,
         on_skip=lambda file, reason: ctx.emit("warning", message=f"{file}: {reason}"),
-        check_stop=check_stop,
+        check_stop=ctx.check_stop,
     )
     return found, passages.left_out_of(path, reading, of_code=True)
 

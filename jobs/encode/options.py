@@ -117,7 +117,7 @@ class EncodeSpec(Spec):
         if self.output is not None and not os.access(Path(self.output).parent, os.W_OK):
             raise SpecError("output", f"must be in a folder to write to, got {self.output!r}")
         limit = config.get("max_position_embeddings")
-        if None not in (self.max_length, limit) and int(str(self.max_length)) > int(str(limit)):
+        if limit is not None and (self.max_length or 0) > limit:
             raise SpecError(
                 "max_length", f"must be at most {limit} for this model, got {self.max_length}"
             )

@@ -111,14 +111,6 @@ class Adapter:
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def merge_into(self, layers: Sequence[Any]) -> None:
-        """Replace the weights of decoder layers by merged ones, W + scale * B A."""
-        for layer, of_layer in zip(layers, self.layers, strict=True):
-            for update in (p for of_fused in of_layer.values() for p in of_fused):
-                linear = layer.get_submodule(update.part)
-                change = (update.b @ update.a * update.scale).to(linear.weight.dtype)
-                linear.weight = torch.nn.Parameter(linear.weight.detach() + change)
-
 
 class Adapted(NamedTuple):
     """The tokens of a batch that an adapter applies to: all, or their indices (int64)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ..spec import Spec, option
 
 MOST_TOKENS = 2**31  # more than any model has positions, or tokens in its vocabulary
@@ -25,4 +26,19 @@ class SamplingSpec(Spec):
         group="sampling",
         minimum=0,
         maximum=MOST_TOKENS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionSpec(SamplingSpec):
+    """Options of kinds that generate in a precision of their own."""
+
+    precision: str | None = option(
+        None,
+        "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
+        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
+        group="model",
+        default_text="as the model was loaded",
+        choices=PRECISIONS,
+        former_names=FORMER_NAMES,
     )

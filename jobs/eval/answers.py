@@ -7,33 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..engine.request import End, Piece, Request
+from ..engine.answer import Answer
+from ..engine.request import Request
 from ..engine.scheduler import MAX_SEQUENCES, Engine
-from ..errors import JobFailed, Stopped
 
 Subject = TypeVar("Subject")
-
-
-@dataclass
-class Answer:
-    """The completions of one request."""
-
-    request: Request
-    texts: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    reasons: list[str | None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        count = self.request.num_completions
-        self.texts, self.tokens, self.reasons = [""] * count, [0] * count, [None] * count
-
-    def add(self, piece: Piece) -> None:
-        self.texts[piece.index] += piece.text
-        self.tokens[piece.index] += piece.tokens
-        self.reasons[piece.index] = piece.finish_reason
 
 
 def answered(
@@ -68,12 +48,5 @@ def _sequences(answers: list[Answer]) -> int:
 def _complete(subject: tuple[Subject, list[Answer]]) -> tuple[Subject, list[Answer]]:
     """Wait for the answers."""
     for answer in subject[1]:
-        while not isinstance(piece := answer.request.pieces.get(), End):
-            answer.add(piece)
-        if isinstance(piece.error, JobFailed):
-            raise piece.error
-        if piece.error is not None:
-            raise piece.error
-        if any(reason in (None, "cancelled") for reason in answer.reasons):
-            raise Stopped(0)
+        answer.wait()
     return subject

@@ -8,14 +8,15 @@ from statistics import fmean
 from typing import Any
 
 from ..context import WarmModel
+from ..engine.answer import Answer
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
 from ..intervals import majority, pass_at_k
+from ..models.architectures import positions_in
 from ..models.vocabulary import Vocabulary
 from ..rewards.prompts import Prompt, encode
 from ..rewards.scoring import Score
 from . import gsm8k
-from .answers import Answer
 from .options import EvalSpec
 from .questions import Question
 
@@ -68,8 +69,7 @@ class Generation:
 
     def _room(self, prompt: Prompt) -> int:
         wanted = self._spec.max_tokens or _MAX_TOKENS
-        config = self._warm.model.config.get_text_config()
-        limit: int | None = getattr(config, "max_position_embeddings", None)
+        limit = positions_in(self._warm.model.config)
         if limit is None:
             return wanted
         left = limit - len(prompt.ids)

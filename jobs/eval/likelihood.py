@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..context import WarmModel
+from ..engine.answer import Answer
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
+from ..models.architectures import positions_in
 from ..models.vocabulary import Vocabulary
-from .answers import Answer
 from .questions import Question
 
 _GREEDY = Sampling(temperature=0)
@@ -46,7 +47,7 @@ class MultipleChoice:
     ) -> Request:
         ids, first = split(self._warm, context, continuation)
         self._vocabulary.check(f"dataset: row {row}", ids)
-        limit = _positions(self._warm)
+        limit = positions_in(self._warm.model.config)
         if limit is not None and len(ids) > limit + 1:  # the last token is only predicted
             raise JobFailed(
                 f"dataset: row {row} has {len(ids)} tokens with a choice, and {self._warm.name} "
@@ -97,7 +98,7 @@ class Perplexity:
         if not ids:
             raise JobFailed(f"dataset: row {question.problem.row} has no tokens")
         self._vocabulary.check(f"dataset: row {question.problem.row}", ids)
-        size = _positions(self._warm) or _WINDOW
+        size = positions_in(self._warm.model.config) or _WINDOW
         return question, [
             _scoring(window, first, is_canceled)
             for window, first in windows(ids, self._prefix, size)
@@ -158,9 +159,3 @@ def _scoring(ids: Sequence[int], first: int, is_canceled: Callable[[], bool]) ->
         scored_from=first,
         is_canceled=is_canceled,
     )
-
-
-def _positions(warm: WarmModel) -> int | None:
-    config = warm.model.config.get_text_config()
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    return limit

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ...configs.queues import INFER
-from ..data.options import Content, RecordsSpec
+from ..data.options import Content
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
-from ..engine.options import MOST_TOKENS, SamplingSpec
+from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import SpecError
-from ..files.jsonl import Place
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
-from ..rewards.prompts import chat_of, check_chats
+from ..rewards.prompt_options import PromptsSpec
+from ..rewards.prompts import check_chats
 from ..spec import option, override
 from ..training.options import AS_IT_IS, FORMER_TEMPLATE, MOST_ROWS
-from ..user_code.modules import own_modules
 from . import gsm8k, questions
 from .questions import Question
 
@@ -42,7 +39,7 @@ _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
+class EvalSpec(PromptsSpec, PrecisionSpec):
     """Evaluate a model on a data set: rewards, GSM8K, multiple choice or perplexity."""
 
     kind: ClassVar[str] = "eval"
@@ -63,7 +60,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         ),
         goes_with("task", when=is_in(*LIKELIHOOD_TASKS), dataset=GIVEN),
         goes_with("repeats", temperature=ABOVE_0),
-        goes_with("system", chat_template=GIVEN),
     )
 
     task: str = option(
@@ -89,11 +85,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         minimum=1,
         maximum=MOST_ROWS,
     )
-    template: str = option(
-        AS_IT_IS,
-        "prompt template with {question}; prompt records are used unchanged",
-        group="data",
-    )
     examples: int | None = option(
         None,
         "number of few-shot examples before each question",
@@ -108,21 +99,8 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         group="data",
         default_text=_GSM8K_TRAIN,
     )
-    chat_template: bool = option(
-        False, "chat template of the tokenizer, applied to plain prompts", group="data"
-    )
-    system: str | None = option(None, "system message at the start of a chat", group="data")
 
     model: str = option("demo", "warm model to evaluate", group="model")
-    precision: str | None = option(
-        None,
-        "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
-        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
-        group="model",
-        default_text="as the model was loaded",
-        choices=PRECISIONS,
-        former_names=FORMER_NAMES,
-    )
 
     reward_timeout: float | None = override(
         RewardsSpec,
@@ -246,13 +224,13 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
             return questions.documents(self.source, reading)
         if self.task == CHOICE:
             return questions.multiple_choice(self.source, self.template, reading)
-        return questions.open_ended(self.source, self.template, reading, check=self._check_problem)
+        return questions.open_ended(self.source, self.template, reading, check=self.check_problem)
 
-    def _check_problem(self, problem: problems.Problem) -> None:
-        problems.check_inputs(problem, chat_template=self.chat_template)
+    def check_problem(self, problem: problems.Problem) -> None:
         if self.variant is None:
-            self.check_answer(problem)
+            super().check_problem(problem)
             return
+        problems.check_inputs(problem, chat_template=self.chat_template)
         assert problem.place is not None
         if problem.answer is None:
             raise problem.place.fault("an object with answer", "one without")
@@ -271,26 +249,13 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
                 source,
                 AS_IT_IS,
                 Reading(self.column_names),
-                check=self._check_problem,
+                check=self.check_problem,
                 named_by="examples_dataset",
             )
             found = [(str(q.problem.prompt), str(q.problem.answer)) for q in read]
         if len(found) < self.num_examples:
             raise SpecError("examples", f"must be at most {len(found)}, got {self.num_examples}")
         return found
-
-    def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
-        problem = problems.problem_of(self.template, values, place)
-        self._check_problem(problem)
-        return self.rendered_prompt(problem)
-
-    def rendered_prompt(self, problem: problems.Problem) -> Content:
-        """Return the prompt of a problem, before the chat template."""
-        chat = chat_of(problem, chat_template=self.chat_template, system=self.system)
-        if chat is not None:
-            return chat
-        assert isinstance(problem.prompt, str)
-        return problem.prompt
 
     def first_prompt(self) -> Content:
         return self.rendered_prompt(replace(self, samples=1).questions()[0].problem)
@@ -318,9 +283,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         check_generates(model_settings or {})
         found = self.questions()
         if self.task == REWARD:
-            self.check_columns([question.problem for question in found])
-            with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
-                self.reward_functions([question.problem for question in found])
+            self.check_rewards([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):
             raise SpecError(
                 "chat_template",

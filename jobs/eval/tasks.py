@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ..context import WarmModel
+from ..engine.answer import Answer
 from ..engine.request import Request
 from ..rewards.scoring import scorer
-from .answers import Answer
 from .generation import Generation
 from .likelihood import MultipleChoice, Perplexity
 from .options import CHOICE, PERPLEXITY, EvalSpec

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .groups import RewardWeights
+from .reward_weights import RewardWeights
 
 TINY = 1e-4  # added to standard deviations
 

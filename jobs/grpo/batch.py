@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import compress
 from typing import Any, Self
@@ -10,13 +10,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..sequences.shared_prompts import Sample
-from .groups import Group
+from ..sequences.sequence import Sequence as Tokens
+from .trajectories import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B completions, padded to C columns, in the order of their micro-batches.
+    """B trajectories in the order of their micro-batches, with at most C tokens after a prompt.
 
     mask: (B, C) int64, 1 for the tokens with a loss. advantages: (B,). Log-probabilities in nats
     and entropies: (B, C) float32. `old`: by the policy at the first of several iterations;
@@ -38,59 +38,49 @@ class Batch:
     @classmethod
     def of(
         cls,
-        groups: Sequence[Group],
-        prompts: Sequence[Sequence[int]],
+        trajectories: Sequence[Trajectory],
         advantages: Tensor,
         *,
-        masked: Sequence[bool],
+        hides_cut: bool,
         has_sampled: bool,
-        has_replayed: bool,
         device: torch.device,
     ) -> Self:
-        """Make a batch; `masked`: the completions without a loss; `prompts`: of the groups."""
-        written = [one for group in groups for one in group.completions]
-        longest = max(len(one.ids) for one in written)
+        """Make a batch, whose tokens with a loss are those that the model wrote.
 
-        def padded(rows: Sequence[Sequence[float]]) -> Tensor:
+        `hides_cut`: none of a trajectory that was cut. `has_sampled`: see `sampled`.
+        """
+        longest = max(len(one.ids) for one in trajectories)
+
+        def padded(rows: Iterable[Sequence[float]]) -> Tensor:
             filled = [[*row, *[0.0] * (longest - len(row))] for row in rows]
             return torch.tensor(filled, dtype=torch.float32, device=device)
 
-        lengths = torch.tensor([len(one.ids) for one in written], device=device)
-        is_token = torch.arange(longest, device=device)[None] < lengths[:, None]
-        first = [
-            group.replayed and number == 0
-            for group in groups
-            for number in range(len(group.completions))
-        ]
+        learned = [[] if hides_cut and one.is_cut else one.is_written for one in trajectories]
+        is_replayed = [one.is_replayed for one in trajectories]
+        replayed = (one.logps if one.is_replayed else [] for one in trajectories)
         return cls(
-            prompts=[
-                list(ids)
-                for group, ids in zip(groups, prompts, strict=True)
-                for _ in group.completions
-            ],
-            completions=[one.ids for one in written],
-            mask=(is_token & ~torch.tensor(masked, device=device)[:, None]).long(),
+            prompts=[list(one.prompt.ids) for one in trajectories],
+            completions=[one.ids for one in trajectories],
+            mask=padded(learned).long(),
             advantages=advantages.to(device),
-            entropies=padded([one.entropies for one in written]),
-            sampled=padded([one.logps for one in written]) if has_sampled else None,
-            replayed=padded(
-                [one.logps if is_old else [] for one, is_old in zip(written, first, strict=True)]
-            )
-            if has_replayed
-            else None,
-            is_replayed=torch.tensor(first, device=device) if has_replayed else None,
+            entropies=padded(one.entropies for one in trajectories),
+            sampled=padded(one.logps for one in trajectories) if has_sampled else None,
+            replayed=padded(replayed) if any(is_replayed) else None,
+            is_replayed=torch.tensor(is_replayed, device=device) if any(is_replayed) else None,
         )
 
     @property
-    def samples(self) -> list[Sample]:
-        """The completions that have tokens with a loss."""
-        return [
-            Sample(row, tuple(prompt), tuple(completion))
-            for row, (prompt, completion, is_learned) in enumerate(
-                zip(self.prompts, self.completions, self.mask.any(1).tolist(), strict=True)
-            )
-            if is_learned
-        ]
+    def sequences(self) -> list[Tokens]:
+        """The trajectories that have tokens with a loss, in tables of C columns."""
+        found = []
+        rows = zip(self.prompts, self.completions, self.mask.tolist(), strict=True)
+        for row, (prompt, completion, mask) in enumerate(rows):
+            if any(mask):
+                begin = len(prompt)
+                weights = (0.0,) * begin + tuple(map(float, mask[: len(completion)]))
+                ids = (*prompt, *completion)
+                found.append(Tokens(ids, weights, row, column=-begin, shared=begin))
+        return found
 
     @property
     def is_learned(self) -> list[bool]:

@@ -15,7 +15,7 @@ from ..context import Context, WarmModel, step_of
 from ..data import left_out
 from ..data.reader import report_former, report_shared, report_skipped, report_splits
 from ..errors import JobFailed
-from ..models.architectures import check_can_generate
+from ..models.architectures import check_can_generate, positions_in
 from ..models.chat_templates import shown_prompt
 from ..models.generation_settings import of_rollouts_words
 from ..models.pretrained_tokenizer import appended_end_words
@@ -25,6 +25,7 @@ from ..rewards.prompts import Prompt, completion_room, encode
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
 from ..sequences.padding import check_padding
+from ..training.begin import announce, by_size, run_to_end
 from ..training.same_inputs import require_same
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
@@ -44,8 +45,6 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the mean reward on held-out problems before and after (None without any), the
     folder of the model and the metrics of the last step. Raises Stopped and JobFailed.
     """
-    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
-
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
@@ -81,14 +80,22 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         )
         require_same(ctx.ranks, "dataset", {"rows": data["data"], "columns": data["columns"]})
         require_same(ctx.ranks, "reward", sources.digests)
-        about = {
-            "first_prompt": shown_prompt(prompts[0].text),
-            "left_out": left_out.of_job("dataset", *spec.data_sets, readings=parts.readings),
-            "data_s": data_done - begun,
-            "trainer_s": time.perf_counter() - data_done,
-        }
-        gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-        _announce(spec, ctx, task, training, checkpoint, gemm, about)
+        batch_size, accumulation = spec.geometry
+        gemm = announce(
+            training,
+            checkpoint,
+            model=spec.model,
+            num_generations=spec.num_generations,
+            batch_size=batch_size,
+            gradient_accumulation=accumulation,
+            max_completion_length=config.max_completion_length,
+            pack_tokens=task.scorer.most_tokens,  # per forward pass; None: padded batches
+            rollout_dtype=task.groups.sampler.rollout_dtype,
+            first_prompt=shown_prompt(prompts[0].text),
+            left_out=left_out.of_job("dataset", *spec.data_sets, readings=parts.readings),
+            data_s=data_done - begun,
+            trainer_s=time.perf_counter() - data_done,
+        )
         for words in spec.loss_warnings():
             ctx.emit("warning", message=words)
         if warm.appended_end is not None:
@@ -97,12 +104,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             ctx.emit("warning", message=f"model: {words}")
         if checkpoint is not None and step_of(checkpoint) < spec.steps_total:
             sources.warn_of_changes(ctx, checkpoint)
-        with (
-            _reward_log(spec, ctx, checkpoint) as task.reward_log,
-            fast_kernels(onednn=gemm == ONEDNN),
-        ):
-            training.run(checkpoint)
-    training.save_model(ctx.run_dir / "model")
+        with _reward_log(spec, ctx, checkpoint) as task.reward_log:
+            run_to_end(training, checkpoint, gemm)
     before = task.reward_before if training.before is None else training.before["reward"]
     return {
         "steps": training.step,
@@ -166,7 +169,7 @@ def config_of(
     batch_size, accumulation = spec.geometry
     max_completion_length = completion_room(
         prompts,
-        limit=getattr(warm.model.config.get_text_config(), "max_position_embeddings", None),
+        limit=positions_in(warm.model.config),
         requested=spec.max_completion_length,
         default=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
     )
@@ -187,25 +190,17 @@ def config_of(
         learning_rate=chosen_learning_rate(
             spec,
             ctx,
-            _default_learning_rate(warm.model.num_parameters()),
+            # Small models need larger rates; 1e-3 diverged even for the smallest.
+            by_size(warm.model.num_parameters(), 3e-4, 1e-4, 1e-6),
             most=_MOST_FOR_LORA,
         ),
         warmup_steps=spec.warmup_steps,
         **spec.loss_arguments(),
-        # TRL's defaults (this, and bf16) are three times slower on a CPU.
-        activation_checkpointing=False,
     )
 
 
 # With 3e-3 the reward of the demo model fell to 0.1 after two of three seeds (docs/lora.md).
 _MOST_FOR_LORA = 1e-3
-
-
-def _default_learning_rate(num_parameters: int) -> float:
-    # Small models need larger rates; 1e-3 diverged even for the smallest.
-    if num_parameters < 1e6:
-        return 3e-4
-    return 1e-4 if num_parameters < 1e8 else 1e-6
 
 
 def training_of(
@@ -221,17 +216,15 @@ def training_of(
     sources: Sources,
 ) -> tuple[Reinforcement, Training]:
     from ..sequences.attention import can_pack
-    from ..sequences.passes import pack_tokens, require_one_process
-    from ..training.arguments import in_float32, pad_id, router_coefficient
+    from ..training.arguments import in_float32, scorer_of
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
     from .evaluation import HeldOut
-    from .groups import RewardWeights
     from .judging import Judge
+    from .reward_weights import RewardWeights
     from .rollouts import GroupSampler
     from .sampler import Sampler
-    from .scoring import Scorer
     from .task import Reinforcement
 
     model, reference = in_float32(warm.model), None
@@ -246,8 +239,11 @@ def training_of(
     rollout_dtype = _rollout_dtype(spec, ctx)
     if not packs:
         _check_padded(spec, model)
-        require_one_process(ctx.ranks, model)
-    padding, coefficient = pad_id(model, warm.tokenizer), router_coefficient(model, config)
+    scorer = scorer_of(
+        *(model, ctx, warm.tokenizer, config),
+        rows=config.per_device_train_batch_size,
+        temperature=config.temperature,
+    )
     groups = GroupSampler(
         ctx=ctx,
         args=config,
@@ -272,18 +268,11 @@ def training_of(
         args=config,
         model=model,
         reference=reference,
-        pad_id=padding,
         groups=groups,
-        scorer=Scorer(
-            config,
-            most_tokens=pack_tokens(model, ctx) if packs else None,
-            pad_id=padding,
-            balances=coefficient != 0,
-        ),
+        scorer=scorer,
         rewards=list(functions),
         data=data,
         samples_shown=spec.log_completions,
-        router_coefficient=coefficient,
     )
     measured = HeldOut(ctx=ctx, model=model, task=task, prompts=held_out)
     training = Training(
@@ -321,40 +310,3 @@ def _rollout_dtype(spec: GrpoSpec, ctx: Context) -> str:
         ctx.emit("warning", message=f"rollout_dtype: {why_not('int8')}")
         return "float32"
     return spec.rollout_dtype
-
-
-def _announce(
-    spec: GrpoSpec,
-    ctx: Context,
-    task: Reinforcement,
-    training: Training,
-    checkpoint: Path | None,
-    gemm: str,
-    about: dict[str, Any],
-) -> None:
-    import torch
-
-    from ..compute.levels import compute_summary
-
-    batch_size, accumulation = spec.geometry
-    ctx.emit(
-        "begin",
-        steps_total=spec.steps_total,
-        resumed_from=None if checkpoint is None else step_of(checkpoint),
-        model=spec.model,
-        parameters=training.model.num_parameters(),
-        trained_parameters=training.model.num_parameters(only_trainable=True),
-        device=str(training.args.device),
-        processes=ctx.ranks.size,
-        threads=torch.get_num_threads(),  # of each process
-        gemm=gemm,
-        num_generations=spec.num_generations,
-        batch_size=batch_size,
-        gradient_accumulation=accumulation,
-        max_completion_length=training.args.max_completion_length,
-        pack_tokens=task.scorer.most_tokens,  # per forward pass; None: padded batches
-        learning_rate=training.args.learning_rate,
-        rollout_dtype=task.groups.sampler.rollout_dtype,
-        **compute_summary(ctx.device),
-        **about,
-    )

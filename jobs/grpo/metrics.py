@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..losses.grpo import Objective, Terms, Tokens
-from .advantages import Advantages, standard_deviation
-from .groups import Group, RewardWeights
+from .advantages import standard_deviation
+from .reward_weights import RewardWeights
+from .trajectories import Trajectory
 
 DRIFT = "sampling/sampling_logp_difference/mean"  # in nats
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")  # losses that report clipped ratios
 
 
-def of_completions(groups: Sequence[Group], end_ids: Iterable[int]) -> dict[str, float]:
-    """Return the metrics of the lengths of completions, in tokens; `end_ids`: that end one."""
-    written = [completion.ids for group in groups for completion in group.completions]
-    ends = set(end_ids)
-    lengths = torch.tensor([float(len(ids)) for ids in written])
-    is_cut = torch.tensor([ids[-1] not in ends for ids in written])
+def of_lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the metrics of what the model wrote, in tokens."""
+    lengths = torch.tensor([float(sum(one.is_written)) for one in trajectories])
+    is_cut = torch.tensor([one.is_cut for one in trajectories])
     ended = lengths[~is_cut] if not bool(is_cut.all()) else torch.zeros(1)
     found = {"completions/clipped_ratio": float(is_cut.float().mean())}
     for kind, counts in (("", lengths), ("terminated_", ended)):
@@ -32,9 +31,12 @@ def of_completions(groups: Sequence[Group], end_ids: Iterable[int]) -> dict[str,
 
 
 def of_rewards(
-    scores: Tensor, names: Sequence[str], weights: RewardWeights, found: Advantages
+    scores: Tensor, names: Sequence[str], weights: RewardWeights, is_flat: Tensor
 ) -> dict[str, float]:
-    """Return the metrics of the scores (B, R) of rewards with these names."""
+    """Return the metrics of the scores (B, R) of rewards with these names.
+
+    is_flat: (B,), see Advantages.
+    """
     rewards = weights.rewards(scores)
     metrics = {}
     for name, column in zip(names, scores.unbind(1), strict=True):
@@ -43,7 +45,7 @@ def of_rewards(
     return metrics | {
         "reward": float(torch.nanmean(rewards)),
         "reward_std": float(standard_deviation(rewards)),
-        "frac_reward_zero_std": float(found.is_flat.float().mean()),
+        "frac_reward_zero_std": float(is_flat.float().mean()),
     }
 
 

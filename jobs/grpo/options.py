@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,29 +11,25 @@ from typing import Any, ClassVar, Self
 
 from ..context import RULES
 from ..data.former import Former
-from ..data.options import Content, RecordsSpec
+from ..data.options import Content
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
 from ..engine.options import SamplingSpec
 from ..errors import SpecError
-from ..files.jsonl import Place
-from ..models.architectures import check_generates
-from ..relations import GIVEN, Relation, goes_with, is_in, never_with
+from ..models.architectures import check_generates, positions_in
+from ..relations import GIVEN, Relation, is_in, never_with
 from ..rewards import problems
-from ..rewards.options import RewardsSpec
-from ..rewards.prompts import chat_of, check_chats
+from ..rewards.prompt_options import PromptsSpec
+from ..rewards.prompts import check_chats
 from ..spec import HttpMethod, option, override, path_of
 from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
-    AS_IT_IS,
     FORMER_TEMPLATE,
     MOST_AT_ONCE,
-    MOST_CHARACTERS,
     MOST_ROWS,
     MOST_TOKENS,
     TrainingSpec,
 )
-from ..user_code.modules import own_modules
 from .loss_options import LossSpec
 from .prompt_checks import check_prompts, unchecked
 
@@ -53,7 +48,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
+class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
     """Train a causal language model by GRPO: groups of completions, scored by reward functions."""
 
     kind: ClassVar[str] = "grpo"
@@ -77,7 +72,6 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
 
     relations: ClassVar[tuple[Relation, ...]] = (
-        goes_with("system", chat_template=GIVEN),
         # The reference of an adapter is the model without it.
         never_with("ref_model_sync_steps", lora=GIVEN),
         # A base model in int8 generates in int8, too.
@@ -99,15 +93,6 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         minimum=1,
         maximum=MOST_ROWS,
         none_word="all",
-    )
-    chat_template: bool = option(
-        False, "chat template of the tokenizer, applied to plain prompts", group="data"
-    )
-    system: str | None = option(None, "system message at the start of a chat", group="data")
-    template: str = option(
-        AS_IT_IS,
-        "prompt template with {question}; prompt records are used unchanged",
-        group="data",
     )
     max_prompt_length: int | None = option(
         None,
@@ -269,10 +254,6 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
 
     def _check_texts(self) -> None:
         """Limit the text that is repeated in every prompt, and so in memory."""
-        for name in ("template", "system"):
-            length = len(getattr(self, name) or "")
-            if length > MOST_CHARACTERS:
-                raise SpecError(name, f"must be at most {MOST_CHARACTERS} characters, got {length}")
         questions = self.template.count("{question}")
         if questions > MOST_QUESTIONS:
             raise SpecError(
@@ -323,7 +304,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             samples=self.samples,
             held_out=0 if is_apart else self.eval_samples,
             reading=readings[0],
-            check=self._check_problem,
+            check=self.check_problem,
         )
         if is_apart:
             readings.append(self.reading(rules))
@@ -332,27 +313,10 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
                 template=self.template,
                 samples=self.eval_samples or None,
                 reading=readings[1],
-                check=self._check_problem,
+                check=self.check_problem,
                 named_by="eval_dataset",
             )
         return Parts(training, held_out, readings)
-
-    def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
-        problem = problems.problem_of(self.template, values, place)
-        self._check_problem(problem)
-        return self.rendered_prompt(problem)
-
-    def _check_problem(self, problem: problems.Problem) -> None:
-        problems.check_inputs(problem, chat_template=self.chat_template)
-        self.check_answer(problem)
-
-    def rendered_prompt(self, problem: problems.Problem) -> Content:
-        """Return the prompt of a problem, before the chat template."""
-        chat = chat_of(problem, chat_template=self.chat_template, system=self.system)
-        if chat is not None:
-            return chat
-        assert isinstance(problem.prompt, str)
-        return problem.prompt
 
     def first_prompt(self) -> Content:
         return self.rendered_prompt(
@@ -395,11 +359,9 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         self._check_reward_log()
         check_generates(model_config or {})
         training = self.parts.training
-        self.check_columns([*training, *self.parts.held_out])
-        with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
-            self.reward_functions(training)
+        self.check_rewards([*training, *self.parts.held_out], scored=len(training))
         config = model_config or {}
-        limit = (config.get("text_config") or config).get("max_position_embeddings")
+        limit = positions_in(config)
         if limit is not None:
             self._check_positions(limit)
 

@@ -8,23 +8,18 @@ the loss uses the log-probabilities of the policy that sampled it. Imports torch
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from .groups import Group, RewardWeights
-from .rollout import Completion
+from ..rewards.prompts import Prompt
+from .reward_weights import RewardWeights
+from .trajectories import Segment, Trajectory
 
 SUCCESS = 0.1  # a reward above it is stored
 FLAT_STD, LOW_MEAN = 0.05, 0.2  # a group below both is failing
-
-
-class Stored(NamedTuple):
-    """A completion with its scores by each reward."""
-
-    completion: Completion
-    scores: Tensor  # (R,)
 
 
 class ReplayBuffer:
@@ -32,51 +27,52 @@ class ReplayBuffer:
 
     def __init__(self, size: int, weights: RewardWeights) -> None:
         self._weights = weights
-        self._stored: dict[int, deque[Stored]] = defaultdict(lambda: deque(maxlen=size))
+        self._stored: dict[int, deque[Trajectory]] = defaultdict(lambda: deque(maxlen=size))
 
-    def apply(self, group: Group, drawn: float) -> None:
+    def apply(self, row: int, group: list[Trajectory], drawn: float) -> None:
         """Replace the first completion of a failing group, then store the group's successes.
 
-        `drawn`: a number in [0, 1) that chooses among the stored ones.
+        `row`: the index of its prompt. `drawn`: a number in [0, 1) that chooses among those stored.
         """
-        rewards = self._weights.rewards(group.scores)
+        rewards = self._weights.rewards(torch.tensor([one.scores for one in group]))
         succeeds = (rewards > SUCCESS).tolist()
-        sampled = list(zip(group.completions, group.scores.clone(), succeeds, strict=True))
+        successes = [one for one, is_success in zip(group, succeeds, strict=True) if is_success]
         known = rewards[~rewards.isnan()]
-        stored = self._stored.get(group.row)
+        stored = self._stored.get(row)
         if stored and len(known) > 1 and known.std() < FLAT_STD and known.mean() < LOW_MEAN:
-            chosen = stored[int(drawn * len(stored))]
-            group.completions = [chosen.completion, *group.completions[1:]]
-            group.scores[0] = chosen.scores
-            group.replayed = True
-        for completion, scores, is_success in sampled:
-            if is_success:
-                self._stored[group.row].append(Stored(completion, scores))
+            group[0] = replace(stored[int(drawn * len(stored))], is_replayed=True)
+        if successes:
+            self._stored[row].extend(successes)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the content as tensors: for each completion its prompt, length and scores; then
-        the tokens and log-probabilities of all of them, one after another."""
-        rows = [row for row, stored in self._stored.items() for _ in stored]
-        all_stored = [one for stored in self._stored.values() for one in stored]
-        written = [one.completion for one in all_stored]
+    def state(self) -> dict[str, Any]:
+        """Return the content as plain values: row, scores and segments of each completion."""
+        stored = [(row, one) for row, kept in self._stored.items() for one in kept]
         return {
-            "rows": torch.tensor(rows, dtype=torch.int64),
-            "lengths": torch.tensor([len(c.ids) for c in written], dtype=torch.int64),
-            "scores": torch.stack([s.scores for s in all_stored]) if written else torch.empty(0),
-            "ids": torch.tensor([i for c in written for i in c.ids], dtype=torch.int64),
-            "logps": torch.tensor([p for c in written for p in c.logps], dtype=torch.float64),
-            "entropies": torch.tensor(
-                [nats for c in written for nats in c.entropies], dtype=torch.float64
-            ),
+            "rows": [row for row, _ in stored],
+            "scores": [one.scores for _, one in stored],
+            "segments": [[asdict(segment) for segment in one.segments] for _, one in stored],
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the content from a `state`."""
+    def load_state(self, state: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
+        """Restore the content from a `state`; earlier versions stored tensors."""
         self._stored.clear()
-        lengths = state["lengths"].tolist()
-        parts = (state[name].split(lengths) for name in ("ids", "logps", "entropies"))
-        for row, scores, ids, logps, entropies in zip(
-            state["rows"].tolist(), state["scores"], *parts, strict=True
+        state = {**state, **(_of_former(state) if "segments" not in state else {})}
+        for row, scores, segments in zip(
+            state["rows"], state["scores"], state["segments"], strict=True
         ):
-            completion = Completion(ids.tolist(), entropies.tolist(), logps.tolist())
-            self._stored[row].append(Stored(completion, scores))
+            written = [Segment(**segment) for segment in segments]
+            self._stored[row].append(Trajectory(prompts[row], written, scores=scores))
+
+
+def _of_former(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert what earlier versions stored: the tokens of all completions, one after another."""
+    lengths = state["lengths"].tolist()
+    names = ("ids", "entropies", "logps")
+    parts = [[one.tolist() for one in state[name].split(lengths)] for name in names]
+    return {
+        "rows": state["rows"].tolist(),
+        "scores": state["scores"].tolist(),
+        "segments": [
+            [dict(zip(names, values, strict=True))] for values in zip(*parts, strict=True)
+        ],
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,21 +22,12 @@ from ..engine.low_rank import Adapter
 from ..engine.parts import Part
 from ..engine.sampling import BatchSampler, entropy, logp
 from ..models.adapters import unwrapped
+from .trajectories import Segment
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]
 
 TOLERANCE = 1e-3  # share of the range of logits within which two computations of them are equal
-
-
-@dataclass
-class Completion:
-    """A generated completion."""
-
-    ids: list[int] = field(default_factory=list)  # up to and including the first end token
-    # In nats, of the distribution at each token.
-    entropies: list[float] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)  # of its tokens, if requested
 
 
 class Logits(Protocol):
@@ -74,13 +65,13 @@ def generate(
     how: Sampling,
     *,
     device: torch.device,
-) -> list[Completion]:
+) -> list[Segment]:
     """Return one completion per prompt.
 
     `uniform`: (B, max_new_tokens) in [0, 1), the number that decides each token, so that a
     completion does not depend on the others. Raises NotFiniteError.
     """
-    completions = [Completion() for _ in prompts]
+    completions = [Segment() for _ in prompts]
     rows = torch.arange(len(prompts))  # indices of the unfinished completions
     numbers = torch.from_numpy(uniform).to(device)
     ends = torch.tensor(list(how.end_ids), device=device)
@@ -120,7 +111,7 @@ def generate_in_ranks(
     *,
     device: torch.device,
     ranks: Ranks,
-) -> list[Completion]:
+) -> list[Segment]:
     """Return the result of `generate`; each rank generates a contiguous part and gets all."""
     own = run_of(len(prompts), ranks)
     completions = []
@@ -129,7 +120,7 @@ def generate_in_ranks(
     if ranks.size == 1:
         return completions
     written: list[Any] = [[one.ids, one.entropies, one.logps] for one in completions]
-    return [Completion(*fields) for part in ranks.gather(written) for fields in part]
+    return [Segment(*fields) for part in ranks.gather(written) for fields in part]
 
 
 def run_of(count: int, ranks: Ranks) -> slice:

@@ -6,6 +6,7 @@ success replaces a completion of a failing group. Imports torch.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..context import ONE_PROCESS, Context, Ranks
@@ -23,19 +25,19 @@ from ..keyed_numbers import uniform
 from ..rewards.prompts import Prompt
 from ..training.epochs import Epochs, drawn_in_sequence
 from ..training.finite import weight_norm
-from .groups import Group, RewardWeights
 from .judging import Judge, Judged
 from .replay import ReplayBuffer
-from .rollout import Completion
+from .reward_weights import RewardWeights
 from .sampler import Sampler
+from .trajectories import Trajectory
 
 
 @dataclass
 class Sampled:
-    """Groups, with event fields that count their changes, what rewards have logged, and the
-    seconds of generation."""
+    """Trajectories in groups, with event fields that count their changes, what rewards have
+    logged, and the seconds of generation."""
 
-    groups: list[Group]
+    groups: list[list[Trajectory]]
     counts: dict[str, int]
     logged: dict[str, list[float]]
     seconds: float
@@ -96,7 +98,7 @@ class GroupSampler:
         found = self._sampled(self._rows(step), state, taken)
         groups, resampled = found.groups, 0
         for _ in range(self._resample):
-            flat = [i for i, one in enumerate(groups) if not self.weights.has_spread(one.scores)]
+            flat = [i for i, one in enumerate(groups) if not self._has_spread(one)]
             more = self._sampled(self._next(len(flat)), state, taken)
             for i, group in zip(flat, more.groups, strict=True):
                 groups[i] = group
@@ -107,10 +109,15 @@ class GroupSampler:
         if self._resample:
             found.counts["resampled"] = resampled
         if self._replay is not None:
-            found.counts["replayed"] = sum(group.replayed for group in groups)
+            found.counts["replayed"] = sum(group[0].is_replayed for group in groups)
         if self.judge.can_fail:
-            found.counts["left_out"] = sum(bool(one.scores.isnan().all()) for one in groups)
+            found.counts["left_out"] = sum(
+                all(math.isnan(score) for one in group for score in one.scores) for group in groups
+            )
         return found
+
+    def _has_spread(self, group: list[Trajectory]) -> bool:
+        return self.weights.has_spread(torch.tensor([one.scores for one in group]))
 
     def _rows(self, step: int) -> list[int]:
         """Return the prompts of a step: the next ones, or with dynamic sampling those of a stream.
@@ -139,18 +146,16 @@ class GroupSampler:
         began = time.perf_counter()
         written = self._written(prompts, self._uniform(rows, step, taken), step, self._ctx.ranks)
         seconds = time.perf_counter() - began
-        texts, judged = self._judged(prompts, written, size, state, self._ctx.ranks)
-        groups = [
-            Group(row, written[part], texts[part], judged.scores[part])
-            for number, row in enumerate(rows)
-            for part in [slice(number * size, (number + 1) * size)]
-        ]
+        judged = self._judged(prompts, written, size, state, self._ctx.ranks)
+        for one, scores in zip(written, judged.scores.tolist(), strict=True):
+            one.scores = scores
+        groups = [written[start : start + size] for start in range(0, len(written), size)]
         if self._replay is not None:
-            for group in groups:
-                drawn = uniform(1, use="replay", seed=self._args.seed, step=step, row=group.row)
-                self._replay.apply(group, float(drawn[0]))
-                if group.replayed:
-                    group.texts[0] = self.text(self.prompts[group.row], group.completions[0].ids)
+            for row, group in zip(rows, groups, strict=True):
+                drawn = uniform(1, use="replay", seed=self._args.seed, step=step, row=row)
+                self._replay.apply(row, group, float(drawn[0]))
+                if group[0].is_replayed:
+                    self._describe(group[0])
         return Sampled(groups, {}, judged.metrics, seconds)
 
     def _uniform(self, rows: Sequence[int], step: int, taken: Counter[int]) -> NDArray[np.float64]:
@@ -173,40 +178,44 @@ class GroupSampler:
     ) -> Judged:
         """Score one completion of each prompt, drawn by `numbers`; this rank alone."""
         written = self._written(prompts, numbers, int(state["global_step"]), ONE_PROCESS)
-        return self._judged(prompts, written, len(prompts), state, ONE_PROCESS)[1]
+        return self._judged(prompts, written, len(prompts), state, ONE_PROCESS)
 
     def numbers(self, **fields: int) -> NDArray[np.float64]:
         """Return the numbers that decide the tokens of a completion, by position."""
         length = self._args.max_completion_length
         return uniform(length, use="completion", seed=self._args.seed, **fields)
 
-    def text(self, prompt: Prompt, ids: Sequence[int]) -> str:
-        """Return the text of a completion, as `eval` and answers have it."""
-        return text_of(self._tokenizer, prompt.ids, ids, self.sampler.end_ids)
-
     def _judged(
         self,
         prompts: Sequence[Prompt],
-        written: Sequence[Completion],
+        written: Sequence[Trajectory],
         size: int,
         state: Mapping[str, Any],
         ranks: Ranks,
-    ) -> tuple[list[str], Judged]:
-        texts = [self.text(prompt, one.ids) for prompt, one in zip(prompts, written, strict=True)]
-        ids = [one.ids for one in written]
-        judged = self.judge.scores(prompts, texts, ids, size=size, state=state, ranks=ranks)
-        return texts, judged
+    ) -> Judged:
+        texts, ids = [one.text for one in written], [one.ids for one in written]
+        return self.judge.scores(prompts, texts, ids, size=size, state=state, ranks=ranks)
 
     def _written(
         self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], step: int, ranks: Ranks
-    ) -> list[Completion]:
+    ) -> list[Trajectory]:
+        """Return a trajectory of each prompt, not judged yet."""
         try:
-            return self.sampler.sample([prompt.ids for prompt in prompts], numbers, ranks)
+            found = self.sampler.sample([prompt.ids for prompt in prompts], numbers, ranks)
         except NotFiniteError as error:
             weight_norm(self._model, step)  # raises if the weights are the cause
             raise JobFailed(
                 f"step {step + 1}: the model's probabilities are nan or infinite"
             ) from error
+        written = [Trajectory(prompt, [one]) for prompt, one in zip(prompts, found, strict=True)]
+        for one in written:
+            self._describe(one)
+        return written
+
+    def _describe(self, one: Trajectory) -> None:
+        """Set the text of a trajectory, as `eval` and answers have it, and whether it was cut."""
+        one.text = text_of(self._tokenizer, one.prompt.ids, one.ids, self.sampler.end_ids)
+        one.is_cut = one.ids[-1] not in (*self.sampler.end_ids, self._tokenizer.pad_token_id)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -221,4 +230,4 @@ class GroupSampler:
         self._taken = state.get("prompts_taken", 0)
         self.judge.failures = state.get("reward_failures", 0)
         if self._replay is not None:
-            self._replay.load_state(state["replay"])
+            self._replay.load_state(state["replay"], self.prompts)

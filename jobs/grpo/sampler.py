@@ -33,7 +33,6 @@ from ..engine.low_rank import Adapter, base_layer
 from ..engine.sampling import BatchSampler
 from ..models.generation_settings import clear_unapplied
 from .rollout import (
-    Completion,
     Logits,
     PaddedBatch,
     Sampling,
@@ -41,6 +40,7 @@ from .rollout import (
     generate_in_ranks,
     split_processors,
 )
+from .trajectories import Segment
 
 PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
 FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
@@ -106,7 +106,7 @@ class Sampler:
 
     def sample(
         self, prompts: Sequence[Sequence[int]], uniform: NDArray[np.float64], ranks: Ranks
-    ) -> list[Completion]:
+    ) -> list[Segment]:
         """Return a completion of each prompt; see `rollout.generate`. Raises NotFiniteError.
 
         With several `ranks`, each samples a part and returns all. A model that is not packed has no

@@ -2,9 +2,9 @@
 
 GRPO: Shao et al. 2024, arXiv:2402.03300. A step, from top to bottom:
 
-    groups = completions of the policy, judged by the rewards (`rollouts`: `sampler`, `judging`)
+    groups = trajectories of the policy, judged by the rewards (`rollouts`: `sampler`, `judging`)
     batch = their tokens, with advantages (`advantages`, `batch`)
-    loss of the batch (`losses.grpo`), from its log-probabilities (`scoring`)
+    loss of the batch (`losses.grpo`), from its log-probabilities (`sequences.scoring`)
 
 With packs, a group shares its prompt, and completions without a gradient are not computed. With
 num_iterations > 1, later steps learn from the same batch; its old log-probabilities are those of
@@ -16,9 +16,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from itertools import count, islice
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -38,22 +37,20 @@ from ..losses.grpo import (
     importance_weights,
     mean_entropy,
 )
-from ..rewards.prompts import Prompt
+from ..sequences.packs import FIXED
 from ..sequences.padding import ROUNDED
-from ..sequences.passes import Embedded, exchange
-from ..sequences.shared_prompts import FIXED
-from ..training.deprecations import no_deprecations
+from ..sequences.scoring import Part, Scorer, Table
+from ..sequences.sequence import Sequence as Tokenized
 from ..training.loop import Loss
-from ..training.reference import copy_shared_weights, move_towards
+from ..training.reference import copy_shared_weights, move_towards, reference_of
 from . import metrics
 from .advantages import advantages
 from .batch import Batch
 from .entropy_bonus import EntropyBonus, entropy_sums
 from .flat_rewards import FlatRewards
-from .groups import Group
 from .reward_log import RewardLog
 from .rollouts import GroupSampler
-from .scoring import Scorer, Table
+from .trajectories import Trajectory
 
 # How results differ since RULES 3, for the warning of a job that is resumed.
 KEYED = "completions are drawn with random numbers of their own"
@@ -101,13 +98,11 @@ class Reinforcement:
         args: GRPOConfig,
         model: Any,
         reference: Any | None,
-        pad_id: int,
         groups: GroupSampler,
         scorer: Scorer,
         rewards: Sequence[str],
         data: Mapping[str, str],
         samples_shown: int = 0,
-        router_coefficient: float = 0.0,
     ) -> None:
         self.groups = groups
         self.scorer = scorer
@@ -117,11 +112,9 @@ class Reinforcement:
         self._args: Any = args
         self._model = model
         self._reference = reference
-        self._pad_id = pad_id
         self._rewards = list(rewards)
         self._data = dict(data)
         self._samples_shown = samples_shown
-        self._router_coefficient = router_coefficient
         self._objective = _objective(args)
         self._bonus = EntropyBonus(args)
         self._flat_rewards = FlatRewards()
@@ -147,21 +140,29 @@ class Reinforcement:
     def _roll_out(self, step: int) -> Rollouts:
         """Sample the groups of a step, score them, and compute their advantages."""
         sampled = self.groups.of_step(step, self.trainer_state(step))
-        groups = sampled.groups
-        scores = torch.cat([group.scores for group in groups])
+        found = [one for group in sampled.groups for one in group]
+        scores = torch.tensor([one.scores for one in found])
         weights = self.groups.weights
-        found = advantages(scores, weights, self._args.num_generations, self._args.scale_rewards)
-        batch = self._with_reference(self._batch(groups, found.values))
+        size, scale = self._args.num_generations, self._args.scale_rewards
+        values, is_flat = advantages(scores, weights, size, scale)
+        batch = Batch.of(
+            found,
+            values,
+            hides_cut=self._args.mask_truncated_completions,
+            has_sampled=self.groups.sampler.is_int8,
+            device=self._model.device,
+        )
+        batch = self._with_reference(batch)
         order = permutation(len(batch.completions), use="shuffle", seed=self._args.seed, step=step)
         measured = {
-            **metrics.of_completions(groups, self._ends),
-            **metrics.of_rewards(scores, self._rewards, weights, found),
+            **metrics.of_lengths(found),
+            **metrics.of_rewards(scores, self._rewards, weights, is_flat),
             **metrics.of_logged(sampled.logged),
         }
         sizes = [len(prompt) for prompt in batch.prompts]
         learned = int(batch.mask.sum())
         self._tokens_seen += sum(sizes) + sum(len(one) for one in batch.completions)
-        self._log_rewards(groups, step + 1)
+        self._log_rewards(found, step + 1)
         return Rollouts(
             batch.rows(order),
             {
@@ -173,7 +174,7 @@ class Reinforcement:
                 "completion_length": measured["completions/mean_length"],
                 "clipped": measured["completions/clipped_ratio"],
                 "tokens": sum(sizes) + learned,
-                "samples": self._samples(groups),
+                "samples": self._samples(found),
             },
             {**measured, "num_tokens": self._tokens_seen},
             sampled.seconds,
@@ -194,48 +195,21 @@ class Reinforcement:
             "logging_steps": 1,
         }
 
-    @property
-    def _ends(self) -> set[int]:
-        """The tokens that end a completion, or follow its end."""
-        return {*self.groups.sampler.end_ids, self._pad_id}
-
-    def _batch(self, groups: Sequence[Group], values: Tensor) -> Batch:
-        hides_cut = self._args.mask_truncated_completions
-        written = [one.ids for group in groups for one in group.completions]
-        return Batch.of(
-            groups,
-            [self.groups.prompts[group.row].ids for group in groups],
-            values,
-            masked=[hides_cut and ids[-1] not in self._ends for ids in written],
-            has_sampled=self.groups.sampler.is_int8,
-            has_replayed=any(group.replayed for group in groups),
-            device=self._model.device,
-        )
-
     def _with_reference(self, batch: Batch) -> Batch:
         """Add the log-probabilities by the reference, if the loss has a KL term."""
         if self._objective.beta == 0:
             return batch
-        table = self._empty(batch)
+        table = Table.empty(batch.mask.shape, batch.mask.device)
         ranks = self._ctx.ranks
         with (
-            self._reference_model() as model,
+            reference_of(self._model, self._reference) as model,
             torch.random.fork_rng(devices=[], enabled=ranks.size > 1),  # of dropout
         ):
-            self.scorer.fill(table, model, batch.samples, ranks)
+            self.scorer.fill(table, model, self._parts(batch.sequences), ranks)
         return replace(batch, reference=table.logps)
 
-    @contextmanager
-    def _reference_model(self) -> Iterator[Any]:
-        if self._reference is not None:
-            yield self._reference
-            return
-        with no_deprecations(), self._model.disable_adapter():
-            yield self._model
-
-    def _empty(self, batch: Batch) -> Table:
-        zeros = torch.zeros(batch.mask.shape, device=batch.mask.device)
-        return Table(zeros, zeros.clone())
+    def _parts(self, sequences: Sequence[Tokenized]) -> list[Part]:
+        return self.scorer.parts([(one,) for one in sequences], self._model.device, self._ctx.ranks)
 
     # The loss.
 
@@ -247,42 +221,33 @@ class Reinforcement:
         """
         rollouts, ranks = micro_batch.rollouts, self._ctx.ranks
         batch, model = rollouts.batch, self._model
-        samples = learning = batch.samples
-        table = self._empty(batch)
+        written = learning = batch.sequences
+        table = Table.empty(batch.mask.shape, batch.mask.device)
         if batch.old is not None:  # completions that are not computed keep it: their ratio is 1
             table.logps.copy_(batch.old)
         table.entropies.copy_(batch.entropies)
         silent = []  # completions without a gradient
         if self.scorer.most_tokens is not None and not self._needs_all_gradients:
             is_learned = batch.is_learned
-            learning = [one for one in samples if is_learned[one.index]]
-            silent = [one for one in samples if not is_learned[one.index]]
+            learning = [one for one in written if is_learned[one.row]]
+            silent = [one for one in written if not is_learned[one.row]]
         if self._objective.top_entropy_quantile < 1:  # all entropies decide which have a loss
-            self.scorer.fill(table, model, samples, ranks)
+            self.scorer.fill(table, model, self._parts(written), ranks)
         elif self._args.num_iterations > 1:  # for the metrics only
-            self.scorer.fill(table, model, silent, ranks)
+            self.scorer.fill(table, model, self._parts(silent), ranks)
         micro_batches = self._split(batch)
         places, balances = [], []
-        with self.scorer.passes(model):
-            for part in self.scorer.parts(learning, model.device, ranks):
-                at = (part.rows, part.columns)
-                packed = self.scorer.most_tokens is not None
-                embedded = Embedded(model, part.ids) if packed else None
-                scores, balance = self.scorer.score(
-                    model, part, embedded, has_entropy_gradient=self._bonus.is_on
-                )
-                losses = self._terms(micro_batches, table.put(at, scores))
-                value = torch.stack([self._with_bonus(*one) for one in losses]).sum()
-                if balance is not None:
-                    balance = self._router_coefficient * balance / self._micro_batches
-                    value = value + balance
-                    balances.append(balance.detach().cpu())
-                yield Loss(value, amount=0.0)
-                if embedded is not None:
-                    embedded.finish()
-                table.store(at, scores)
-                places.append(at)
-        exchange(places, table, ranks)
+        parts = self._parts(learning)
+        for one in self.scorer.scored(model, parts, has_entropy_gradient=self._bonus.is_on):
+            losses = self._terms(micro_batches, table.put(one.at, one.scores))
+            value = torch.stack([self._with_bonus(*terms) for terms in losses]).sum()
+            if one.balance is not None:
+                balances.append(one.balance.detach().cpu() / self._micro_batches)
+                value = value + one.balance / self._micro_batches
+            yield Loss(value, amount=0.0)
+            table.store(one.at, one.scores)
+            places.append(one.at)
+        table.exchange(places, ranks)
         total, found = self._reported(micro_batches, table)
         if micro_batch.is_first:
             found = {**rollouts.metrics, **found}
@@ -290,7 +255,7 @@ class Reinforcement:
                 rollouts.batch = replace(batch, old=table.logps)
         if balances:
             total = total + sum(balances)
-            found["aux_loss"] = float(sum(balances)) / self._router_coefficient
+            found["aux_loss"] = float(sum(balances)) / self.scorer.router_coefficient
         if ranks.rank == 0:  # the table has the scores of all ranks
             yield Loss(total, found)
 
@@ -312,7 +277,9 @@ class Reinforcement:
             tokens=torch.stack([part.mask.sum() for part in micro_batches]).sum(),
         )
         size = len(table.logps) // len(micro_batches)
-        scores = zip(*(torch.split(values, size) for values in table), strict=True)
+        scores = zip(
+            torch.split(table.logps, size), torch.split(table.entropies, size), strict=True
+        )
         for part, (logps, entropies) in zip(micro_batches, scores, strict=True):
             tokens = self._tokens(part, logps, entropies)
             yield tokens, grpo_loss(tokens, self._objective, step)
@@ -473,31 +440,27 @@ class Reinforcement:
 
     # What is shown of the completions.
 
-    def _scored(self, groups: Sequence[Group]) -> Iterator[tuple[Prompt, str, dict[str, float]]]:
-        """Yield the completions of a step: prompt, text, and the score of each reward."""
-        for group in groups:
-            for text, row in zip(group.texts, group.scores.tolist(), strict=True):
-                scores = dict(zip(self._rewards, row, strict=True))
-                yield self.groups.prompts[group.row], text, scores
+    def _named(self, one: Trajectory) -> dict[str, float]:
+        """Return the scores of a trajectory by the names of the rewards."""
+        return dict(zip(self._rewards, one.scores, strict=True))
 
-    def _samples(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
-        shown = islice(self._scored(groups), self._samples_shown)
+    def _samples(self, found: Sequence[Trajectory]) -> list[dict[str, Any]]:
         return [
             {
-                "prompt": _truncated(prompt.text),
-                "completion": _truncated(text),
-                "rewards": found,
+                "prompt": _truncated(one.prompt.text),
+                "completion": _truncated(one.text),
+                "rewards": self._named(one),
             }
-            for prompt, text, found in shown
+            for one in found[: self._samples_shown]
         ]
 
-    def _log_rewards(self, groups: Sequence[Group], step: int) -> None:
+    def _log_rewards(self, found: Sequence[Trajectory], step: int) -> None:
         """Append the completions of this step to the reward log; warn if that fails."""
         if self.reward_log is None:
             return
         lines = [
-            {"row": prompt.row, "completion": text, "rewards": found}
-            for prompt, text, found in self._scored(groups)
+            {"row": one.prompt.row, "completion": one.text, "rewards": self._named(one)}
+            for one in found
         ]
         log = self.reward_log
         try:

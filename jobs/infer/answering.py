@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.reader import Reading
+from ..engine import answer as engine_answers
 from ..engine.cancellation import cancel_on_exit
 from ..engine.engines import engine_of, warn_of_model
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
 from ..engine.scheduler import Engine, end_tokens
-from ..errors import JobFailed, Stopped
+from ..errors import JobFailed
 from . import batch_file, gui_actions
 from .options import InferSpec
 from .token_texts import TokenTexts
@@ -33,37 +34,29 @@ _ROWS_AT_ONCE = 32
 
 
 @dataclass
-class Answer:
+class Answer(engine_answers.Answer):
     """The completions of one prompt as they grow."""
 
-    request: Request
     tokenize_s: float
     spec: InferSpec
     token_texts: TokenTexts
-    texts: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    reasons: list[str | None] = field(default_factory=list)
-    logprobs: list[list[dict[str, Any]]] = field(default_factory=list)  # if requested
+    logprobs: list[list[dict[str, Any]]] = field(init=False)  # if requested
     echoed: str | None = None  # the prompt, where it opens the completions
 
     def __post_init__(self) -> None:
-        count = self.request.num_completions
-        self.texts, self.tokens, self.reasons = [""] * count, [0] * count, [None] * count
-        self.logprobs = [[] for _ in range(count)]
+        super().__post_init__()
+        self.logprobs = [[] for _ in self.texts]
 
     def add(self, piece: Piece) -> tuple[str, list[dict[str, Any]]]:
         """Append a piece; return what to emit: an echoed prompt comes before the first piece."""
         index = piece.index
         entries = self.token_texts.entries(piece.logprobs, piece.kept_bytes)
-        text = piece.text
         if self.echoed is not None and self.tokens[index] == 0 and not self.texts[index]:
-            text = self.echoed + text
+            piece = replace(piece, text=self.echoed + piece.text)
             entries = self._of_prompt() + entries
-        self.texts[index] += text
-        self.tokens[index] += piece.tokens
-        self.reasons[index] = piece.finish_reason
+        super().add(piece)
         self.logprobs[index] += entries
-        return text, entries
+        return piece.text, entries
 
     def _of_prompt(self) -> list[dict[str, Any]]:
         if self.spec.logprobs is None:
@@ -146,7 +139,7 @@ def answer_all(
         _emit_text(ctx, answers, pieces)
         warn_of_model(ctx, engine, warm)
         for answer in answers:
-            _check_complete(answer)
+            answer.check_complete()
     return {
         "choices": [
             {**choice, "index": number * spec.n + choice["index"]}
@@ -389,20 +382,11 @@ def _in_order(
 
 
 def _wait_for(answer: Answer | JobFailed) -> Answer | JobFailed:
-    """Wait for an answer. Raises Stopped, and errors of the engine."""
+    """Wait for an answer. Raises Stopped, and other errors of the engine."""
     if isinstance(answer, JobFailed):
         return answer
-    while not isinstance(piece := answer.request.pieces.get(), End):
-        answer.add(piece)
-    if isinstance(piece.error, JobFailed):
-        return piece.error
-    if piece.error is not None:
-        raise piece.error
-    _check_complete(answer)
+    try:
+        answer.wait()
+    except JobFailed as error:
+        return error
     return answer
-
-
-def _check_complete(answer: Answer) -> None:
-    """Raise Stopped when a choice was canceled by `ctx.stop`."""
-    if any(reason in (None, "cancelled") for reason in answer.reasons):
-        raise Stopped(0)

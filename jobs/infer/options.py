@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
-from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ...configs.queues import INFER
 from ..engine import images, json_schemas
-from ..engine.options import MOST_TOKENS, SamplingSpec
+from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import JobFailed, SpecError
 from ..files.chats import ARGUMENTS, TOOLS, Chat, TemplateInputs, of_option
-from ..models.architectures import check_generates
+from ..models.architectures import check_generates, positions_in
 from ..models.chat_templates import Refused, unused, with_effort
 from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import GIVEN, Relation, goes_with, is_in, is_not, never_with
@@ -35,7 +34,7 @@ _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferSpec(SamplingSpec):
+class InferSpec(PrecisionSpec):
     """Generate text from prompts or chats, with images if the model accepts them."""
 
     kind: ClassVar[str] = "infer"
@@ -133,15 +132,6 @@ class InferSpec(SamplingSpec):
     )
 
     model: str = option("demo", "warm model that generates the text", group="model")
-    precision: str | None = option(
-        None,
-        "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
-        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
-        group="model",
-        default_text="as the model was loaded",
-        choices=PRECISIONS,
-        former_names=FORMER_NAMES,
-    )
 
     max_tokens: int | None = option(
         None,
@@ -158,7 +148,10 @@ class InferSpec(SamplingSpec):
     )
     n: int = option(1, "completions per prompt", group="sampling", minimum=1, maximum=128)
     stop: tuple[str, ...] = option(
-        (), "stop sequence: text that ends a completion and is not part of it", group="sampling"
+        (),
+        "stop sequence: text that ends a completion and is not part of it",
+        group="sampling",
+        longest=MOST_STOP,
     )
     seed: int | None = option(
         None,
@@ -217,8 +210,6 @@ class InferSpec(SamplingSpec):
             prompt_list(self.prompts)
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
-        if (longest := max(map(len, self.stop), default=0)) > MOST_STOP:
-            raise SpecError("stop", f"must have at most {MOST_STOP} characters each, got {longest}")
         if self.screen:
             gui_actions.parse_screen(self.screen)
 
@@ -270,7 +261,7 @@ class InferSpec(SamplingSpec):
             self._check_images(config)
         if not config.get("has_chat_template", True):
             self._check_plain()
-        limit = (config.get("text_config") or config).get("max_position_embeddings")
+        limit = positions_in(config)
         if limit is not None and (1 if self.max_tokens is None else self.max_tokens) >= limit:
             raise SpecError(
                 "max_tokens",

@@ -12,6 +12,7 @@ from ..engine.request import Image
 from ..errors import JobFailed
 from ..files.chats import Chat
 from ..models import chat_templates
+from ..models.architectures import positions_in
 from ..models.chat_templates import ChatTemplate
 from ..models.text_length import check_length
 from . import chat_messages
@@ -33,8 +34,8 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
         chat = spec.chat(prompt)
         messages, urls = chat_messages.split(chat.messages)
         chat = replace(chat, messages=messages)
-        size = chat.num_characters
-        check_length("messages:", size, warm.tokenizer, _positions(warm), warm.name)
+        size, limit = chat.num_characters, positions_in(warm.model.config)
+        check_length("messages:", size, warm.tokenizer, limit, warm.name)
         template = ChatTemplate.of(warm.tokenizer)
         if spec.reasoning_effort != AUTO:
             chat = chat_templates.with_effort(chat, spec.reasoning_effort, template)
@@ -49,7 +50,7 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
 
 def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
     """Return how many tokens a completion may have. Raises JobFailed if too few fit."""
-    limit = _positions(warm)
+    limit = positions_in(warm.model.config)
     wanted = MAX_TOKENS if spec.max_tokens is None else spec.max_tokens
     if limit is None:
         return wanted
@@ -64,13 +65,6 @@ def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
 
 def _tokens(warm: WarmModel, text: str, **how: Any) -> list[int]:
     """Tokenize a text. One that is certainly too long is refused first: it would take seconds."""
-    check_length("prompt:", len(text), warm.tokenizer, _positions(warm), warm.name)
+    check_length("prompt:", len(text), warm.tokenizer, positions_in(warm.model.config), warm.name)
     ids: list[int] = warm.tokenizer(text, **how)["input_ids"]
     return ids
-
-
-def _positions(warm: WarmModel) -> int | None:
-    limit: int | None = getattr(
-        warm.model.config.get_text_config(), "max_position_embeddings", None
-    )
-    return limit

@@ -7,16 +7,18 @@ computes the losses.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..codegraph.python_graph import sources_in
-from ..context import Context, WarmModel, step_of
+from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.former import Former
 from ..data.reader import progress, report_former
-from ..errors import JobFailed, Stopped
+from ..errors import JobFailed
 from ..models.weight_headers import listed
+from ..training.begin import announce, run_to_end
 from ..training.same_inputs import require_same
 from .options import GRAPH, LEARNING_RATE, MlmSpec
 
@@ -34,7 +36,6 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the last evaluation (None without any), the folder of the model and the metrics
     of the last step. Raises Stopped and JobFailed.
     """
-    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
     from ..data.corpus import tokenizer_digest
     from .model import given_tokenizer, model_to_train, read_tokenizer
 
@@ -51,12 +52,22 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
         _announce_head(spec, ctx, warm)
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     training = _training(spec, ctx, warm, model, tokenizer, corpus)
-    seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-    gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-    _announce(spec, ctx, training, corpus, checkpoint, gemm, seconds)
-    with fast_kernels(onednn=gemm == ONEDNN):
-        training.run(checkpoint)
-    training.save_model(ctx.run_dir / "model")
+    trainer_s = time.perf_counter() - data_done
+    gemm = announce(
+        training,
+        checkpoint,
+        micro_steps_total=spec.steps * spec.gradient_accumulation,
+        model=spec.model or spec.architecture,
+        objective=spec.objective,
+        batch_size=spec.batch_size,
+        gradient_accumulation=spec.gradient_accumulation,
+        seq_len=spec.seq_len,
+        warmup_steps=spec.warmup,
+        left_out=_left_out(spec, ctx, corpus),
+        data_s=data_done - begun,
+        trainer_s=trainer_s,
+    )
+    run_to_end(training, checkpoint, gemm)
     return {
         "steps": training.step,
         "eval": training.last_eval,
@@ -86,10 +97,6 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
     from ..data.corpus import FOLDER
     from . import corpus as made
 
-    def check_stop() -> None:
-        if ctx.stop.is_set():
-            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
-
     is_graph = spec.objective == GRAPH
     recipe = made.Recipe(
         data=spec.data_path,
@@ -98,7 +105,7 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         seq_len=spec.seq_len,
         share=spec.validation,
         held_out_data=None if spec.eval_dataset is None else Path(spec.eval_dataset),
-        check_stop=check_stop,
+        check_stop=partial(ctx.check_stop, checkpoint),
         report=progress(ctx.emit),
         columns=spec.column_names,
         skip_bad_rows=spec.skip_bad_rows,
@@ -224,40 +231,3 @@ def _left_out(spec: MlmSpec, ctx: Context, corpus: Corpus) -> str | None:
         return left_out.joined(files, corpus.facts.get("left_out"))
     folders = [spec.data_path, *([] if held_out is None else [Path(held_out)])]
     return left_out.joined(*(left_out.of_files(sources_in("data", path)) for path in folders))
-
-
-def _announce(
-    spec: MlmSpec,
-    ctx: Context,
-    training: Training,
-    corpus: Corpus,
-    checkpoint: Path | None,
-    gemm: str,
-    seconds: dict[str, Any],
-) -> None:
-    import torch
-
-    from ..compute.levels import compute_summary
-
-    ctx.emit(
-        "begin",
-        steps_total=spec.steps,
-        micro_steps_total=spec.steps * spec.gradient_accumulation,
-        resumed_from=None if checkpoint is None else step_of(checkpoint),
-        model=spec.model or spec.architecture,
-        objective=spec.objective,
-        parameters=training.model.num_parameters(),
-        trained_parameters=training.model.num_parameters(only_trainable=True),
-        device=str(training.args.device),
-        processes=ctx.ranks.size,
-        threads=torch.get_num_threads(),  # of each process
-        gemm=gemm,
-        batch_size=spec.batch_size,
-        gradient_accumulation=spec.gradient_accumulation,
-        seq_len=spec.seq_len,
-        learning_rate=training.args.learning_rate,
-        warmup_steps=spec.warmup,
-        left_out=_left_out(spec, ctx, corpus),
-        **compute_summary(ctx.device),
-        **seconds,
-    )

@@ -15,6 +15,19 @@ _OTHER_HEADS = (
 _MASKED_LM = ("ForMaskedLM", "CodeGraphEncoder")
 
 
+def positions_in(config: Any) -> int | None:
+    """Return the context length of a decoder in tokens, by its loaded config or its config.json.
+
+    None if it names none.
+    """
+    name = "max_position_embeddings"
+    if isinstance(config, Mapping):
+        limit: int | None = (config.get("text_config") or config).get(name)
+    else:
+        limit = getattr(config.get_text_config(), name, None)
+    return limit
+
+
 def check_generates(config: Mapping[str, Any]) -> None:
     """Check by a config.json that a model generates text. Raises SpecError."""
     name = _class_in(config)

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def positions(model: Any) -> int | None:
-    """Return the context length in tokens, or None if the model has no limit."""
+    """Return the context length of an encoder in tokens, or None if it has no limit."""
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings == limit:

@@ -1,11 +1,12 @@
-"""Sequences of tokens: packed into one row without padding, scored, and their backward passes.
+"""Sequences of tokens with weights: divided into passes of a model, scored, and learned.
 
-- `attention`: causal attention within each sequence of a pack; which models support it
-- `shared_prompts`: packs of several completions behind one prompt
+- `sequence`: a sequence, its tokens and the weight of each in a loss
+- `packs`: several sequences in one row of tokens, without padding; `attention`: within each of them
+- `padded`: batches of models that cannot be packed; `padding`: whether they have a padding token
+- `scoring`: log-probabilities and entropies of sequences by either, with gradients, in tables
 - `passes`: forward and backward pass over a pack; the number of tokens that fit into memory
-- `lora_linear`: LoRA layers, with their frozen layer, as one autograd node
-- `logprobs`: the vocabulary head at the scored tokens only
+- `logprobs`: the vocabulary head at the scored tokens only; `lora_linear`: LoRA layers as one node
 
-Enters: a model and packs of token ids; leaves: log-probabilities and entropies with gradients. Used
-by the training kinds; imports none of them.
+Enters: a model and sequences; leaves: log-probabilities and entropies with gradients. Used by the
+training kinds; imports none of them.
 """

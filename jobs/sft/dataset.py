@@ -39,8 +39,6 @@ from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
 from ..training.options import AS_IT_IS
 from ..training.rows import RowSource, ended_by_assistant, prompt_text
 
-IGNORED = -100  # label of a token that is not learned
-
 
 @dataclass(frozen=True)
 class Row:
@@ -161,22 +159,27 @@ def _answer(values: Mapping[str, Any], place: jsonl.Place) -> str:
 
 @dataclass(frozen=True)
 class Example:
-    """The tokens of a row, and for each of them itself or IGNORED."""
+    """The tokens of a row, and for each whether it is learned: 1 or 0."""
 
     ids: list[int]
-    labels: list[int]
+    learned: list[int]
 
     @property
     def num_learned(self) -> int:
         """The tokens with a loss: the first one is never predicted."""
-        return sum(label != IGNORED for label in self.labels[1:])
+        return sum(self.learned[1:])
 
     def columns(self) -> dict[str, list[int]]:
-        return {"ids": self.ids, "labels": self.labels}
+        return {"ids": self.ids, "learned": self.learned}
+
+    def stock(self) -> dict[str, list[int]]:
+        """Return the row as TRL's trainer takes it: a label of -100 is not learned."""
+        labels = [token if bit else -100 for token, bit in zip(self.ids, self.learned, strict=True)]
+        return {"input_ids": self.ids, "labels": labels}
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Any]) -> Self:
-        return cls(columns["ids"].tolist(), columns["labels"].tolist())
+        return cls(columns["ids"].tolist(), columns["learned"].tolist())
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class Tokenization:
     @property
     def dtypes(self) -> dict[str, str]:
         """The columns of an example with their numpy types."""
-        return {"ids": "<i4", "labels": "<i4"}
+        return {"ids": "<i4", "learned": "<u1"}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -211,7 +214,7 @@ class Tokenization:
         """
         for row in rows:
             example = self._example(row, lengths)
-            cut = Example(example.ids[: self.max_length], example.labels[: self.max_length])
+            cut = Example(example.ids[: self.max_length], example.learned[: self.max_length])
             lengths.add(len(example.ids), cut.num_learned)
             if cut.num_learned:
                 yield cut
@@ -227,8 +230,9 @@ class Tokenization:
         begin = num_shared(prompt_ids, ids)
         if begin < len(prompt_ids):
             lengths.add_divergence(row.place.text, self.tokenizer.decode(prompt_ids[begin:]))
-        labels = [IGNORED] * begin + ids[begin:] if self.completion_only_loss else list(ids)
-        return Example(ids, self._of_assistant(labels, row) if self.assistant_only_loss else labels)
+        begin = begin if self.completion_only_loss else 0
+        said = self._said(row) if self.assistant_only_loss else [1] * len(ids)
+        return Example(ids, [0] * begin + said[begin:])
 
     def _text_ids(self, prompt: Any, learned: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a row, and those of its prompt alone."""
@@ -246,10 +250,10 @@ class Tokenization:
             return ids, []
         return ids, self._chat_ids(row.opening, row, add_generation_prompt=True)
 
-    def _of_assistant(self, labels: list[int], row: Row) -> list[int]:
-        """Return labels without those of tokens that the assistant does not say."""
+    def _said(self, row: Row) -> list[int]:
+        """Return for each token of a chat whether the assistant says it: 1 or 0."""
         # The template has just rendered this chat within its limits.
-        mask = self.tokenizer.apply_chat_template(
+        mask: list[int] = self.tokenizer.apply_chat_template(
             [*(row.prompt or ()), *row.learned],
             tokenize=True,
             return_dict=True,
@@ -263,7 +267,7 @@ class Tokenization:
                 "assistant_only_loss: must be false for this model: its chat template does not "
                 "mark what the assistant says ({% generation %})"
             )
-        return [label if bit else IGNORED for label, bit in zip(labels, mask, strict=True)]
+        return mask
 
     def _chat_ids(
         self, chat: str | Chat, row: Row, *, add_generation_prompt: bool = False

@@ -6,19 +6,19 @@ needs torch.
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from ..context import Context, WarmModel
 from ..errors import JobFailed
 from ..files.chats import Chat
 from ..models import chat_templates
-from ..models.architectures import check_can_generate
 from ..models.chat_templates import ChatTemplate
-from ..sequences.padding import check_padding
 from ..training import row_job
+from ..training.begin import by_size
 from ..training.lengths import most_tokens_of_a_row
-from ..training.tokens import Examples
+from ..training.row_job import Prepared
+from ..training.rows import Rows
 from .dataset import Example, Tokenization
 from .options import SftSpec
 from .training_templates import NOT_MARKED
@@ -36,47 +36,41 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, loss and token accuracy on held-out rows before and after (None without any),
     the folder of the model and the last step's metrics. Raises Stopped and JobFailed.
     """
-    checkpoint = ctx.checkpoints.latest()
-    begun = time.perf_counter()
-    warm = ctx.models.take(spec.model)
-    check_can_generate(warm.model)
-    if warm.tokenizer.eos_token is None:
-        raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
-    rows = row_job.load_rows(spec, ctx)
-    how = tokenization_of(spec, warm, rows.has_chats)
-    check_padding(warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, Example, checkpoint)
-    if spec.assistant_only_loss and checkpoint is None and not _learns_to_stop(how):
+    data = prepare(spec, ctx, ctx.models.take(spec.model), ctx.checkpoints.latest())
+    is_new = data.checkpoint is None
+    if spec.assistant_only_loss and is_new and not _learns_to_stop(cast(Tokenization, data.how)):
         ctx.emit(
             "warning",
             message="assistant_only_loss: the chat template does not mark the end-of-turn token as "
             "what the assistant says: the model may not learn to stop",
         )
-    data_done = time.perf_counter()
-    steps = row_job.planned_steps(spec, ctx, examples, checkpoint)
-    task, training = training_of(spec, ctx, warm, steps, examples, held_out, rows.fingerprint)
+    task, training = training_of(data)
     return row_job.run_training(
-        spec,
-        ctx,
-        rows,
+        data,
         training,
-        checkpoint,
-        most_tokens=task.most_tokens,
+        most_tokens=task.scorer.most_tokens,
         measured=("loss", "mean_token_accuracy"),
-        max_length=how.max_length,
-        data_s=data_done - begun,
-        trainer_s=time.perf_counter() - data_done,
     )
 
 
-def tokenization_of(spec: SftSpec, warm: WarmModel, has_chats: bool) -> Tokenization:
+def prepare(
+    spec: SftSpec, ctx: Context, warm: WarmModel, checkpoint: Path | None = None
+) -> Prepared[Example]:
+    return row_job.prepare(
+        spec, ctx, warm, Example, lambda rows: tokenization_of(spec, warm, rows), checkpoint
+    )
+
+
+def tokenization_of(spec: SftSpec, warm: WarmModel, rows: Rows[Any]) -> Tokenization:
     return Tokenization(
         tokenizer=warm.tokenizer,
         max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
         completion_only_loss=spec.completion_only_loss,
         assistant_only_loss=spec.assistant_only_loss,
         training_template=(
-            _training_template(warm.tokenizer) if spec.assistant_only_loss and has_chats else None
+            _training_template(warm.tokenizer)
+            if spec.assistant_only_loss and rows.has_chats
+            else None
         ),
     )
 
@@ -127,64 +121,32 @@ def config_of(
         per_device_train_batch_size=spec.rows_per_step if packs else spec.batch_size,
         gradient_accumulation_steps=1 if packs else spec.gradient_accumulation,
         learning_rate=chosen_learning_rate(
-            spec, ctx, _usual_learning_rate(warm.model.num_parameters())
+            spec, ctx, by_size(warm.model.num_parameters(), 1e-3, 3e-4, 2e-5)
         ),
         warmup_steps=spec.warmup_steps,
         max_length=None,  # the rows are cut already
         dataset_kwargs={"skip_prepare_dataset": True},
         optim="adamw_torch_fused",
-        activation_checkpointing=False,
     )
 
 
-def _usual_learning_rate(num_parameters: int) -> float:
-    if num_parameters < 1e6:
-        return 1e-3
-    return 3e-4 if num_parameters < 1e8 else 2e-5
-
-
-def training_of(
-    spec: SftSpec,
-    ctx: Context,
-    warm: WarmModel,
-    steps: int,
-    examples: Examples[Example],
-    held_out: Examples[Example],
-    data: str,
-) -> tuple[Supervised, Training]:
+def training_of(data: Prepared[Example]) -> tuple[Supervised, Training]:
     from ..sequences.attention import can_pack
-    from ..sequences.passes import pack_tokens, require_one_process
-    from ..training.arguments import in_float32, pad_id, set_router
-    from ..training.loop import Training
+    from ..training.arguments import in_float32, scorer_of
     from ..training.lora import with_adapter
     from .task import Supervised
 
+    spec, ctx, warm = data.spec, data.ctx, data.warm
     model = in_float32(warm.model)
-    packs = can_pack(model)
-    if not packs:
-        require_one_process(ctx.ranks, model)
     model = model.requires_grad_(True) if spec.lora is None else with_adapter(warm, model, spec)
-    args = config_of(spec, ctx, warm, steps, packs=packs)
-    set_router(model, args)
+    args = config_of(spec, ctx, warm, data.steps, packs=can_pack(model))
     task = Supervised(
         ctx=ctx,
         args=args,
         model=model,
-        pad_id=pad_id(model, warm.tokenizer),
-        examples=examples,
-        held_out=held_out,
-        data=data,
-        most_tokens=pack_tokens(model, ctx) if packs else None,
+        scorer=scorer_of(model, ctx, warm.tokenizer, args, wants_top=True),
+        examples=data.examples,
+        held_out=data.held_out,
+        data=data.rows.fingerprint,
     )
-    training = Training(
-        ctx=ctx,
-        spec=spec,
-        args=args,
-        model=model,
-        tokenizer=warm.tokenizer,
-        task=task,
-        measured=task if held_out else None,
-        eval_every=spec.eval_every,
-        differences_since=task.differences_since,
-    )
-    return task, training
+    return task, row_job.training_of(data, args, model, task)

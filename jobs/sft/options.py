@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..data.options import Content
+from ..data.options import MOST_CHARACTERS, Content
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.chat_templates import ChatTemplate
@@ -56,6 +56,7 @@ class SftSpec(RowTrainingSpec):
         "prompt template with {question}, for question/answer records; a space and the answer "
         "follow it",
         group="data",
+        longest=MOST_CHARACTERS,
     )
 
     learning_rate: float | None = override(
@@ -102,4 +103,3 @@ class SftSpec(RowTrainingSpec):
         super().check()
         if "{question}" not in self.template:
             raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
-        self.check_text("template")

@@ -14,21 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from trl.trainer.sft_config import SFTConfig
 
 from ..context import ONE_PROCESS, Context, Ranks
 from ..errors import JobFailed
-from ..sequences.attention import packed_attention
-from ..sequences.logprobs import Scores, score_logits
+from ..sequences.logprobs import Scores
 from ..sequences.padding import ROUNDED
-from ..sequences.passes import Embedded, score_pack
+from ..sequences.scoring import Scorer
+from ..sequences.sequence import Sequence as Tokens
 from ..training.arguments import counts_first_tokens
 from ..training.loop import Loss
 from ..training.row_order import micro_batches
 from ..training.tokens import Examples
-from .dataset import IGNORED, Example
-from .packs import SequencePack, split, trimmed
+from .dataset import Example
 
 EVAL_ROWS = 32  # of one batch of an evaluation
 
@@ -40,6 +38,15 @@ class MicroBatch:
     rows: Sequence[Example]
     step_learned: int  # tokens with a loss, of the whole step
     share: float  # of this micro-batch in a mean over those of a step
+
+    @property
+    def sequences(self) -> list[Tokens]:
+        """The rows; nothing predicts the first token of one."""
+        return [
+            Tokens(tuple(row.ids), (0.0, *map(float, row.learned[1:])), number)
+            for number, row in enumerate(self.rows)
+            if row.num_learned
+        ]
 
     def sums(self, scores: Scores) -> dict[str, float]:
         """Return what scored tokens add to the metrics, which are means over micro-batches."""
@@ -53,7 +60,7 @@ class MicroBatch:
 class Supervised:
     """The task of an SFT job (training.loop.Task, training.loop.Measured).
 
-    `most_tokens`: of a pack; None: padded batches. `data` identifies the rows. `args`: a SFTConfig.
+    `data` identifies the rows. `args`: a SFTConfig.
     """
 
     def __init__(
@@ -62,36 +69,29 @@ class Supervised:
         ctx: Context,
         args: SFTConfig,
         model: Any,
-        pad_id: int,
+        scorer: Scorer,
         examples: Sequence[Example],
         held_out: Examples[Example],
         data: str,
-        most_tokens: int | None,
     ) -> None:
-        self.most_tokens = most_tokens
+        self.scorer = scorer
         self._ctx = ctx
         self._args: Any = args
         self._model = model
-        self._pad_id = pad_id
         self._examples = examples
         self._held_out = held_out
         self._data = data
         # Rows of packs never count a token that none predicts.
-        self._first = 0 if most_tokens is None and counts_first_tokens(model) else 1
+        is_padded = scorer.most_tokens is None
+        self._first = 0 if is_padded and counts_first_tokens(model) else 1
 
     def batches(self, first_step: int) -> Iterator[Sequence[MicroBatch]]:
         for parts in micro_batches(self._examples, self._args, first_step):
-            labels = (
-                label for part in parts for row in part for label in row.labels[self._first :]
-            )
-            learned = sum(label != IGNORED for label in labels)
+            learned = sum(sum(row.learned[self._first :]) for part in parts for row in part)
             yield [MicroBatch(part, max(learned, 1), 1 / len(parts)) for part in parts]
 
     def loss(self, micro_batch: MicroBatch) -> Iterator[Loss]:
-        if self.most_tokens is None:
-            yield self._loss_of_padded(micro_batch)
-        else:
-            yield from self._losses_of_packs(micro_batch, self.most_tokens, self._ctx.ranks)
+        yield from self._losses(micro_batch, self._ctx.ranks)
 
     def fields(self, batch: Sequence[MicroBatch], sums: Mapping[str, float]) -> dict[str, Any]:
         return {
@@ -109,7 +109,7 @@ class Supervised:
 
     def differences_since(self, rules: int) -> list[str]:
         """Return how results differ from those of a version with these RULES."""
-        return [ROUNDED] if rules < 2 and self.most_tokens is None else []
+        return [ROUNDED] if rules < 2 and self.scorer.most_tokens is None else []
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:
@@ -124,7 +124,8 @@ class Supervised:
                 return None
             rows = [self._held_out[number] for number in by_length[first : first + EVAL_ROWS]]
             learned = sum(row.num_learned for row in rows)
-            for part in self._measured(MicroBatch(rows, max(learned, 1), 1.0)):
+            # Rank 0 alone computes them.
+            for part in self._losses(MicroBatch(rows, max(learned, 1), 1.0), ONE_PROCESS):
                 loss += float(part.value) * learned
                 right += part.sums["mean_token_accuracy"] * learned
             count += learned
@@ -139,56 +140,11 @@ class Supervised:
     def evaluated(self, found: dict[str, Any]) -> None:
         """Nothing depends on an evaluation."""
 
-    def _measured(self, batch: MicroBatch) -> Iterator[Loss]:
-        """Yield the losses of held-out rows, which rank 0 alone computes."""
-        if self.most_tokens is None:
-            yield self._loss_of_padded(batch)
-        else:
-            yield from self._losses_of_packs(batch, self.most_tokens, ONE_PROCESS)
-
-    def _losses_of_packs(self, batch: MicroBatch, most_tokens: int, ranks: Ranks) -> Iterator[Loss]:
-        learns = torch.is_grad_enabled()
-        with packed_attention(self._model):
-            for rows in split(trimmed(batch.rows), most_tokens, ranks):
-                pack = SequencePack(rows, self._model.device)
-                embedded = Embedded(self._model, pack.ids) if learns else None
-                scores = score_pack(
-                    self._model,
-                    pack,
-                    embedded=None if embedded is None else embedded.output,
-                    is_half=self._args.bf16,
-                    wants_top=True,
-                )
-                yield Loss(-scores.logps.sum() / batch.step_learned, batch.sums(scores))
-                if embedded is not None:
-                    embedded.finish()
-
-    def _loss_of_padded(self, batch: MicroBatch) -> Loss:
-        ids, is_token, labels = self._padded(batch.rows)
-        routes = getattr(self._model.config.get_text_config(), "output_router_logits", False)
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._args.bf16):
-            output = self._model(
-                input_ids=ids,
-                attention_mask=is_token,
-                use_cache=False,
-                **({"output_router_logits": True} if routes else {}),
-            )
-        is_learned = labels[:, 1:] != IGNORED
-        scores = score_logits(output.logits[:, :-1][is_learned], labels[:, 1:][is_learned])
-        loss = -scores.logps.sum() / batch.step_learned
-        if routes:  # the balance of a mixture of experts, a mean over the micro-batch
-            loss = loss + self._args.router_aux_loss_coef * output.aux_loss * batch.share
-        return Loss(loss, batch.sums(scores))
-
-    def _padded(self, rows: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids, attention mask and labels of rows, (rows, longest), padded on the right."""
-        longest = max(len(row.ids) for row in rows)
-        ids = torch.full((len(rows), longest), self._pad_id)
-        is_token = torch.zeros_like(ids)
-        labels = torch.full_like(ids, IGNORED)
-        for number, row in enumerate(rows):
-            ids[number, : len(row.ids)] = torch.tensor(row.ids)
-            is_token[number, : len(row.ids)] = 1
-            labels[number, : len(row.ids)] = torch.tensor(row.labels)
-        device = self._model.device
-        return ids.to(device), is_token.to(device), labels.to(device)
+    def _losses(self, batch: MicroBatch, ranks: Ranks) -> Iterator[Loss]:
+        model, scorer = self._model, self.scorer
+        parts = scorer.parts([(one,) for one in batch.sequences], model.device, ranks)
+        for one in scorer.scored(model, parts):
+            loss = -(one.part.weights * one.scores.logps).sum() / batch.step_learned
+            if one.balance is not None:  # a mean over the micro-batch
+                loss = loss + one.balance * batch.share
+            yield Loss(loss, batch.sums(one.scores))

@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
 from ..compute.device import has_bfloat16
 from ..context import Context
 from ..models.adapters import unwrapped
+from ..sequences.scoring import Scorer
 from .options import TrainingSpec
+
+# Activations are kept: TRL recomputes them by default, which is slower. The argument
+# has another name before transformers 5.23.
+_IS_NAMED_NEW = hasattr(TrainingArguments, "activation_checkpointing")
+KEPT_ACTIVATIONS: dict[str, Any] = {
+    f"{'activation' if _IS_NAMED_NEW else 'gradient'}_checkpointing": False
+}
 
 
 def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
@@ -31,6 +40,7 @@ def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
+        **KEPT_ACTIVATIONS,
     }
 
 
@@ -77,14 +87,16 @@ def router_coefficient(model: Any, args: Any) -> float:
     return float(own if args.router_aux_loss_coef is None else args.router_aux_loss_coef)
 
 
-def set_router(model: Any, args: Any) -> None:
-    """Make a mixture of experts return the loss that balances its experts, as TRL does.
+def scorer_of(model: Any, ctx: Context, tokenizer: Any, args: Any, **how: Any) -> Scorer:
+    """Return the scorer of a job, by its arguments; `how`: further fields.
 
-    Its coefficient is the model's own, unless `args` has one.
+    Raises JobFailed for several processes of a model that cannot be packed.
     """
-    config = model.config.get_text_config()
-    if hasattr(config, "router_aux_loss_coef"):
-        if args.router_aux_loss_coef is None:
-            args.router_aux_loss_coef = config.router_aux_loss_coef
-        config.router_aux_loss_coef = args.router_aux_loss_coef
-        config.output_router_logits = bool(args.router_aux_loss_coef)
+    return Scorer.of(
+        model,
+        ctx,
+        pad_id=pad_id(model, tokenizer),
+        is_half=args.bf16,
+        router_coefficient=router_coefficient(model, args),
+        **how,
+    )

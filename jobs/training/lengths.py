@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import JobFailed
+from ..models.architectures import positions_in
 
 MAX_LENGTH = 1024  # tokens of a row, unless the options or the model's positions say otherwise
 
@@ -19,7 +20,7 @@ def most_tokens_of_a_row(requested: int | None, model: Any, name: str) -> int:
 
     Raises JobFailed if more tokens are requested than the model has positions.
     """
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = positions_in(model.config)
     max_length = row_length(requested, limit)
     if limit is not None and max_length > limit:
         raise JobFailed(

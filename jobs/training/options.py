@@ -28,7 +28,6 @@ MOST_PROCESSES = 1024  # of a job
 AS_IT_IS = "{question}"  # the prompt template that changes nothing
 # The default prompt template of earlier versions, for stored jobs: see Spec.of_stored.
 FORMER_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
-MOST_CHARACTERS = 100_000  # in a prompt template or a system message
 MOST_RANK = 4096  # of a LoRA adapter
 ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers except the vocabulary head
 NOT_ON_ADAPTER = (

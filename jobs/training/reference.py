@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+
+from .deprecations import no_deprecations
 
 
 def weight_sharing_clone(model: Any) -> Any:
@@ -33,6 +37,16 @@ def weight_sharing_clone(model: Any) -> Any:
 
 
 _EMPTY = (dict, OrderedDict, set)
+
+
+@contextmanager
+def reference_of(model: Any, reference: Any | None) -> Iterator[Any]:
+    """Yield the reference of a model: None means the model without its adapter."""
+    if reference is not None:
+        yield reference
+        return
+    with no_deprecations(), model.disable_adapter():
+        yield model
 
 
 def copy_shared_weights(policy: Any, reference: Any) -> None:

@@ -5,12 +5,14 @@ Imports torch only in its functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
-from ..context import Context, WarmModel, step_of
+from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.lengths import divergence_warning
 from ..data.reader import (
@@ -20,9 +22,12 @@ from ..data.reader import (
     report_skipped,
     report_splits,
 )
-from ..errors import Stopped
+from ..errors import JobFailed
+from ..models.architectures import check_can_generate
 from ..models.chat_templates import chat_template_of, shown_prompt
 from ..models.vocabulary import Vocabulary
+from ..sequences.padding import check_padding
+from .begin import announce, run_to_end
 from .row_options import RowTrainingSpec
 from .rows import Rows
 from .same_inputs import require_same
@@ -30,6 +35,66 @@ from .tokens import E, Encoder, Examples, tokenized
 
 if TYPE_CHECKING:
     from .loop import Training
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[E]):
+    """What a training on rows is made of.
+
+    `began`, `ended`: when it was prepared, by time.perf_counter.
+    """
+
+    spec: Any  # a RowTrainingSpec
+    ctx: Context
+    warm: WarmModel
+    checkpoint: Path | None  # to resume from
+    rows: Rows[Any]
+    how: Encoder[E]
+    examples: Examples[E]
+    held_out: Examples[E]
+    steps: int
+    began: float
+    ended: float
+
+
+def prepare(
+    spec: RowTrainingSpec,
+    ctx: Context,
+    warm: WarmModel,
+    kind: type[E],
+    encoder_of: Callable[[Rows[Any]], Encoder[E]],
+    checkpoint: Path | None = None,
+) -> Prepared[E]:
+    """Read and tokenize the rows of a job. Raises Stopped and JobFailed."""
+    began = time.perf_counter()
+    check_can_generate(warm.model)
+    if warm.tokenizer.eos_token is None:
+        raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
+    rows = load_rows(spec, ctx)
+    how = encoder_of(rows)
+    check_padding(warm)
+    examples, held_out = encode(spec, ctx, rows, how, warm, kind, checkpoint)
+    steps = planned_steps(spec, ctx, examples, checkpoint)
+    known = (spec, ctx, warm, checkpoint, rows, how, examples, held_out, steps)
+    return Prepared(*known, began, time.perf_counter())
+
+
+def training_of(data: Prepared[Any], args: Any, model: Any, task: Any, **hooks: Any) -> Training:
+    """Return the training of a task, which also measures the held-out rows."""
+    from .loop import Training
+
+    return Training(
+        ctx=data.ctx,
+        spec=data.spec,
+        args=args,
+        model=model,
+        tokenizer=data.warm.tokenizer,
+        task=task,
+        measured=task if data.held_out else None,
+        eval_every=data.spec.eval_every,
+        differences_since=task.differences_since,
+        **hooks,
+    )
 
 
 def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
@@ -59,13 +124,15 @@ def encode(
     # Nearly all models have an embedding for each token: then nothing has to be looked up.
     vocabulary = Vocabulary.of(spec.model, warm.model, how.tokenizer) if warm.unembedded else None
 
-    def check_stop() -> None:
-        if ctx.stop.is_set():
-            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
-
     corpus = ctx.ranks.after_first(
         lambda: tokenized(
-            ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit), vocabulary
+            ctx.cache_dir,
+            spec.kind,
+            rows,
+            how,
+            partial(ctx.check_stop, checkpoint),
+            progress(ctx.emit),
+            vocabulary,
         )
     )
     require_same(ctx.ranks, "dataset", {"content": corpus.name})
@@ -98,11 +165,8 @@ def planned_steps(
 
 
 def run_training(
-    spec: RowTrainingSpec,
-    ctx: Context,
-    rows: Rows[Any],
+    data: Prepared[Any],
     training: Training,
-    checkpoint: Path | None,
     *,
     most_tokens: int | None,
     measured: Sequence[str],
@@ -113,40 +177,27 @@ def run_training(
     `measured`: the fields of an evaluation that the result has. `about`: further fields of the
     `begin` event. Raises Stopped and JobFailed.
     """
-    import torch
-
-    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
-    from ..compute.levels import compute_summary
-
-    gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
-    ctx.emit(
-        "begin",
-        steps_total=training.steps_total,
-        resumed_from=None if checkpoint is None else step_of(checkpoint),
+    spec, rows, trainer_s = data.spec, data.rows, time.perf_counter() - data.ended
+    gemm = announce(
+        training,
+        data.checkpoint,
         model=spec.model,
-        parameters=training.model.num_parameters(),
-        trained_parameters=training.model.num_parameters(only_trainable=True),
-        device=str(training.args.device),
-        processes=ctx.ranks.size,
-        threads=torch.get_num_threads(),  # of each process
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
         packing=most_tokens is not None,  # false: padded batches
         pack_tokens=most_tokens,  # most in one pass of the model
-        learning_rate=training.args.learning_rate,
         left_out=left_out.of_job(
             "dataset", spec.dataset, spec.eval_dataset, readings=[rows.reading]
         ),
         first_prompt=shown_prompt(
             next(iter(rows.train)).opening, chat_template_of(training.tokenizer)
         ),
-        **compute_summary(ctx.device),
-        gemm=gemm,
+        max_length=data.how.max_length,
         **about,
+        data_s=data.ended - data.began,
+        trainer_s=trainer_s,
     )
-    with fast_kernels(onednn=gemm == ONEDNN):
-        training.run(checkpoint)
-    training.save_model(ctx.run_dir / "model")
+    run_to_end(training, data.checkpoint, gemm)
     return {
         "steps": training.step,
         "eval_before": _chosen(training.before, measured),

@@ -9,22 +9,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ..data.options import Content, RecordsSpec
+from ..data.options import ChatRecordsSpec, Content
 from ..data.sources import TAKES, located
 from ..errors import SpecError
-from ..models.architectures import check_generates
+from ..models.architectures import check_generates, positions_in
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate, check_used
 from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import GIVEN, Relation, is_in, never_with
 from ..spec import option, override
 from .eval_options import EvaluatedSpec
 from .lengths import MAX_LENGTH, row_length
-from .options import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, TrainingSpec
+from .options import MOST_ROWS, MOST_TOKENS, TrainingSpec
 from .rows import Rows, RowSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
+class RowTrainingSpec(ChatRecordsSpec, EvaluatedSpec):
     """Train a decoder on rows of a data set, and evaluate it on held-out rows."""
 
     argument: ClassVar[str | None] = "dataset"
@@ -54,10 +54,6 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
         minimum=2,
         maximum=MOST_TOKENS,
     )
-    chat_template: bool = option(
-        False, "chat template of the tokenizer, applied to plain prompts", group="data"
-    )
-    system: str | None = option(None, "system message at the start of a chat", group="data")
 
     model: str = option("demo", "warm model to train", group="model")
 
@@ -132,13 +128,6 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
         super().check()
         if not self.dataset:
             raise SpecError("dataset", f"must be given: {TAKES}")
-        self.check_text("system")
-
-    def check_text(self, name: str) -> None:
-        """Limit the length of a text that is repeated in every row. Raises SpecError."""
-        length = len(getattr(self, name) or "")
-        if length > MOST_CHARACTERS:
-            raise SpecError(name, f"must be at most {MOST_CHARACTERS} characters, got {length}")
 
     def located(self, folder: Path) -> Self:
         """Return the spec with data sets, seen from `folder`, by absolute path, `samples` known.
@@ -172,8 +161,8 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
         for name in ("system", "chat_template"):
             if getattr(self, name) and not rows.has_chats:
                 raise SpecError(name, "must go with prompts or chats, got only texts")
-        limit = config.get("text_config", config).get("max_position_embeddings")
-        if None not in (limit, self.max_length) and int(str(self.max_length)) > int(str(limit)):
+        limit = positions_in(config)
+        if limit is not None and (self.max_length or 0) > limit:
             raise SpecError(
                 "max_length",
                 f"must be at most {limit} (the positions of {self.model}), got {self.max_length}",

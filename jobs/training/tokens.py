@@ -124,6 +124,7 @@ def tokenized(
         "special": how.tokenizer.special_tokens_map,
         "max_length": how.max_length,
         "facts": FACTS,
+        "columns": list(how.dtypes),
         **how.identity,
     }
     if vocabulary is not None:  # models of a larger vocabulary may share the tokenizer

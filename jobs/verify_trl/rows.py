@@ -6,6 +6,7 @@ Imports torch and trl.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from datasets import Dataset
@@ -13,68 +14,44 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from ..context import Context, WarmModel
-from ..dpo import dataset as pairs, kind as dpo_kind
+from ..dpo import kind as dpo_kind
 from ..dpo.options import DpoSpec
-from ..models.architectures import check_can_generate
-from ..sequences.padding import check_padding
-from ..sft import dataset as texts, kind as sft_kind
+from ..sft import kind as sft_kind
 from ..sft.options import SftSpec
-from ..training import row_job
-from ..training.lengths import most_tokens_of_a_row
-from ..training.row_options import RowTrainingSpec
-from ..training.tokens import Examples
+from ..training.row_job import Prepared
 from .sides import Recorder, Sides, Stock
 
 
 def sft(spec: SftSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides:
     """Prepare both sides of an SFT job."""
-    check_can_generate(warm.model)
-    rows = row_job.load_rows(spec, ctx)
-    how = sft_kind.tokenization_of(spec, warm, rows.has_chats)
-    check_padding(warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, texts.Example, None)
-    steps = row_job.planned_steps(spec, ctx, examples, None)
-    _, training = sft_kind.training_of(
-        spec, ctx, warm, steps, examples, held_out[:0], rows.fingerprint
-    )
+    data = sft_kind.prepare(spec, ctx, warm)
+    _, training = sft_kind.training_of(_without_held_out(data))
     recorder = Recorder(training.task)
     training.task = recorder
 
     def trainer(stock: Stock) -> Any:
-        args = sft_kind.config_of(spec, stock.ctx, stock.warm, steps, packs=False)
+        args = sft_kind.config_of(spec, stock.ctx, stock.warm, data.steps, packs=False)
         learned = [row for batch in recorder.batches_taken for part in batch for row in part.rows]
         return SFTTrainer(
             model=stock.model,
             args=_in_order(args, stock),
             processing_class=stock.warm.tokenizer,
-            train_dataset=Dataset.from_list(
-                [{"input_ids": list(row.ids), "labels": list(row.labels)} for row in learned]
-            ),
+            train_dataset=Dataset.from_list([row.stock() for row in learned]),
             peft_config=stock.lora,
         )
 
-    return Sides(training, trainer, _steps_of_an_epoch(spec, examples))
+    return Sides(training, trainer, _steps_of_an_epoch(data))
 
 
 def dpo(spec: DpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides:
     """Prepare both sides of a DPO job."""
-    check_can_generate(warm.model)
-    rows = row_job.load_rows(spec, ctx)
-    how = pairs.Tokenization(
-        tokenizer=warm.tokenizer,
-        max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
-    )
-    check_padding(warm)
-    examples, held_out = row_job.encode(spec, ctx, rows, how, warm, pairs.Example, None)
-    steps = row_job.planned_steps(spec, ctx, examples, None)
-    _, training = dpo_kind.training_of(
-        spec, ctx, warm, steps, examples, held_out[:0], rows.fingerprint
-    )
+    data = dpo_kind.prepare(spec, ctx, warm)
+    _, training = dpo_kind.training_of(_without_held_out(data))
     recorder = Recorder(training.task)
     training.task = recorder
 
     def trainer(stock: Stock) -> Any:
-        args = dpo_kind.config_of(spec, stock.ctx, stock.warm, steps)
+        args = dpo_kind.config_of(spec, stock.ctx, stock.warm, data.steps)
         made = DPOTrainer(
             model=stock.model,
             args=_in_order(args, stock),
@@ -92,7 +69,7 @@ def dpo(spec: DpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides
         )
         return made
 
-    return Sides(training, trainer, _steps_of_an_epoch(spec, examples))
+    return Sides(training, trainer, _steps_of_an_epoch(data))
 
 
 def _in_order(args: Any, stock: Stock) -> Any:
@@ -101,5 +78,9 @@ def _in_order(args: Any, stock: Stock) -> Any:
     return args
 
 
-def _steps_of_an_epoch(spec: RowTrainingSpec, examples: Examples[Any]) -> int:
-    return -(-len(examples) // spec.rows_per_step)
+def _without_held_out(data: Prepared[Any]) -> Prepared[Any]:
+    return replace(data, held_out=data.held_out[:0])
+
+
+def _steps_of_an_epoch(data: Prepared[Any]) -> int:
+    return -(-len(data.examples) // int(data.spec.rows_per_step))

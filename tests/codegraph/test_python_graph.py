@@ -5,19 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from warmd.jobs.codegraph.python_graph import build_triples, read_modules, sources_in
+from warmd.jobs.codegraph.python_graph import read_modules, sources_in
 from warmd.jobs.codegraph.triples import (
     RELATIONS,
     Qualifiers,
     Triple,
-    read_triples,
-    write_triples,
 )
-from warmd.jobs.errors import SpecError
 from warmd.jobs.files.folders import HIDDEN, OTHERS, SKIPPED, Found, LeftOut
 
 SHOP = '''
@@ -71,6 +68,10 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def build_triples(sources: Any, root: Path, **how: Any) -> list[Triple]:
+    return [triple for module in read_modules(sources, root, **how) for triple in module.triples]
 
 
 def edges(path: Path, root: Path, relation: str) -> list[tuple[str, str]]:
@@ -262,42 +263,3 @@ def test_sources_come_in_order_without_tests_and_hidden_folders(write, tmp_path)
 def test_the_order_does_not_change_from_one_reading_to_the_next(write, tmp_path):
     paths = [write(f"{name}.py", SHOP) for name in "ba"]
     assert list(build_triples(paths, tmp_path)) == list(build_triples(paths, tmp_path))
-
-
-texts = st.text(min_size=1, max_size=20)
-
-
-@settings(max_examples=30)
-@given(triples=st.lists(st.tuples(texts, st.sampled_from(RELATIONS), texts, texts)))
-def test_triples_survive_a_round_trip_through_jsonl(triples, tmp_path_factory):
-    path = tmp_path_factory.mktemp("jsonl") / "triples.jsonl"
-    written = [Triple(h, r, t, Qualifiers("python", f, "m")) for h, r, t, f in triples]
-    write_triples(written, path)
-    assert list(read_triples(path)) == written
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "triples: .*triples.jsonl, line 2: must be a JSON object, got "),
-        ("[]", "line 2: must be a JSON object, got a list"),
-        ('{"head": "a", "relation": "calls", "tail": "b"}', "line 2: must be an object with head,"),
-        (
-            '{"head": "", "relation": "calls", "tail": "b",'
-            '"qualifiers": {"language": "python", "file": "m.py", "module": "m"}}',
-            "line 2: head: must be text, got an empty one",
-        ),
-        (
-            '{"head": "a", "relation": "likes", "tail": "b",'
-            '"qualifiers": {"language": "python", "file": "m.py", "module": "m"}}',
-            "line 2: relation: must be one of calls, returns, .*, got 'likes'",
-        ),
-    ],
-)
-def test_an_invalid_line_of_triples_is_named(line, message, tmp_path):
-    path = tmp_path / "triples.jsonl"
-    write_triples([Triple("a", "calls", "b", Qualifiers("python", "m.py", "m"))], path)
-    with path.open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(SpecError, match=message):
-        list(read_triples(path))

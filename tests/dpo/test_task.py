@@ -14,7 +14,9 @@ from peft import LoraConfig
 from warmd.jobs.dpo.dataset import Example
 from warmd.jobs.dpo.options import LOSSES, SMOOTHED
 from warmd.jobs.dpo.task import Batch
-from warmd.jobs.sequences.shared_prompts import Pack, Sample, split
+from warmd.jobs.sequences.packs import Pack, split
+from warmd.jobs.sequences.padded import Padded
+from warmd.jobs.sequences.sequence import Sequence as Tokens
 from warmd.jobs.training.deprecations import no_deprecations
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -55,7 +57,7 @@ def assert_same(folder: Any, model: Any, form: str, **options: Any) -> Any:
 def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     changes, is_packed = ARCHITECTURES[architecture]
     made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), "texts")
-    assert (made.task.most_tokens is not None) == is_packed
+    assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -64,7 +66,7 @@ def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, arc
     changes, is_packed = ARCHITECTURES[architecture]
     model = sft_jobs.small(architecture, **changes)
     made = assert_same(tmp_path, model, "texts", lora=lora)
-    assert (made.task.most_tokens is not None) == is_packed
+    assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def loss_and_gradients(one: Any, loss_type: str) -> tuple[float, list[torch.Tens
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_every_loss_equals_trls_in_one_pack_or_several_or_padded(sides, loss_type, most_tokens):
     expected, theirs = stock_loss_and_gradients(sides[0], loss_type)
-    sides[1].task.most_tokens = most_tokens
+    sides[1].task.scorer.most_tokens = most_tokens
     loss, ours = loss_and_gradients(sides[1], loss_type)
     assert loss == pytest.approx(expected, rel=2e-5)
     largest = max(float(gradient.abs().max()) for gradient in theirs)
@@ -139,7 +141,7 @@ def test_short_equal_and_promptless_completions_train_as_with_trl(tmp_path, form
 
 def test_rewards_are_exactly_0_before_the_first_update(tmp_path):
     made = dpo_jobs.trainer("warmd", tmp_path, sft_jobs.small("qwen3"))
-    made.task.most_tokens = 30
+    made.task.scorer.most_tokens = 30
     first = sft_jobs.train(made)[0][0]
     assert (first["rewards/chosen"], first["rewards/rejected"]) == (0, 0)
 
@@ -147,16 +149,16 @@ def test_rewards_are_exactly_0_before_the_first_update(tmp_path):
 def test_a_prompt_is_computed_once_for_both_completions(tmp_path):
     made = dpo_jobs.trainer("warmd", tmp_path, sft_jobs.small("llama"))
     (micro_batch,) = next(made.task.batches(0))
-    batch = Batch.of(micro_batch.pairs, "cpu")
-    (pack,) = (Pack(part) for part in split(batch.samples, 1000))
-    prompts = {sample.prompt for pair in batch.samples for sample in pair}
-    inputs = sum(map(len, prompts)) + sum(s.num_inputs for pair in batch.samples for s in pair)
+    groups = Batch.of(micro_batch.pairs).sequences
+    (pack,) = (Pack(part) for part in split(groups, 1000))
+    sequences = [one for pair in groups for one in pair]
+    inputs = sum(map(len, {one.head for one in sequences})) + sum(len(s.tail) for s in sequences)
     assert pack.ids.shape == (1, inputs)
-    _, is_token = batch.padded(0)
-    assert inputs < int(is_token.sum())
-    assert len(pack.targets) == sum(len(row.completion) for row in batch.rows)
+    assert inputs < int(Padded(sequences, 0, "cpu").is_token.sum())
+    assert len(pack.targets) == sum(len(one.scored) for one in sequences)
 
 
 def test_a_pair_whose_prompt_has_no_token_of_its_own_is_scored_from_its_second_token():
-    batch = Batch.of([Example([], [5, 6, 7], [8, 9])], "cpu")
-    assert batch.samples == [(Sample(0, (5,), (6, 7)), Sample(1, (8,), (9,)))]
+    batch = Batch.of([Example([], [5, 6, 7], [8, 9])])
+    chosen = Tokens((5, 6, 7), (0, 1, 1), 0, column=-1, shared=1)
+    assert batch.sequences == [(chosen, Tokens((8, 9), (0, 1), 1, column=-1, shared=1))]

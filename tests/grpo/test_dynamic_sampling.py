@@ -13,12 +13,13 @@ from trl.trainer.utils import RepeatSampler
 
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.batch import Batch
-from warmd.jobs.grpo.groups import Group, RewardWeights
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.replay import ReplayBuffer
-from warmd.jobs.grpo.rollout import Completion
+from warmd.jobs.grpo.reward_weights import RewardWeights
 from warmd.jobs.grpo.task import Rollouts, Work
+from warmd.jobs.grpo.trajectories import Segment, Trajectory
+from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.training.epochs import Epochs, drawn_in_sequence
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -104,68 +105,71 @@ def test_a_spread_of_any_reward_counts_if_each_is_normalized():
 # Replay.
 
 
-def group(*rewards: float, tokens: int = 5) -> Group:
-    completions = [
-        Completion([tokens + number], [0.5], [-1.0 - number]) for number in range(len(rewards))
+PROMPTS = [Prompt(str(row), [row], None, row, False, {}, None) for row in range(5)]
+
+
+def group(*rewards: float, tokens: int = 5) -> list[Trajectory]:
+    return [
+        Trajectory(
+            PROMPTS[3], [Segment([tokens + number], [0.5], [-1.0 - number])], scores=[reward]
+        )
+        for number, reward in enumerate(rewards)
     ]
-    texts = [""] * len(rewards)
-    return Group(3, completions, texts, torch.tensor(rewards)[:, None])
 
 
-def first_token(one: Group) -> int:
-    return one.completions[0].ids[0]
+def first_token(one: list[Trajectory]) -> int:
+    return one[0].ids[0]
 
 
 def test_a_group_that_fails_gets_a_stored_success_of_its_prompt():
     buffer = ReplayBuffer(2, RewardWeights([1.0]))
     failing = group(0, 0, 0, 0)
-    buffer.apply(failing, 0.0)
-    assert not failing.replayed  # nothing is stored yet
-    buffer.apply(group(0.05, 0, 1, 0, tokens=20), 0.0)
+    buffer.apply(3, failing, 0.0)
+    assert not failing[0].is_replayed  # nothing is stored yet
+    buffer.apply(3, group(0.05, 0, 1, 0, tokens=20), 0.0)
     failing = group(0, 0, 0, 0)
-    buffer.apply(failing, 0.0)
-    assert failing.replayed
-    assert failing.completions[0] == Completion([22], [0.5], [-3.0])
-    assert failing.scores.flatten().tolist() == [1, 0, 0, 0]
+    buffer.apply(3, failing, 0.0)
+    assert failing[0].is_replayed
+    assert failing[0].segments == [Segment([22], [0.5], [-3.0])]
+    assert [one.scores for one in failing] == [[1], [0], [0], [0]]
 
 
 @pytest.mark.parametrize("rewards", [(0.3, 0.3, 0.3), (0, 0.1, 0.2), (1, 1, 1)])
 def test_a_group_that_does_not_fail_is_not_changed(rewards):
     buffer = ReplayBuffer(2, RewardWeights([1.0]))
-    buffer.apply(group(1, 1, tokens=20), 0.0)
+    buffer.apply(3, group(1, 1, tokens=20), 0.0)
     other = group(*rewards)
-    buffer.apply(other, 0.0)
-    assert not other.replayed
+    buffer.apply(3, other, 0.0)
+    assert not other[0].is_replayed
     assert first_token(other) == 5
 
 
 def test_the_latest_successes_are_kept_and_a_prompt_gets_its_own():
     buffer = ReplayBuffer(2, RewardWeights([1.0]))
-    buffer.apply(group(1, 1, 1, 0.1, tokens=20), 0.0)  # 20 is the oldest, 23 is no success
+    buffer.apply(3, group(1, 1, 1, 0.1, tokens=20), 0.0)  # 20 is the oldest, 23 is no success
     seen = set()
     for drawn in (0.0, 0.49, 0.5, 0.99):
         failing = group(0, 0, 0)
-        buffer.apply(failing, drawn)
+        buffer.apply(3, failing, drawn)
         seen.add(first_token(failing))
     assert seen == {21, 22}
     other = group(0, 0, 0)
-    other.row = 4
-    buffer.apply(other, 0.0)
-    assert not other.replayed
+    buffer.apply(4, other, 0.0)
+    assert not other[0].is_replayed
 
 
 def test_the_buffer_of_a_checkpoint_is_the_same_as_before():
     buffer = ReplayBuffer(3, RewardWeights([1.0]))
     for tokens in (10, 20, 30):
-        buffer.apply(group(1, 0, tokens=tokens), 0.0)
+        buffer.apply(3, group(1, 0, tokens=tokens), 0.0)
     file = io.BytesIO()
     torch.save(buffer.state(), file)
     file.seek(0)
     again = ReplayBuffer(3, RewardWeights([1.0]))
-    again.load_state(torch.load(file, weights_only=True))
+    again.load_state(torch.load(file, weights_only=True), PROMPTS)
     assert again._stored == buffer._stored
     empty = ReplayBuffer(3, RewardWeights([1.0]))
-    again.load_state(empty.state())
+    again.load_state(empty.state(), PROMPTS)
     assert not again._stored
 
 

@@ -30,19 +30,20 @@ from warmd.jobs.engine.fallback import FallbackRunner
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.rollout import (
-    Completion,
     Logits,
     PaddedBatch,
     Sampling,
     Sequences,
     generate,
 )
+from warmd.jobs.grpo.trajectories import Segment
 from warmd.jobs.keyed_numbers import uniform
 from warmd.jobs.sequences import passes
 from warmd.jobs.sequences.attention import can_pack
 from warmd.jobs.sequences.logprobs import score
+from warmd.jobs.sequences.packs import split
 from warmd.jobs.sequences.passes import tokens_that_fit
-from warmd.jobs.sequences.shared_prompts import Sample, split
+from warmd.jobs.sequences.sequence import Sequence as Tokens
 from warmd.jobs.training.reference import copy_shared_weights, weight_sharing_clone
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -273,11 +274,12 @@ def test_a_step_of_groups_without_an_advantage_runs_no_model(tmp_path):
 
 
 def test_packs_fit_the_budget_and_hold_each_prompt_once():
-    def row(number: int, prompt: int, completion: int) -> Sample:
-        return Sample(number, (prompt,) * 4, (number + 10,) * completion)
+    def row(number: int, prompt: int, completion: int) -> Tokens:
+        tokens = (prompt,) * 4 + (number + 10,) * completion
+        return Tokens(tokens, (0.0,) * 4 + (1.0,) * completion, number, shared=4)
 
     rows = [(row(0, 7, 3),), (row(1, 5, 3),), (row(2, 7, 4),), (row(3, 5, 2),), (row(4, 6, 9),)]
-    numbers = [[row.index for row in pack] for pack in split(rows, 13)]
+    numbers = [[row.row for row in pack] for pack in split(rows, 13)]
     assert numbers == [[1, 3], [4], [0, 2]]
     assert split(rows[::-1], 13) == split(rows, 13)
     assert [len(pack) for pack in split(rows, 1)] == [1] * 5
@@ -464,7 +466,7 @@ def logits_of(model: Any, kind: str) -> Logits:
 
 def written(
     model: Any, kind: str, rows: Sequence[int] = range(len(PROMPTS)), ends: Sequence[int] = ()
-) -> list[Completion]:
+) -> list[Segment]:
     numbers = [uniform(12, use="completion", row=row) for row in rows]
     return generate(
         logits_of(model, kind),

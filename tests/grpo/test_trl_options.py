@@ -28,6 +28,9 @@ def tables() -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.skipif(
+    not hasattr(GRPOConfig, "activation_checkpointing"), reason="transformers before 5.23"
+)
 def test_no_field_of_trls_config_is_missing_from_the_manual_or_named_twice():
     named = Counter(name for table in tables() for name in table)
     assert FIELDS - named.keys() == set()

@@ -16,6 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -96,7 +97,7 @@ def of_trl(tmp_path: Path, chat: bool) -> list[dict[str, Any]]:
         max_completion_length=5,
         use_cpu=True,
         bf16=False,
-        activation_checkpointing=False,
+        **KEPT_ACTIVATIONS,
         save_strategy="no",
         report_to=[],
         seed=42,

@@ -135,7 +135,14 @@ ALLOWED = {
     "jobs.data": (*CONTRACT, "jobs.files"),
     "jobs.graders": (*CONTRACT, "jobs.user_code"),
     "jobs.compute": (*CONTRACT, "configs", "jobs.files"),
-    "jobs.engine": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models", "jobs.user_code"),
+    "jobs.engine": (
+        *CONTRACT,
+        "configs",
+        "jobs.compute",
+        "jobs.files",
+        "jobs.models",
+        "jobs.user_code",
+    ),
     "jobs.models": (*CONTRACT, "configs", "jobs.files", "jobs.user_code"),
     "jobs.training": (
         *CONTRACT,
@@ -146,6 +153,7 @@ ALLOWED = {
         "jobs.files",
         "jobs.models",
         "jobs.intervals",
+        "jobs.sequences",
         "jobs.user_code",
     ),
     "jobs.losses": (),

@@ -10,8 +10,9 @@ import torch
 from peft import LoraConfig
 
 from warmd.jobs.sequences.attention import packed_attention
+from warmd.jobs.sequences.packs import Pack, split
 from warmd.jobs.sequences.passes import score_pack
-from warmd.jobs.sft.packs import SequencePack, Tokens, split
+from warmd.jobs.sequences.sequence import Sequence as Tokens
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -50,7 +51,7 @@ def assert_same(
     made = sft_jobs.trainer("warmd", folder, model, form, how=how, **options)
     theirs = sft_jobs.trainer("trl", folder, model, form, how=how, **options)
     if most_tokens is not None:
-        made.task.most_tokens = most_tokens
+        made.task.scorer.most_tokens = most_tokens
     sft_jobs.assert_same_training(theirs, made, slack=2e-6)
     return made
 
@@ -59,7 +60,7 @@ def assert_same(
 def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     changes, is_packed = ARCHITECTURES[architecture]
     made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), "completions")
-    assert (made.task.most_tokens is not None) == is_packed
+    assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -68,7 +69,7 @@ def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, arc
     changes, is_packed = ARCHITECTURES[architecture]
     model = sft_jobs.small(architecture, **changes)
     made = assert_same(tmp_path, model, "completions", lora=lora)
-    assert (made.task.most_tokens is not None) == is_packed
+    assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
 @pytest.mark.parametrize("case", list(CASES)[1:])
@@ -86,29 +87,33 @@ def test_a_step_in_several_packs_gives_the_same_results(tmp_path, most_tokens):
     assert_same(tmp_path, sft_jobs.small("llama"), "texts", most_tokens=most_tokens)
 
 
+def learned(ids: tuple[int, ...]) -> Tokens:
+    return Tokens(ids, (0.0, *(1.0 for _ in ids[1:])))
+
+
 def test_rows_of_a_pack_do_not_attend_to_each_other():
     model = sft_jobs.small("qwen3")
     draw = torch.Generator().manual_seed(0)
     rows = []
     for length in (9, 2, 14, 5):
         ids = tuple(torch.randint(3, 80, (length,), generator=draw).tolist())
-        rows.append(Tokens(ids, ids))
+        rows.append(learned(ids))
     with torch.no_grad(), packed_attention(model):
-        together = score_pack(model, SequencePack(rows)).logps
-        alone = torch.cat([score_pack(model, SequencePack([row])).logps for row in rows])
+        together = score_pack(model, Pack(rows)).logps
+        alone = torch.cat([score_pack(model, Pack([row])).logps for row in rows])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
     padded: list[torch.Tensor] = []
     with torch.no_grad():
         for row in rows:
-            alone = torch.tensor([row.ids])
+            alone = torch.tensor([row.tokens])
             logps = model(alone).logits.log_softmax(-1)[0, :-1]
             padded.append(logps.gather(1, alone[0, 1:, None])[:, 0])
     torch.testing.assert_close(together, torch.cat(padded), rtol=1e-5, atol=1e-5)
 
 
 def test_packs_hold_what_fits_and_are_the_same_in_any_order():
-    rows = [Tokens((number,) * size, (number,) * size) for number, size in enumerate((4, 9, 6, 3))]
+    rows = [(learned((number,) * size),) for number, size in enumerate((4, 9, 6, 3))]
     packs = split(rows, 10)
-    assert [[len(row.ids) - 1 for row in pack] for pack in packs] == [[8, 2], [5, 3]]
+    assert [[row.num_inputs for row in pack] for pack in packs] == [[8, 2], [5, 3]]
     assert split(rows[::-1], 10) == packs
     assert [len(pack) for pack in split(rows, 1)] == [1] * 4

@@ -71,7 +71,7 @@ def ours(folder: Path, given: list[dict[str, Any]], warm: Any, **options: Any) -
     path = write(folder / "rows.jsonl", given)
     spec = SftSpec.parse({"dataset": path, "max_length": LONG, **options})
     found = spec.source.load()
-    how = tokenization_of(spec, warm, found.has_chats)
+    how = tokenization_of(spec, warm, found)
     return list(how.encode(found.train, Lengths(LONG)))
 
 

@@ -15,6 +15,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from warmd.jobs.dpo.dataset import Example, Tokenization
 from warmd.jobs.dpo.options import DpoSpec
 from warmd.jobs.dpo.task import Preferences
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS
 from warmd.jobs.training.loop import Training
 from warmd.jobs.training.lora import without_dropout
 from warmd.jobs.training.reference import weight_sharing_clone
@@ -101,7 +102,7 @@ def trainer(
         output_dir=str(folder),
         max_length=None if side == "warmd" else max_length,
         bf16=False,
-        activation_checkpointing=False,
+        **KEPT_ACTIVATIONS,
         use_cpu=True,
         report_to=[],
         save_strategy="no",

@@ -14,26 +14,25 @@ import torch
 from datasets import Dataset
 from sft_jobs import with_adapter
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl.trainer import grpo_trainer
+from trl.trainer import grpo_trainer, utils as trl_utils
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
-from warmd.jobs.grpo.groups import RewardWeights
 from warmd.jobs.grpo.judging import Judge
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.reward_weights import RewardWeights
 from warmd.jobs.grpo.rollouts import GroupSampler
 from warmd.jobs.grpo.sampler import Sampler
-from warmd.jobs.grpo.scoring import Scorer
 from warmd.jobs.grpo.task import Reinforcement
 from warmd.jobs.keyed_numbers import permutation, uniform
 from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.rewards.reward_calls import RewardCalls
 from warmd.jobs.rewards.user_rewards import KeywordReward
 from warmd.jobs.sequences.attention import can_pack
-from warmd.jobs.training.arguments import pad_id, router_coefficient
+from warmd.jobs.sequences.scoring import Scorer
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS, pad_id, router_coefficient
 from warmd.jobs.training.loop import Training
 
 CASES: dict[str, dict[str, Any]] = {
@@ -183,7 +182,7 @@ def trainer(side: str, folder: Any, model: Any, **options: Any) -> Any:
         output_dir=str(folder),
         max_steps=5,
         bf16=False,
-        activation_checkpointing=False,
+        **KEPT_ACTIVATIONS,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
@@ -211,7 +210,8 @@ def trainer(side: str, folder: Any, model: Any, **options: Any) -> Any:
     config.beta, config.sync_ref_model = beta, syncs
     made.beta = beta
     if reference is not None:
-        add_fused_lm_head(reference, temperature=made.temperature)
+        if hasattr(trl_utils, "add_fused_lm_head"):  # from TRL 1.15 on
+            trl_utils.add_fused_lm_head(reference, temperature=made.temperature)
         made.ref_model = reference
         if syncs:
             made.add_callback(SyncRefModelCallback(reference, made.accelerator))
@@ -236,14 +236,19 @@ def _training(
         for number, text in enumerate(texts)
     ]
     functions = {one.__name__: KeywordReward(one.__name__, one) for one in rewards}
-    packs, coefficient = can_pack(model), router_coefficient(model, config)
-    padding = pad_id(model, tokenizer)
+    packs = can_pack(model)
+    scorer = Scorer(
+        most_tokens=most_tokens if packs else None,
+        pad_id=pad_id(model, tokenizer),
+        rows=config.per_device_train_batch_size,
+        temperature=config.temperature,
+        router_coefficient=router_coefficient(model, config),
+    )
     task = Task(
         ctx=ctx,
         args=config,
         model=model,
         reference=reference,
-        pad_id=padding,
         groups=GroupSampler(
             ctx=ctx,
             args=config,
@@ -254,15 +259,9 @@ def _training(
             weights=RewardWeights.of(config),
             prompts=prompts,
         ),
-        scorer=Scorer(
-            config,
-            most_tokens=most_tokens if packs else None,
-            pad_id=padding,
-            balances=coefficient != 0,
-        ),
+        scorer=scorer,
         rewards=list(functions),
         data={"data": "", "columns": ""},
-        router_coefficient=coefficient,
     )
     return Training(
         ctx=ctx,

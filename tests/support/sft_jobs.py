@@ -25,12 +25,10 @@ from trl.trainer.sft_trainer import SFTTrainer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.context import Context
 from warmd.jobs.dpo.options import REWARDS
-from warmd.jobs.sequences.attention import can_pack
-from warmd.jobs.sequences.passes import pack_tokens
 from warmd.jobs.sft.dataset import Example, Tokenization
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.task import Supervised
-from warmd.jobs.training.arguments import pad_id, set_router
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS, scorer_of
 from warmd.jobs.training.epochs import drawn_by_epoch
 from warmd.jobs.training.loop import Training
 from warmd.jobs.training.tokens import Examples, tokenized
@@ -181,7 +179,7 @@ def trainer(
     config = SFTConfig(
         output_dir=str(folder),
         bf16=False,
-        activation_checkpointing=False,
+        **KEPT_ACTIVATIONS,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
@@ -238,16 +236,14 @@ def parts_of(folder: Path, model: Any, job: Any, how: Any, kind: type[Any], conf
     ctx = tiny.surroundings(folder / "run", model).ctx
     rows = job.source.load()
     corpus = tokenized(ctx.cache_dir, job.kind, rows, how, lambda: None, lambda *_: None, None)
-    set_router(model, config)
     of_task = {
         "ctx": ctx,
         "args": config,
         "model": model,
-        "pad_id": pad_id(model, how.tokenizer),
+        "scorer": scorer_of(model, ctx, how.tokenizer, config, wants_top=True),
         "examples": Examples(corpus, corpus.train, kind),
         "held_out": Examples(corpus, corpus.validation, kind),
         "data": rows.fingerprint,
-        "most_tokens": pack_tokens(model, ctx) if can_pack(model) else None,
     }
     return Parts(ctx, job, config, of_task)
 

@@ -34,8 +34,9 @@ from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.sequences.attention import packed_attention
+from warmd.jobs.sequences.packs import Pack
 from warmd.jobs.sequences.passes import score_pack
-from warmd.jobs.sequences.shared_prompts import Pack, Sample
+from warmd.jobs.sequences.sequence import Sequence as Tokens
 
 CAPACITY = SHORTEST + 100
 
@@ -371,7 +372,8 @@ def test_bfloat16_layers_of_a_gpu_are_those_of_the_cpu_to_rounding():
 
 def gradients(model: Any, *, is_half: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of two completions, and what they teach each weight."""
-    pack = Pack([Sample(0, (5, 6, 7), (8, 9, 10)), Sample(1, (5, 6, 7), (11, 12))])
+    first = Tokens((5, 6, 7, 8, 9, 10), (0, 0, 0, 1, 1, 1), 0, shared=3)
+    pack = Pack([first, Tokens((5, 6, 7, 11, 12), (0, 0, 0, 1, 1), 1, shared=3)])
     model.requires_grad_(True).zero_grad()
     with packed_attention(model):
         with torch.no_grad():  # as for a reference: its casts have no gradient

@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sft_jobs
 import tiny
 
 from warmd.jobs.sft.kind import run
-from warmd.jobs.training.trackers import tracked
+
+
+class Run:
+    """A run of Weights & Biases: a stand-in, which needs no account."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.logged: list[dict[str, float]] = []
+        self.has_ended = False
+
+    def define_metric(self, name: str, **how: Any) -> None:
+        """Metrics have no order here."""
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.logged.append(metrics)
+
+    def finish(self) -> None:
+        self.has_ended = True
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The ids of the runs that Weights & Biases has ended; a stand-in, which needs no account."""
-    found: list[str | None] = []
-    stand_in = SimpleNamespace(finish=lambda: found.append(os.environ.get("WANDB_RUN_ID")))
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    monkeypatch.setenv("WANDB_RUN_ID", "")  # restored at the end, as WANDB_RESUME
-    monkeypatch.setenv("WANDB_RESUME", "")
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    found: list[Run] = []
+
+    def init(**options: Any) -> Run:
+        found.append(Run(**options))
+        return found[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     return found
 
 
-def test_a_run_has_the_id_of_its_job_and_ends_with_the_training(ends):
-    with tracked("sft-1", ["wandb"]):
-        assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("sft-1", "allow")
-        assert ends == []
-    assert ends == ["sft-1"]
+def test_a_run_has_the_id_of_its_job_and_ends_with_the_training(tmp_path, runs):
+    job = replace(sft_jobs.spec(tmp_path), report_to=("wandb",))
+    made = tiny.surroundings(tmp_path / "run")
+    run(job, made.ctx)
+    (found,) = runs
+    assert (found.options["id"], found.options["resume"]) == (made.ctx.job_id, "allow")
+    assert [metrics["train/global_step"] for metrics in found.logged] == list(range(1, 8))
+    assert found.has_ended
 
 
-def test_a_run_ends_when_the_training_fails(ends):
-    with pytest.raises(ValueError, match="x"), tracked("sft-1", ["wandb"]):
-        raise ValueError("x")
-    assert ends == ["sft-1"]
-
-
-def test_nothing_is_sent_for_a_job_that_reports_elsewhere(ends):
-    with tracked("sft-1", ["tensorboard"]):
-        assert os.environ["WANDB_RUN_ID"] == ""
-    assert ends == []
-
-
-def test_a_run_that_cannot_be_ended_does_not_fail_the_training(ends, monkeypatch, caplog):
-    def fail() -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(sys.modules["wandb"], "finish", fail)
-    with tracked("sft-1", ["wandb"]):
-        pass
-    assert "the run of wandb could not be ended" in caplog.text
-    assert "no network" in caplog.text
+def test_a_run_ends_when_the_training_fails(tmp_path, runs):
+    job = replace(sft_jobs.spec(tmp_path), report_to=("wandb",))
+    made = tiny.surroundings(tmp_path / "run")
+    made.raise_at_step[2] = ValueError("x")
+    with pytest.raises(ValueError, match="x"):
+        run(job, made.ctx)
+    assert runs[0].has_ended
 
 
 def test_a_tracker_that_fails_is_a_warning_and_the_job_goes_on(tmp_path):

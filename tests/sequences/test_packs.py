@@ -1,4 +1,4 @@
-"""Packs with shared prompts: each sample is learned exactly once, whatever the lengths are."""
+"""Packs: each sequence is learned exactly once, whatever the lengths are."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from warmd.jobs.dpo.dataset import Example as PreferenceExample
 from warmd.jobs.dpo.task import MicroBatch as PreferenceBatch
 from warmd.jobs.grpo.batch import Batch
 from warmd.jobs.grpo.task import Rollouts, Work
-from warmd.jobs.sequences.shared_prompts import Pack, Sample, split
-from warmd.jobs.sft.dataset import IGNORED, Example as RowExample
+from warmd.jobs.sequences.packs import Pack, split
+from warmd.jobs.sequences.scoring import Scorer
+from warmd.jobs.sequences.sequence import Sequence as Tokens
+from warmd.jobs.sft.dataset import Example as RowExample
 from warmd.jobs.sft.task import MicroBatch as RowBatch
 from warmd.jobs.training.deprecations import no_deprecations
 from warmd.jobs.training.loop import Training
@@ -107,6 +109,11 @@ def assert_close(ours: tuple[float, Any], theirs: tuple[float, Any]) -> None:
         torch.testing.assert_close(our, their, rtol=2e-5, atol=2e-5 * largest)
 
 
+def completion(row: int, prompt: Sequence[int], ids: Sequence[int]) -> Tokens:
+    weights = (0.0,) * len(prompt) + (1.0,) * len(ids)
+    return Tokens((*prompt, *ids), weights, row, shared=len(prompt))
+
+
 @given(
     st.lists(st.lists(st.tuples(PROMPTS, COMPLETIONS), min_size=1, max_size=2), max_size=9),
     PROCESSES,
@@ -115,11 +122,10 @@ def assert_close(ours: tuple[float, Any], theirs: tuple[float, Any]) -> None:
 def test_every_sample_is_in_exactly_one_pack_of_one_rank(drawn, processes, room):
     numbers = iter(range(100))
     groups = [
-        tuple(Sample(next(numbers), tuple(prompt), tuple(ids)) for prompt, ids in group)
-        for group in drawn
+        tuple(completion(next(numbers), prompt, ids) for prompt, ids in group) for group in drawn
     ]
     found = [
-        sample.index
+        sample.row
         for rank in range(processes)
         for pack in split(groups, room, ThreadRank(rank, processes, Shared(1)))
         for sample in pack
@@ -128,14 +134,48 @@ def test_every_sample_is_in_exactly_one_pack_of_one_rank(drawn, processes, room)
 
 
 def test_the_ranks_have_about_as_many_tokens_each():
-    groups = [(Sample(number, (number,) * 9, (5,) * 8),) for number in range(12)]
+    groups = [(completion(number, [number] * 9, [5] * 8),) for number in range(12)]
     sizes = [len(split(groups, 1000, ThreadRank(rank, 3, Shared(1)))[0]) for rank in range(3)]
     assert sizes == [4, 4, 4]
 
 
-def test_a_pack_of_an_empty_prompt_is_refused():
-    with pytest.raises(ValueError, match="sample 7 has an empty prompt"):
-        Pack([Sample(7, (), (5, 2))])
+def test_a_first_token_with_a_weight_is_refused():
+    with pytest.raises(ValueError, match="row 7: nothing predicts the first token"):
+        Pack([completion(7, [], [5, 2])])
+
+
+# Weights anywhere in a sequence: of the shared tokens, before and after tokens without one.
+SEQUENCES = [
+    Tokens((5, 6, 7, 8, 9), (0, 0, 1, 1, 0.5), row=0, shared=3),
+    Tokens((5, 6, 7, 10, 11, 12, 13), (0, 0, 0, 1, 0, 0, 2), row=1, column=-3, shared=3),
+    Tokens((20, 21, 22, 23), (0, 1, 0, 0), row=1, column=4),
+    Tokens((5, 6, 7), (0, 1, 0), row=2, shared=3),
+]
+
+
+@pytest.mark.parametrize("keeps_all_logits", [True, False])
+@pytest.mark.parametrize("most_tokens", [None, 1, 9, 1000])
+def test_a_token_is_scored_in_its_place_by_all_tokens_before_it(
+    most_tokens, keeps_all_logits, monkeypatch
+):
+    if not keeps_all_logits:
+        monkeypatch.setattr("warmd.jobs.sequences.padded.CHUNK_BYTES", 1)
+    model = group_trainers.small("qwen2")
+    scorer = Scorer(most_tokens=most_tokens, pad_id=0)
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    expected: dict[tuple[int, int], Any] = {}
+    with torch.no_grad():
+        for part in scorer.scored(model, scorer.parts([(one,) for one in SEQUENCES], "cpu")):
+            places = zip(*(values.tolist() for values in part.at), strict=True)
+            weights, logps = part.part.weights.tolist(), part.scores.logps.tolist()
+            found |= dict(zip(places, zip(weights, logps, strict=True), strict=True))
+        for one in SEQUENCES:
+            alone = model(torch.tensor([one.tokens])).logits.log_softmax(-1)[0]
+            for t, weight in enumerate(one.weights):
+                if weight:
+                    value = float(alone[t - 1, one.tokens[t]])
+                    expected[one.row, one.column + t] = (weight, pytest.approx(value, abs=1e-5))
+    assert found == expected
 
 
 # Through the trainers.
@@ -251,7 +291,7 @@ def dpo(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def learn_pairs(rows: Sequence[dict[str, Any]], room: int) -> Callable[[Any], torch.Tensor]:
     def learn(made: Any) -> torch.Tensor:
         if isinstance(made, Training):
-            made.task.most_tokens = room  # type: ignore[attr-defined]
+            made.task.scorer.most_tokens = room  # type: ignore[attr-defined]
             pairs = [
                 PreferenceExample(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"])
                 for row in rows
@@ -293,14 +333,13 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return made_last_first(lambda side: sft_jobs.trainer(side, folder, model, "text", how={}))
 
 
-def learn_rows(rows: Sequence[dict[str, Any]], room: int) -> Callable[[Any], torch.Tensor]:
+def learn_rows(rows: Sequence[RowExample], room: int) -> Callable[[Any], torch.Tensor]:
     def learn(made: Any) -> torch.Tensor:
-        learned = sum(label != IGNORED for row in rows for label in row["labels"][1:])
+        learned = sum(row.num_learned for row in rows)
         if isinstance(made, Training):
-            made.task.most_tokens = room  # type: ignore[attr-defined]
-            examples = [RowExample(row["input_ids"], row["labels"]) for row in rows]
-            return learn_parts(made, RowBatch(examples, learned, 1.0))
-        inputs = made._prepare_inputs(made.data_collator(copy.deepcopy(list(rows))))
+            made.task.scorer.most_tokens = room  # type: ignore[attr-defined]
+            return learn_parts(made, RowBatch(rows, learned, 1.0))
+        inputs = made._prepare_inputs(made.data_collator([row.stock() for row in rows]))
         return made.compute_loss(made.model, inputs, num_items_in_batch=learned)  # type: ignore[no-any-return]
 
     return learn
@@ -316,10 +355,7 @@ def learn_rows(rows: Sequence[dict[str, Any]], room: int) -> Callable[[Any], tor
 )
 def test_sft_learns_each_row_once_in_any_division(sft, drawn, processes, room):
     rows = [
-        {
-            "input_ids": [token for token, _ in row],
-            "labels": [token if is_learned else IGNORED for token, is_learned in row],
-        }
+        RowExample([token for token, _ in row], [int(is_learned) for _, is_learned in row])
         for row in drawn
     ]
     theirs = in_ranks(sft[:1], learn_rows(rows, room))

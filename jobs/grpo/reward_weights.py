@@ -1,4 +1,4 @@
-"""A group: the completions of one prompt with their scores. Imports torch."""
+"""The weights of the rewards of a job. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,8 @@ import torch
 from torch import Tensor
 
 from .loss_options import NORMALIZE_FIRST
-from .rollout import Completion
 
 SAME = 1e-8  # rewards that differ by less are equal (torch.isclose with 0)
-
-
-@dataclass
-class Group:
-    """The completions of one prompt.
-
-    scores: (G, R) float32, of each completion by each reward, NaN for none. `replayed`: whether the
-    first completion is an earlier one (`replay`).
-    """
-
-    row: int  # index of the prompt in the data
-    completions: list[Completion]
-    texts: list[str]  # of the completions
-    scores: Tensor
-    replayed: bool = False
 
 
 @dataclass(frozen=True)
