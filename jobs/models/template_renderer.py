@@ -8,7 +8,7 @@ affects no other process. Imports neither torch nor transformers, whose rules it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -125,7 +125,7 @@ def _text(request: Mapping[str, Any]) -> str:
 
 
 def _about(source: str, special_tokens: Mapping[str, str]) -> dict[str, Any]:
-    """Return the names in a template, and what two trials show: see chat_templates.Known."""
+    """Return the names in a template, and what trials show: see chat_templates.Known."""
     environment = _environment()
     tree = environment.parse(source)
     # Those that a template also sets itself are among them.
@@ -134,6 +134,9 @@ def _about(source: str, special_tokens: Mapping[str, str]) -> dict[str, Any]:
     texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     keys = attributes | {text for text in texts if text.isidentifier()}
     request = {"source": source, "special_tokens": special_tokens}
+    keys -= {"name"}  # templates name functions by it
+    # A template that prints whole messages has none of their keys in it.
+    keys |= {key for key, chats in _TRIALS.items() if key not in keys and _differ(request, chats)}
     switches = (name for name in _SWITCHES if name in variables and _is_switch(request, name))
     return {
         "variables": sorted(variables),
@@ -144,12 +147,24 @@ def _about(source: str, special_tokens: Mapping[str, str]) -> dict[str, Any]:
 
 
 _QUESTION = {"role": "user", "content": "a"}
-_CALL = {  # the id is of the form that Mistral's templates require
+_CALL: dict[str, Any] = {  # the id is of the form that Mistral's templates require
     "role": "assistant",
     "content": "",
     "tool_calls": [
         {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
     ],
+}
+
+_TRIALS: dict[str, list[dict[str, Any]]] = {  # key of a message -> chats that differ in it
+    "tool_calls": [
+        {"chat": [_QUESTION, {**_CALL, "tool_calls": [{**_CALL["tool_calls"][0], "id": id}]}]}
+        for id in ("abcdefghi", "jklmnopqr")
+    ],
+    "reasoning_content": [
+        {"chat": [_QUESTION, {"role": "assistant", "content": "b", "reasoning_content": text}]}
+        for text in ("7421", "9358")
+    ],
+    "name": [{"chat": [{**_QUESTION, "name": text}]} for text in ("7421", "9358")],
 }
 
 
@@ -160,20 +175,21 @@ def _takes_tool_role(request: Mapping[str, Any], *, has_calls: bool) -> bool:
     """
     before = [_QUESTION, _CALL if has_calls else {"role": "assistant", "content": "b"}]
     result = {"role": "tool", "name": "f", "tool_call_id": "abcdefghi"}
-    first, second = (
-        _trial({**request, "chat": [*before, {**result, "content": content}]})
-        for content in ("7421", "9358")
-    )
-    return first is None or second is None or first != second
+    chats = ([*before, {**result, "content": content}] for content in ("7421", "9358"))
+    return _differ(request, [{"chat": chat} for chat in chats]) is not False
 
 
 def _is_switch(request: Mapping[str, Any], name: str) -> bool:
     """Whether the prompt depends on a variable: it may be one that the template sets itself."""
-    texts = [
-        _trial({**request, "chat": [_QUESTION], "arguments": {name: value}})
-        for value in (False, True)
-    ]
-    return None not in texts and texts[0] != texts[1]
+    arguments = ({name: value} for value in (False, True))
+    variants = [{"chat": [_QUESTION], "arguments": one} for one in arguments]
+    return _differ(request, variants) is True
+
+
+def _differ(request: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Whether the texts of two variants differ; None if one raises an error."""
+    first, second = (_trial({**request, **variant}) for variant in variants)
+    return None if first is None or second is None else first != second
 
 
 def _trial(request: Mapping[str, Any]) -> str | None:

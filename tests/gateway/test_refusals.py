@@ -70,11 +70,6 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
         ),
         (
             "chat/completions",
-            {"model": "tiny", "messages": tool_chats.chat(as_text=True)},
-            "messages: the chat template does not use",
-        ),
-        (
-            "chat/completions",
             {"model": "tiny", "messages": [{**tool_chats.call("{"), "content": None}]},
             "messages: chat[0]: tool_calls[0]: function: arguments: must be JSON, got '{'",
         ),
@@ -86,11 +81,6 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
         ("chat/completions", {**CHAT, "verbosity": "low"}, "verbosity: not supported"),
         ("chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities: not supported"),
         ("chat/completions", {**CHAT, "service_tier": "priority"}, "service_tier: not supported"),
-        (
-            "chat/completions",
-            {"model": "tiny", "messages": [{"role": "user", "content": "?", "name": "Ada"}]},
-            "messages: the chat template does not use name",
-        ),
         ("chat/completions", {**CHAT, "topp": 1}, "topp: unknown or not supported"),
         (
             "completions",

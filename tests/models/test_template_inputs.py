@@ -94,17 +94,19 @@ def test_families_differ_in_what_they_use():
             "calls": {"tool_calls"},
             "reasoning": {"reasoning_content"},
             "results": {"role tool"},
+            "names": {"name"},
             "no thinking": {"chat_template_kwargs.enable_thinking"},
         }.items()
     }
-    for families in used.values():
-        assert "qwen3" in families
+    for name in used.keys() - {"names"}:
+        assert "qwen3" in used[name]
     assert {"llama3_1", "gptoss", "qwen2_5", "lfm2"} <= used["tools"]
     assert used["tools"].isdisjoint({"gemma3", "llama3", "phi3", "deepseekv3", "smolvlm"})
     assert "lfm2" not in used["calls"]
     assert "qwen2_5" not in used["reasoning"]
     assert "phi3" not in used["results"]
     assert "qwen2_5" not in used["no thinking"]
+    assert used["names"] == set()  # names of functions are other ones
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,15 @@ def test_an_unused_part_is_refused_at_submit(part, problem):
     with pytest.raises(SpecError) as refused:
         check_used(ChatTemplate(CHATML, {}), {part}, "dataset", "f, line 3")
     assert str(refused.value).startswith(f"dataset: f, line 3: {problem}")
+
+
+def test_a_template_that_prints_whole_messages_uses_all_of_them():
+    parts = {"tool_calls", "reasoning_content", "name", "role tool"}
+    assert unused(ChatTemplate("{{ messages }}", {}), parts) is None
+    assert unused(ChatTemplate("{{ messages | tojson }}", {}), {*parts, "tools"}) == (
+        "tools",
+        "the chat template does not use them",
+    )
 
 
 def test_messages_of_role_tool_are_refused_where_the_text_does_not_depend_on_them():

@@ -108,7 +108,7 @@ def labels_of(row: dict[str, Any]) -> list[int]:
 def test_sft_learns_the_tokens_of_trl(tmp_path, family, form):
     given, warm = form(family), Warm(source_of(family))
     for found, row in zip(ours(tmp_path, given, warm), theirs(tmp_path, given, warm), strict=True):
-        assert (found.ids, found.labels) == (row["input_ids"], labels_of(row))
+        assert (found.ids, found.stock()["labels"]) == (row["input_ids"], labels_of(row))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,8 +121,8 @@ def test_the_loss_on_assistants_is_also_on_their_calls(tmp_path, family):
     options = {"assistant_only_loss": True}
     found = ours(tmp_path, given, warm, **options)
     for example, row in zip(found, theirs(tmp_path, given, warm, **options), strict=True):
-        assert (example.ids, example.labels) == (row["input_ids"], labels_of(row))
-        text = warm.tokenizer.decode([token for token in example.labels if token >= 0])
+        assert (example.ids, example.stock()["labels"]) == (row["input_ids"], labels_of(row))
+        text = warm.tokenizer.decode([token for token in example.stock()["labels"] if token >= 0])
         assert "add" in text
         assert "It is" in text
         assert "What is" not in text
