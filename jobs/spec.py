@@ -191,7 +191,8 @@ def _word(value: Any) -> str:
     if isinstance(value, tuple):
         value = " ".join(map(str, value))
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if 0 < len(text) <= 80 and " " not in text else _shown(value)
+    is_plain = 0 < len(text) <= 80 and " " not in text and text.isprintable()
+    return text if is_plain else _shown(value)
 
 
 def _to_int(value: Any) -> int | None:

@@ -78,3 +78,12 @@ def test_the_defaults_of_a_kind_break_no_relation(kind):
 def test_the_help_of_an_option_shows_its_relations(kind, relation, name):
     option = spec_option(spec_class(kind).options()[name])
     assert relation.note in (option.help or "")
+
+
+def test_a_refusal_is_one_line_whatever_the_values_are():
+    values: dict[str, Any] = {"prompt": "a\nb" * 100, "system": "c\n\x1b[2Jd"}
+    spec = spec_class("infer")(**values)
+    with pytest.raises(SpecError) as refused:
+        Spec.check(spec)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400

@@ -216,6 +216,14 @@ class Example:
             "side": [number for number, side in enumerate(sides) for _ in side],
         }
 
+    def stock(self) -> dict[str, list[int]]:
+        """Return the pair as TRL's trainer takes it."""
+        return {
+            "prompt_ids": self.prompt,
+            "chosen_ids": self.chosen,
+            "rejected_ids": self.rejected,
+        }
+
     @classmethod
     def of_columns(cls, columns: Mapping[str, Any]) -> Self:
         ends = columns["side"].searchsorted(range(1, len(SIDES)))

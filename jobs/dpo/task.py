@@ -38,7 +38,7 @@ EVAL_PAIRS = 16  # of one batch of an evaluation
 class MicroBatch:
     """Pairs whose losses are averaged."""
 
-    pairs: Sequence[Example]
+    rows: Sequence[Example]
     of: int  # micro-batches of its step, whose losses are averaged in turn
 
 
@@ -87,7 +87,7 @@ class Preferences:
         yield from self._losses(micro_batch, self._ctx.ranks)
 
     def fields(self, batch: Sequence[MicroBatch], sums: Mapping[str, float]) -> dict[str, Any]:
-        pairs = [pair for part in batch for pair in part.pairs]
+        pairs = [pair for part in batch for pair in part.rows]
         sizes = (2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
         names = ("mean_token_accuracy", "entropy")
         return {
@@ -149,7 +149,7 @@ class Preferences:
         The log-probabilities of other passes are constants. Those of later passes are the
         reference's until they are computed: the pairs of this one do not depend on them.
         """
-        batch, scorer, model = Batch.of(micro_batch.pairs), self.scorer, self._model
+        batch, scorer, model = Batch.of(micro_batch.rows), self.scorer, self._model
         parts = scorer.parts(batch.sequences, model.device, ranks)
         reference = Table.empty(batch.shape, model.device, wants_top=True)
         with reference_of(model, self._reference) as other:

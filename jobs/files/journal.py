@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,7 +67,11 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def begins_with(path: Path, head: bytes) -> bool:
-    """Whether a file begins with `head`, or has only a part of it, by a crash. Raises OSError."""
+    """Whether a file begins with `head`, or a crash has left a part of it, or nothing but zeros.
+
+    Raises OSError.
+    """
     with path.open("rb") as file:
         found = file.read(len(head))
-    return head.startswith(found)
+        rest = iter(lambda: file.read(1 << 20), b"")
+        return head.startswith(found) or not any(part.strip(b"\0") for part in chain([found], rest))

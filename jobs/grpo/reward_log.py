@@ -36,6 +36,13 @@ class RewardLog(Journal):
             raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error
 
     def add(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
-        """Append the lines of a step atomically. Raises OSError (a full disk)."""
-        lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
+        """Append the lines of a step atomically. Raises OSError (a full disk).
+
+        `rows`: each with its `completion`, whose text may have lone surrogates from a tokenizer.
+        """
+        lines = []
+        for row in rows:
+            text = row["completion"].encode(errors="replace").decode()
+            line = {"job": self._job_id, "step": step, **row, "completion": text}
+            lines.append(orjson.dumps(line))
         self.write(b"\n".join([*lines, b""]))

@@ -50,7 +50,7 @@ class Child:
             left_s = None if until is None else max(until - time.monotonic(), 1e-3)
             self._connection.settimeout(left_s)
             try:
-                part = self._connection.recv(1 << 20)
+                part = self._connection.recv(1 << 16)
             except ConnectionError:
                 part = b""
             if not part:

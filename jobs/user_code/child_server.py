@@ -20,7 +20,9 @@ MEMORY_BYTES = 144 << 20
 
 def parent() -> socket.socket:
     """Return the socket that `child.SpawnedChild` named to this process."""
-    return socket.socket(fileno=int(sys.argv[1]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)  # a program that outlives this process would keep it open
+    return connection
 
 
 def serve(answer: Answer, connection: socket.socket) -> None:

@@ -149,7 +149,7 @@ def test_rewards_are_exactly_0_before_the_first_update(tmp_path):
 def test_a_prompt_is_computed_once_for_both_completions(tmp_path):
     made = dpo_jobs.trainer("warmd", tmp_path, sft_jobs.small("llama"))
     (micro_batch,) = next(made.task.batches(0))
-    groups = Batch.of(micro_batch.pairs).sequences
+    groups = Batch.of(micro_batch.rows).sequences
     (pack,) = (Pack(part) for part in split(groups, 1000))
     sequences = [one for pair in groups for one in pair]
     inputs = sum(map(len, {one.head for one in sequences})) + sum(len(s.tail) for s in sequences)

@@ -41,6 +41,7 @@ def test_the_beginning_of_a_file_may_be_incomplete(tmp_path):
         (b"he", True),
         (b"head and more", True),
         (b"hex", False),
+        (b"\0" * 9, True),
     ):
         path.write_bytes(content)
         assert begins_with(path, b"head") is expected
@@ -59,10 +60,11 @@ def test_a_file_that_is_not_of_the_job_is_left_as_it_is(tmp_path, opened, conten
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("begin", [b"", b"\0" * 40])  # a part of the line; zeros
 @pytest.mark.parametrize("opened", [RewardLog, Answers])
-def test_a_first_line_that_a_crash_left_incomplete_is_written_again(tmp_path, opened):
+def test_a_first_line_that_a_crash_left_incomplete_is_written_again(tmp_path, opened, begin):
     path = tmp_path / "file"
-    path.write_bytes(b'{"job":"ow' if opened is RewardLog else b'{"row":1,"job":"own","cho')
+    path.write_bytes(begin or (b'{"job":"ow' if opened is RewardLog else b'{"row":1,"job":"own",'))
     with opened(path, "own", **({"step": 0} if opened is RewardLog else {})):
         pass
     assert path.read_bytes() == b""

@@ -88,7 +88,7 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
             "logprobs: must be less than or equal to 5, got 6",
         ),
         ("completions", {**PROMPT, "best_of": 2}, "best_of: not supported"),
-        ("completions", {**PROMPT, "max_tokens": 0}, "max_tokens: must be at least 1 without echo"),
+        ("completions", {**PROMPT, "max_tokens": 0}, "max_tokens: must go with echo, got 0"),
         ("completions", {**PROMPT, "prompt": []}, "prompt: must have at least 1 item"),
         ("completions", {**PROMPT, "prompt": ["1", 2]}, "prompt.1: must be a valid string, got 2"),
         ("completions", {**PROMPT, "prompt": [1, -2]}, "prompt.1: must be greater than or equal"),

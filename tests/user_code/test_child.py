@@ -23,6 +23,9 @@ def answer(request):
             os.write(1, b"{}")
         case "hang":
             time.sleep(60)
+        case "leave":
+            os.system("sleep 30 &")
+            os._exit(3)
         case "die":
             os._exit(3)
         case "half":
@@ -74,11 +77,14 @@ def test_a_process_that_reads_nothing_does_not_hold_its_parent(start):
     child.kill()
 
 
-def test_the_death_of_a_process_is_reported_with_its_exit_code(start):
+@pytest.mark.parametrize("how", ["die", "leave"])  # with a program that outlives it
+def test_the_death_of_a_process_is_reported_with_its_exit_code(start, how):
     child = start("answering")
-    child.send({"do": "die"})
+    child.send({"do": how})
+    begun = time.monotonic()
     with pytest.raises(EOFError, match="exit code 3"):
         child.receive(60.0)
+    assert time.monotonic() - begun < 20
     with pytest.raises(EOFError, match="exit code 3"):
         child.ask({"do": ""}, 60.0)
     child.close()
