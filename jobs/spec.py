@@ -349,6 +349,9 @@ class Spec:
         tokenizer, or None when the model is not on this machine yet.
         """
 
+    def check_chats(self, folder: Path) -> None:
+        """Check chats by the template of the tokenizer in `folder`. Raises SpecError."""
+
     def check_model_files(self, folder: Path) -> str | None:
         """Check what needs other files of the model folder than config.json. Raises SpecError.
 

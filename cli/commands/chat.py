@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--system", help="System message at the start of the chat.")
+@click.option("--tools", metavar="JSON", help="Tools that the chat template gets, or a file.")
+@click.option(
+    "--chat-template-kwargs", metavar="JSON", help="Variables of the chat template, or a file."
+)
+@click.option(
+    "--reasoning-effort",
+    metavar="WORD",
+    help="Reasoning effort; none turns thinking off.  [default: as the chat template has it]",
+)
 @click.option("--max-tokens", metavar="N", help="Maximum number of tokens in an answer.")
 @click.option("--temperature", metavar="X", help="Sampling temperature (0 = greedy).")
 @click.option("--seed", metavar="N", help="Random seed for sampling.")

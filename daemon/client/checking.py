@@ -66,6 +66,7 @@ def document_of(
         document["init_from"] = init.name
     located.check_inputs(settings)
     if model is not None and settings is not None:
+        located.check_chats(tokenizer_folder(model))
         if reads_tokenizer:
             left = located.check_model_files(tokenizer_folder(model))
             if left is not None and on_left is not None:

@@ -63,9 +63,7 @@ def _characters(content: Content) -> int:
 
 
 def _plain(content: Content) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(message["content"] for message in content)
+    return content if isinstance(content, str) else chat_templates.plain_text(content)
 
 
 def _token_counter(folder: TokenizerFolder, model: str) -> Callable[[Content], int]:
@@ -78,7 +76,7 @@ def _token_counter(folder: TokenizerFolder, model: str) -> Callable[[Content], i
         if isinstance(content, str) or template is None:
             text = _plain(content)
         else:
-            text = chat_templates.render(template, list(content))
+            text = chat_templates.render(template, content)
         ids = encode(text)
         if vocabulary is not None and (problem := vocabulary.problem(ids)) is not None:
             raise JobFailed(problem)
@@ -95,7 +93,7 @@ def _divergence(folder: TokenizerFolder) -> survey.Divergence:
     def text_of(content: Content, *, is_prompt: bool) -> str:
         if isinstance(content, str) or template is None:
             return _plain(content)
-        return chat_templates.render(template, list(content), add_generation_prompt=is_prompt)
+        return chat_templates.render(template, content, add_generation_prompt=is_prompt)
 
     def divergence(prompt: Content, wholes: Sequence[Content]) -> str | None:
         ids = encode(text_of(prompt, is_prompt=True))

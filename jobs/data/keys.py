@@ -2,7 +2,8 @@
 
 A key with a meaning in OpenAI's or TRL's formats that warmd does not support yet is refused by its
 name: without it a model would be trained on another prompt than the data says. The other keys that
-a kind does not read are passed to rewards, or ignored, counted and named.
+a kind does not read are passed to rewards, or ignored, counted and named. `tools` and
+`chat_template_kwargs` belong to a chat: where a record is a text, its kind refuses them.
 """
 
 from __future__ import annotations
@@ -11,27 +12,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..files import jsonl
+from ..files.chats import ARGUMENTS, TOOLS
 from ..files.jsonl import Place
 
 # Keys that a kind reads. The kinds with rewards pass all other keys to them.
 READ: Mapping[str, frozenset[str]] = {
-    "sft": frozenset(("prompt", "completion", "messages", "question", "answer", "text")),
+    "sft": frozenset(
+        (*("prompt", "completion", "messages", "question", "answer", "text"), TOOLS, ARGUMENTS)
+    ),
     "dpo": frozenset(
         (
             *("prompt", "chosen", "rejected", "input"),
             *("preferred_output", "non_preferred_output"),
+            *(TOOLS, ARGUMENTS),
         )
     ),
     "encode": frozenset(("text", "id")),
-    "infer": frozenset(("prompt", "messages")),
+    "infer": frozenset(("prompt", "messages", TOOLS, ARGUMENTS)),
     "texts": frozenset(("text",)),  # mlm, and eval of perplexity
 }
 
 # Keys that change what a model reads or learns, by OpenAI's and TRL's formats.
 _MEANINGFUL = frozenset(
     (
-        *("tools", "functions", "tool_calls", "function_call", "tool_choice"),
-        *("parallel_tool_calls", "chat_template_kwargs", "response_format"),
+        *("functions", "tool_calls", "function_call", "tool_choice"),
+        *("parallel_tool_calls", "response_format"),
         *("images", "image", "audio", "videos", "weight"),
     )
 )

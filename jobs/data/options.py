@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..files.chats import Chat
 from ..files.jsonl import Place
 from ..spec import Spec, option
 from .columns import Columns
 
 MOST_CHARACTERS = 100_000  # in a text that is repeated in every prompt
 
-Content = str | list[dict[str, str]]  # a text, or a chat of role and content
+Content = str | Chat
 
 
 @dataclass(frozen=True, kw_only=True)

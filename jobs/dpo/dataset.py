@@ -6,22 +6,34 @@ A row is one of three forms:
     {"chosen": […], "rejected": […]}             chats; their common first messages are the prompt
     {"input": {"messages": […]}, "preferred_output": […], "non_preferred_output": […]}    OpenAI's
 
+A chat may have `tools` and `chat_template_kwargs`, which its template gets; OpenAI's has `tools` in
+its `input`.
 Tokens are those of TRL's DPOTrainer. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from ..data import keys
 from ..data.lengths import Lengths, num_shared
 from ..errors import JobFailed
 from ..files import jsonl
+from ..files.chats import (
+    NO_INPUTS,
+    TOOLS,
+    Chat,
+    Messages,
+    TemplateInputs,
+    inputs_of,
+    read_messages,
+    refuse_inputs,
+)
 from ..models import chat_templates
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
-from ..training.rows import Messages, RowSource, ended_by_assistant, prompt_text
+from ..training.rows import RowSource, ended_by_assistant, prompt_text
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,7 @@ class Pair:
     prompt: str | Messages
     chosen: str | Messages
     rejected: str | Messages
+    inputs: TemplateInputs = NO_INPUTS  # of a chat
 
     @property
     def is_chat(self) -> bool:
@@ -39,14 +52,30 @@ class Pair:
         return not isinstance(self.prompt, str)
 
     @property
-    def opening(self) -> str | Messages:
+    def opening(self) -> str | Chat:
         """Its prompt."""
-        return self.prompt
+        return self.prompt if isinstance(self.prompt, str) else Chat(self.prompt, self.inputs)
+
+    @property
+    def sides(self) -> tuple[str | Chat, str | Chat]:
+        """Its prompt with each completion: the one to prefer, and the one to avoid."""
+        return self._joined(self.chosen), self._joined(self.rejected)
+
+    def _joined(self, side: str | Messages) -> str | Chat:
+        if isinstance(self.prompt, str) or isinstance(side, str):
+            return f"{self.prompt}{side}"
+        return Chat(self.prompt + side, self.inputs)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """What its chat template must know: see Chat.parts."""
+        return frozenset().union(*(s.parts for s in self.sides if isinstance(s, Chat)))
 
     @property
     def content(self) -> list[Any]:
         """The content to learn, as plain JSON values."""
-        return [self.prompt, self.chosen, self.rejected]
+        found = [self.prompt, self.chosen, self.rejected]
+        return [*found, self.inputs.content] if self.inputs else found
 
 
 @dataclass(frozen=True)
@@ -69,13 +98,21 @@ class Source(RowSource[Pair]):
 
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
         keys.refuse_ignored(values, place)
+        pair, inputs = self._pair(values, place), inputs_of(values, place)
+        if "input" in values:
+            inputs = inputs_of(values["input"], place.field("input")).over(inputs)
+        if not pair.is_chat:
+            refuse_inputs(inputs, place)
+        return replace(pair, inputs=inputs) if inputs else pair
+
+    def _pair(self, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
         if "input" in values:
             messages = _input_messages(values["input"], place.field("input"))
             return self._chat_pair(messages, values, _OPENAI, place)
         _require(values, _OURS, place)
         prompt = values.get("prompt")
         if isinstance(prompt, list):
-            messages = jsonl.messages(prompt, place.field("prompt"))
+            messages = read_messages(prompt, place.field("prompt"))
             return self._chat_pair(messages, values, _OURS, place)
         if "prompt" in values:
             text = prompt_text(prompt, place.field("prompt"), is_chat=self.chat_template)
@@ -133,11 +170,11 @@ def _require(values: Mapping[str, Any], names: _Names, place: jsonl.Place) -> No
 
 
 def _input_messages(value: Any, place: jsonl.Place) -> Messages:
-    # Other keys are refused: silently dropping tools would change the prompt.
-    if not isinstance(value, dict) or set(value) != {"messages"}:
+    # Other keys are refused: dropping them would change the prompt.
+    if not isinstance(value, dict) or not {"messages"} <= value.keys() <= {"messages", TOOLS}:
         got = jsonl.keys_of(value) if isinstance(value, dict) else jsonl.kind_of(value)
-        raise place.fault("an object of messages", got)
-    return jsonl.messages(value["messages"], place.field("messages"))
+        raise place.fault("an object of messages, and of tools", got)
+    return read_messages(value["messages"], place.field("messages"))
 
 
 def _check_unequal(chosen: Any, rejected: Any, place: jsonl.Place, name: str) -> None:
@@ -231,27 +268,24 @@ class Tokenization:
                 yield example
 
     def _example(self, row: Pair, lengths: Lengths) -> Example:
-        prompt = self._tokens(row.prompt, row, add_generation_prompt=True)
-        sides = [self._joined(row.prompt, side) for side in (row.chosen, row.rejected)]
-        chosen, rejected = (self._tokens(side, row) for side in sides)
+        prompt = self._tokens(row.opening, row, add_generation_prompt=True)
+        chosen, rejected = (self._tokens(self._ended(side), row) for side in row.sides)
         # The completions begin where the tokens differ: some may span the end of the prompt.
         begin = min(num_shared(prompt, chosen), num_shared(prompt, rejected))
         if begin < len(prompt):
             lengths.add_divergence(row.place.text, self.tokenizer.decode(prompt[begin:]))
         return Example(prompt[:begin], chosen[begin:], rejected[begin:])
 
-    def _joined(self, prompt: str | Messages, side: str | Messages) -> str | Messages:
-        """Return the prompt with a completion; a text ends with the end-of-sequence token."""
-        if isinstance(prompt, str) or isinstance(side, str):
-            end = self.tokenizer.eos_token
-            text = f"{prompt}{side}"
-            return text if text.endswith(end) else text + end
-        return prompt + side
+    def _ended(self, side: str | Chat) -> str | Chat:
+        """Return a text with the end-of-sequence token; a chat's template ends it."""
+        end = self.tokenizer.eos_token
+        return side if isinstance(side, Chat) or side.endswith(end) else side + end
 
-    def _tokens(self, content: Any, row: Pair, *, add_generation_prompt: bool = False) -> list[int]:
+    def _tokens(
+        self, content: str | Chat, row: Pair, *, add_generation_prompt: bool = False
+    ) -> list[int]:
         if isinstance(content, str):
-            ids: list[int] = self.tokenizer(text=content)["input_ids"]
-            return ids
+            return list(self.tokenizer(text=content)["input_ids"])
         if not self.tokenizer.chat_template:
             raise JobFailed(": ".join(NO_TEMPLATE))
         text = chat_templates.render(
@@ -260,5 +294,4 @@ class Tokenization:
             field=row.place.text,
             add_generation_prompt=add_generation_prompt,
         )
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

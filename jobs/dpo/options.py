@@ -120,11 +120,4 @@ class DpoSpec(RowTrainingSpec):
         self, values: Mapping[str, Any], place: Place
     ) -> tuple[Content, Sequence[Content]]:
         pair = self.source.row(values, place)
-        return pair.prompt, [_joined(pair.prompt, side) for side in (pair.chosen, pair.rejected)]
-
-
-def _joined(prompt: Content, side: Content) -> Content:
-    if isinstance(prompt, str):
-        return f"{prompt}{side}"
-    assert not isinstance(side, str)
-    return prompt + side
+        return pair.opening, pair.sides

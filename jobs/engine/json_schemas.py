@@ -39,22 +39,25 @@ _MOST_REASON = 300  # characters: llguidance shows whole expressions
 _TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
 
-def text_of(given: str, folder: Path) -> str:
-    """Return the text of a schema: `given` itself, or the file of that name. Raises SpecError."""
-    if not given or is_schema(given):
+def text_of(field: str, given: str, folder: Path, takes: str = "a JSON Schema") -> str:
+    """Return the JSON text of an option: `given` itself, or the file of that name.
+
+    Raises SpecError.
+    """
+    if not given or is_json(given):
         return given
-    path = path_of(FIELD, given, folder)
+    path = path_of(field, given, folder)
     try:
         return read_bytes(path, 4 * _MOST_SIZE).decode()
     except (OSError, ValueError) as error:
         raise SpecError(
-            FIELD, f"must be a JSON Schema or a file that holds one, got {given[:80]!r}: {error}"
+            field, f"must be {takes} or a file that holds one, got {given[:80]!r}: {error}"
         ) from error
 
 
-def is_schema(given: str) -> bool:
-    """Whether a text is a schema, not a file name."""
-    return given.lstrip().startswith("{")
+def is_json(given: str) -> bool:
+    """Whether a text is an object or a list, not a file name."""
+    return given.lstrip().startswith(("{", "["))
 
 
 def grammar_of(schema: str) -> str:

@@ -20,6 +20,7 @@ from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompt_options import PromptsSpec
+from ..rewards.prompts import check_chats
 from ..spec import option, override
 from ..training.options import AS_IT_IS, FORMER_TEMPLATE, MOST_ROWS
 from . import gsm8k, questions
@@ -223,12 +224,13 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
             return questions.documents(self.source, reading)
         if self.task == CHOICE:
             return questions.multiple_choice(self.source, self.template, reading)
-        return questions.open_ended(self.source, self.template, reading, check=self._check_problem)
+        return questions.open_ended(self.source, self.template, reading, check=self.check_problem)
 
-    def _check_problem(self, problem: problems.Problem) -> None:
+    def check_problem(self, problem: problems.Problem) -> None:
         if self.variant is None:
-            self.check_answer(problem)
+            super().check_problem(problem)
             return
+        problems.check_inputs(problem, chat_template=self.chat_template)
         assert problem.place is not None
         if problem.answer is None:
             raise problem.place.fault("an object with answer", "one without")
@@ -247,7 +249,7 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
                 source,
                 AS_IT_IS,
                 Reading(self.column_names),
-                check=self._check_problem,
+                check=self.check_problem,
                 named_by="examples_dataset",
             )
             found = [(str(q.problem.prompt), str(q.problem.answer)) for q in read]
@@ -287,6 +289,12 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
                 "chat_template",
                 f"must go with a chat template, got {self.model}, whose tokenizer has none",
             )
+
+    def check_chats(self, folder: Path) -> None:
+        if self.task != REWARD:
+            return
+        found = (question.problem for question in self.questions())
+        check_chats(found, folder, chat_template=self.chat_template, system=self.system)
 
     def check_model_files(self, folder: Path) -> str | None:
         """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.

@@ -19,6 +19,7 @@ from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
 from ..errors import SpecError
 from ..files import jsonl
+from ..files.chats import refuse_inputs
 from ..files.jsonl import Place
 from ..rewards.problems import ARITHMETIC, Problem, iter_arithmetic, problem_of
 from ..training.options import AS_IT_IS
@@ -78,7 +79,8 @@ def open_ended(
         raw = problem_of(AS_IT_IS, values, place)
         check(raw)
         problem = raw if template == AS_IT_IS else problem_of(template, values, place)
-        return Question(problem, _identity(raw.prompt, raw.answer))
+        inputs = [raw.inputs.content] if raw.inputs else []
+        return Question(problem, _identity(raw.prompt, raw.answer, *inputs))
 
     yield from Reader(convert, reading).rows(named_by, source, f"{TAKES} or {ARITHMETIC}")
 
@@ -95,6 +97,7 @@ def multiple_choice(source: str, template: str, reading: Reading) -> Iterator[Qu
         right = _right_choice(values.get("answer"), choices, place.field("answer"))
         rest = {name: value for name, value in values.items() if name != "answer"}
         raw = problem_of(AS_IT_IS, rest, place)
+        refuse_inputs(raw.inputs, place)
         if not isinstance(raw.prompt, str):
             raise place.field("prompt").fault("text", "chat messages")
         problem = replace(problem_of(template, rest, place), answer=choices[right])

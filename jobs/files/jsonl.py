@@ -12,8 +12,6 @@ from ..errors import SpecError
 from .numbers import loads
 
 MAX_LINE_BYTES = 64 * 2**20  # a chat may have images
-ROLES = ("system", "developer", "user", "assistant", "tool")  # of chat messages
-_OF_MESSAGE = {"role", "content"}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of Windows, at the start of a file
 
 
@@ -115,27 +113,6 @@ def text(value: Any, place: Place) -> str:
     if not value.strip():
         raise place.fault("text", "an empty one")
     return value
-
-
-def messages(value: Any, place: Place) -> list[dict[str, str]]:
-    """Return a chat: objects of `role` and `content`, at least one. Raises SpecError."""
-    if not isinstance(value, list):
-        raise place.fault("chat messages", kind_of(value))
-    if not value:
-        raise place.fault("chat messages", "an empty list")
-    return [_message(item, place.item(index)) for index, item in enumerate(value)]
-
-
-def _message(value: Any, place: Place) -> dict[str, str]:
-    # Other keys are refused: silently dropping tool calls would change the prompt.
-    if not isinstance(value, dict) or {k for k in value if value[k] is not None} != _OF_MESSAGE:
-        got = keys_of(value) if isinstance(value, dict) else kind_of(value)
-        raise place.fault("an object of role and content", got)
-    role = value["role"]
-    if role not in ROLES:
-        got = repr(role)[:80] if isinstance(role, str) else kind_of(role)
-        raise place.field("role").fault(f"one of {', '.join(ROLES)}", got)
-    return {"role": role, "content": text(value["content"], place.field("content"))}
 
 
 def keys_of(value: dict[str, Any]) -> str:

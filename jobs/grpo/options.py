@@ -20,6 +20,7 @@ from ..models.architectures import check_generates, positions_in
 from ..relations import GIVEN, Relation, is_in, never_with
 from ..rewards import problems
 from ..rewards.prompt_options import PromptsSpec
+from ..rewards.prompts import check_chats
 from ..spec import HttpMethod, option, override, path_of
 from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
@@ -303,7 +304,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
             samples=self.samples,
             held_out=0 if is_apart else self.eval_samples,
             reading=readings[0],
-            check=self.check_answer,
+            check=self.check_problem,
         )
         if is_apart:
             readings.append(self.reading(rules))
@@ -312,7 +313,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
                 template=self.template,
                 samples=self.eval_samples or None,
                 reading=readings[1],
-                check=self.check_answer,
+                check=self.check_problem,
                 named_by="eval_dataset",
             )
         return Parts(training, held_out, readings)
@@ -390,6 +391,10 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
             raise SpecError("reward_log", f"must be a new file, got {path}, which exists")
         if not os.access(path.parent, os.W_OK):
             raise SpecError("reward_log", f"must be in a folder that can be written to, got {path}")
+
+    def check_chats(self, folder: Path) -> None:
+        found = [*self.parts.training, *self.parts.held_out]
+        check_chats(found, folder, chat_template=self.chat_template, system=self.system)
 
     def check_model_files(self, folder: Path) -> str | None:
         """Check prompts with the tokenizer of the model, for at most 1 s. Raises SpecError.

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import JobFailed, SpecError
+from ..files.chats import Chat
 from ..models import chat_templates
 from ..models.tokenizer_folder import TokenizerFolder
 from ..rewards.problems import Problem
-from ..rewards.prompts import field_of, messages_of, too_long
+from ..rewards.prompts import chat_of, field_of, too_long
 
 _CHECK_S = 1.0  # for rendering prompts and counting their tokens
 
@@ -36,7 +37,7 @@ def check_prompts(
     files = TokenizerFolder(folder)
     if has_chats and files.lacks_chat_template():
         raise SpecError(*chat_templates.NO_TEMPLATE)
-    chats = (messages_of(one, chat_template=chat_template, system=system) for one in found)
+    chats = (chat_of(one, chat_template=chat_template, system=system) for one in found)
     done = _Done()
     texts = _texts(found, chats, files.chat_template() if has_chats else None, until, done)
     limit = files.positions()
@@ -71,7 +72,7 @@ def unchecked(left: int, total: int) -> str | None:
 
 def _texts(
     found: Sequence[Problem],
-    chats: Iterable[list[dict[str, str]] | None],
+    chats: Iterable[Chat | None],
     template: chat_templates.ChatTemplate | None,
     until: float,
     done: _Done,
@@ -80,8 +81,8 @@ def _texts(
 
     Raises SpecError for a chat that the template rejects, or renders as an empty text.
     """
-    for problem, messages in zip(found, chats, strict=True):
-        if messages is None:
+    for problem, chat in zip(found, chats, strict=True):
+        if chat is None:
             assert isinstance(problem.prompt, str)
             done.count += 1
             yield problem.row, problem.prompt
@@ -94,7 +95,7 @@ def _texts(
             return
         field = field_of(problem)
         try:
-            text = chat_templates.render(template, messages, field=field, limit_s=left_s)
+            text = chat_templates.render(template, chat, field=field, limit_s=left_s)
         except chat_templates.TooSlow:
             return
         except JobFailed as error:

@@ -296,7 +296,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     seed = spec.seed if spec.seed is not None else _stored_seed(ctx)
     source, folder = Path(spec.input), Path(spec.output).parent
     reading = Reading()
-    total = sum(1 for _ in batch_file.read(source, reading))
+    total = sum(1 for _ in batch_file.read(source, reading, chat_template=spec.chat_template))
     engine = _engine(spec, warm)
     usage: dict[str, int] = {}
     begun = time.perf_counter()
@@ -364,7 +364,8 @@ def _in_order(
     """
     in_flight: deque[Answer | JobFailed] = deque()
     grammar = _grammar(spec, engine)
-    for number, prompt in enumerate(batch_file.read(source)):
+    prompts = batch_file.read(source, chat_template=spec.chat_template)
+    for number, prompt in enumerate(prompts):
         if number < done:
             continue
         row_seed = (seed + number) % 2**63

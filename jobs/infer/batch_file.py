@@ -8,6 +8,7 @@ records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from ..data import keys
 from ..data.reader import Reader, Reading
 from ..errors import JobFailed, SpecError
 from ..files import journal, jsonl
+from ..files.chats import Chat, inputs_of, refuse_inputs
 from ..files.documents import check_regular
 from ..files.journal import Journal
 from ..files.jsonl import Place
@@ -25,21 +27,25 @@ from . import chat_messages
 _TAKES = "a file of records (JSONL, CSV, Parquet or Arrow)"
 
 
-def read(path: Path, reading: Reading | None = None) -> Iterator[str | list[dict[str, Any]]]:
-    """Yield the prompt of every record: text, or chat messages. Raises SpecError.
+def read(
+    path: Path, reading: Reading | None = None, *, chat_template: bool = False
+) -> Iterator[str | Chat]:
+    """Yield the prompt of every record: text, or a chat. Raises SpecError.
 
     `reading`: the record reader's options, and its counters of blank lines and ignored columns.
+    `chat_template`: whether texts become chats.
     """
     if path.is_dir():  # answers have numbers of records; the order of its files may change
         raise SpecError("input", f"must be {_TAKES}, got {path}: a folder")
-    reader = Reader(_prompt, reading or Reading(), keys.READ["infer"])
+    prompt = partial(_prompt, chat_template=chat_template)
+    reader = Reader(prompt, reading or Reading(), keys.READ["infer"])
     return reader.rows("input", str(path), _TAKES)
 
 
-def check(source: Path, target: Path) -> None:
+def check(source: Path, target: Path, *, chat_template: bool = False) -> None:
     """Check that all records are valid and the output can be created. Raises SpecError."""
     check_regular("input", source)
-    for _ in read(source):
+    for _ in read(source, chat_template=chat_template):
         pass
     if not target.parent.is_dir():
         raise SpecError("output", f"must be in a folder that exists, got {target}")
@@ -50,10 +56,11 @@ def check(source: Path, target: Path) -> None:
         )
 
 
-def _prompt(values: Mapping[str, Any], place: Place) -> str | list[dict[str, Any]]:
+def _prompt(values: Mapping[str, Any], place: Place, *, chat_template: bool) -> str | Chat:
     keys.refuse_ignored(values, place)
+    inputs = inputs_of(values, place)
     if "messages" in values:
-        return chat_messages.check(values["messages"], f"input: {place.text}: messages")
+        return Chat(chat_messages.read(values["messages"], place.field("messages")), inputs)
     if "prompt" not in values:
         raise place.fault("an object with a prompt or messages", jsonl.keys_of(dict(values)))
     prompt = values["prompt"]
@@ -61,7 +68,11 @@ def _prompt(values: Mapping[str, Any], place: Place) -> str | list[dict[str, Any
         raise place.field("prompt").fault(
             "text", "an empty one" if prompt == "" else jsonl.kind_of(prompt)
         )
-    return prompt
+    if not inputs:
+        return prompt
+    if not chat_template:
+        refuse_inputs(inputs, place)
+    return Chat([{"role": "user", "content": prompt}], inputs)
 
 
 class Answers:

@@ -1,4 +1,4 @@
-"""Chats in the format of OpenAI's API: lists of messages, and their checks. Imports no torch."""
+"""Chats in the format of OpenAI's API, of requests: with images. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,56 +8,36 @@ import orjson
 
 from ..engine import images
 from ..errors import SpecError
-from ..files.jsonl import ROLES
+from ..files.chats import Messages, read_messages
+from ..files.jsonl import Place
 
 
-def parse(text: str, field: str) -> list[dict[str, Any]]:
+def parse(text: str, field: str) -> Messages:
     """Read a JSON list of messages. Raises SpecError that names `field` and the message."""
     try:
         messages = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise SpecError(field, f"must be JSON, got {text[:60]!r}: {error}") from error
-    return check(messages, field)
+    return read(messages, Place(field, "chat", 0))
 
 
-def check(messages: Any, field: str) -> list[dict[str, Any]]:
-    """Return the messages, each with a role and content. Raises SpecError that names `field`."""
-    if not isinstance(messages, list) or not messages:
-        raise SpecError(field, f"must be a list of messages, got {str(messages)[:60]!r}")
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise SpecError(field, f"message {number} must have a role, one of {', '.join(ROLES)}")
-        _check_content(message, number, field)
-    return messages
+def read(value: Any, place: Place) -> Messages:
+    """Return the messages of a request, of which some may have images. Raises SpecError."""
+    return read_messages(value, place, _check_image)
 
 
-def _check_content(message: dict[str, Any], number: int, field: str) -> None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return
-    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
-        return
-    if not isinstance(content, list) or not content:
-        raise SpecError(field, f"message {number} must have content: text or a list of parts")
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            continue
-        if kind != "image_url":
-            raise SpecError(
-                field, f"message {number} must have parts of type text (with text) or image_url"
-            )
-        image = part.get("image_url")
-        url = image.get("url") if isinstance(image, dict) else None
-        if not isinstance(url, str) or not url.startswith(images.SCHEMES):
-            raise SpecError(
-                field,
-                f"message {number} must have an image_url whose url begins with "
-                f"{' or '.join(images.SCHEMES)}, got {str(url)[:40]!r}",
-            )
+def _check_image(part: dict[str, Any], place: Place) -> None:
+    """Check that a part that is not text is an image. Raises SpecError."""
+    if part.get("type") != "image_url":
+        raise place.fault("of type text (with text) or image_url", str(part.get("type"))[:40])
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else None
+    if not isinstance(url, str) or not url.startswith(images.SCHEMES):
+        takes = f"an image_url whose url begins with {' or '.join(images.SCHEMES)}"
+        raise place.fault(takes, repr(url)[:40])
 
 
-def has_images(messages: list[dict[str, Any]]) -> bool:
+def has_images(messages: Messages) -> bool:
     """Whether a checked chat has images."""
     return any(
         part["type"] == "image_url"
@@ -67,7 +47,7 @@ def has_images(messages: list[dict[str, Any]]) -> bool:
     )
 
 
-def split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+def split(messages: Messages) -> tuple[Messages, list[str]]:
     """Return the chat in the format of chat templates, and the URLs of its images in order.
 
     Content that is only text becomes one text: templates of text models do not support parts.
@@ -82,11 +62,12 @@ def split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[st
                 content = [p if p["type"] == "text" else {"type": "image"} for p in content]
             else:
                 content = "".join(part["text"] for part in content)
-        chat.append({**message, "content": content})
+            message = {**message, "content": content}
+        chat.append(message)
     return chat, urls
 
 
-def with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, Any]]:
+def with_system(messages: Messages, system: str) -> Messages:
     """Return the chat, with a system message in front if it has none."""
     if not system or messages[0]["role"] in ("system", "developer"):
         return messages

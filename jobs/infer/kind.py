@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from ..context import Context
 from ..engine import images
+from ..files.chats import Chat
+from . import chat_messages
 from .options import InferSpec, prompt_list
 
 
@@ -29,14 +29,13 @@ def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:
     return answering.answer_all(spec, ctx, warm, prompts)
 
 
-def _prompt(spec: InferSpec) -> str | list[dict[str, Any]]:
+def _prompt(spec: InferSpec) -> str | Chat:
     """The plain prompt, or the chat to answer."""
     if spec.messages:
-        messages: list[dict[str, Any]] = orjson.loads(spec.messages)
-        return messages
+        return Chat(chat_messages.parse(spec.messages, "messages"))
     if not spec.image:
         return spec.prompt
     parts: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": images.FILE + path}} for path in spec.image
     ]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": spec.prompt}]}]
+    return Chat([{"role": "user", "content": [*parts, {"type": "text", "text": spec.prompt}]}])

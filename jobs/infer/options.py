@@ -13,8 +13,10 @@ import orjson
 from ...configs.queues import INFER
 from ..engine import images, json_schemas
 from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
-from ..errors import SpecError
+from ..errors import JobFailed, SpecError
+from ..files.chats import ARGUMENTS, TOOLS, Chat, TemplateInputs, of_option
 from ..models.architectures import check_generates, positions_in
+from ..models.chat_templates import Refused, unused, with_effort
 from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import GIVEN, Relation, goes_with, is_in, is_not, never_with
 from ..spec import option, override, path_of
@@ -26,6 +28,8 @@ SOURCES = ("prompt", "messages", "input", "prompts")
 MOST_PROMPTS = 1024
 MOST_STOP = 1000  # characters of a stop sequence: it is compared at every token
 MOST_TOP = 20  # most likely tokens given with logprobs
+AUTO = "auto"  # as the chat template has it
+EFFORTS = ("none", "minimal", "low", "medium", "high")
 _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
@@ -46,7 +50,13 @@ class InferSpec(PrecisionSpec):
         goes_with("max_tokens", when=is_in(0), echo=GIVEN),
         goes_with("screen", actions=is_not("none")),
         goes_with("image", prompt=GIVEN),  # messages have images of their own
-        goes_with("system", chat_template=GIVEN, image=GIVEN, messages=GIVEN, input=GIVEN),
+        goes_with(
+            *("system", TOOLS, ARGUMENTS, "reasoning_effort"),
+            chat_template=GIVEN,
+            image=GIVEN,
+            messages=GIVEN,
+            input=GIVEN,
+        ),
     )
 
     # Not `str | None`: the word none is a prompt like any other.
@@ -75,6 +85,22 @@ class InferSpec(PrecisionSpec):
         False, "chat template of the tokenizer, applied to plain prompts", group="data"
     )
     system: str = option("", "system message for chats that have none", group="data")
+    tools: str = option(
+        "",
+        "tools that the chat template gets: JSON list as in OpenAI's API, or a file",
+        group="data",
+    )
+    chat_template_kwargs: str = option(
+        "",
+        "variables of the chat template, such as enable_thinking: JSON object or a file",
+        group="data",
+    )
+    reasoning_effort: str = option(
+        AUTO,
+        "reasoning effort, by the chat template's own variable; none: no thinking",
+        group="data",
+        choices=(AUTO, *EFFORTS),
+    )
     image: tuple[str, ...] = option((), "image file for the prompt", group="data")
     thumbnail: int | None = option(
         None,
@@ -190,16 +216,31 @@ class InferSpec(PrecisionSpec):
     def located(self, folder: Path) -> Self:
         """Return the spec with paths, relative to `folder`, made absolute.
 
-        A schema file is replaced by its text. Raises SpecError, also for an unreadable file.
+        A file of JSON is replaced by its text. Raises SpecError, also for an unreadable file.
         """
         paths: dict[str, Any] = {
             name: str(path_of(name, getattr(self, name), folder))
             for name in ("input", "output")
             if getattr(self, name)
         }
-        paths["json_schema"] = json_schemas.text_of(self.json_schema, folder)
+        paths["json_schema"] = json_schemas.text_of("json_schema", self.json_schema, folder)
+        for name, takes in ((TOOLS, "a JSON list"), (ARGUMENTS, "a JSON object")):
+            paths[name] = json_schemas.text_of(name, getattr(self, name), folder, takes)
         paths["image"] = tuple(str(path_of("image", path, folder)) for path in self.image)
         return replace(self, **paths)
+
+    @property
+    def inputs(self) -> TemplateInputs:
+        """The inputs of the chat template that all chats get. Raises SpecError."""
+        found = (of_option(name, getattr(self, name)) for name in (TOOLS, ARGUMENTS))
+        tools, arguments = found
+        return TemplateInputs(tools, arguments or {})
+
+    def chat(self, prompt: str | Chat) -> Chat:
+        """Return a prompt as a chat, with all that the options add to it."""
+        chat = Chat([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else prompt
+        messages = chat_messages.with_system(chat.messages, self.system)
+        return Chat(messages, chat.inputs.over(self.inputs))
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
         """Check the model, images, JSON Schema, input records, output path and lengths.
@@ -214,7 +255,8 @@ class InferSpec(PrecisionSpec):
         if self.json_schema:
             json_schemas.grammar_of(self.json_schema)
         if self.input:
-            batch_file.check(Path(self.input), Path(self.output))
+            batch_file.check(Path(self.input), Path(self.output), chat_template=self.chat_template)
+        _ = self.inputs  # raises
         if model_settings is not None:
             self._check_images(config)
         if not config.get("has_chat_template", True):
@@ -265,6 +307,27 @@ class InferSpec(PrecisionSpec):
             f"{place}must have at most {room} tokens ({self.model} takes {limit} together with the "
             f"completion), got {longer[1]}",
         )
+
+    def check_chats(self, folder: Path) -> None:
+        if self.messages:
+            chat = self.chat(Chat(chat_messages.parse(self.messages, "messages")))
+        else:
+            chat = Chat([], self.inputs)
+        if not chat.parts and self.reasoning_effort == AUTO:  # nearly all requests
+            return
+        template = TokenizerFolder(folder).chat_template()
+        if template is None:
+            return
+        try:
+            if self.reasoning_effort != AUTO:
+                chat = with_effort(chat, self.reasoning_effort, template)
+            found = unused(template, chat.parts)
+        except JobFailed as error:
+            if isinstance(error.__cause__, Refused):
+                raise SpecError("reasoning_effort", str(error.__cause__)) from None
+            return  # the template fails: the job reports it
+        if found is not None:
+            raise SpecError(*found)
 
     def _check_plain(self) -> None:
         for name in ("messages", "chat_template", "image"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..context import WarmModel
@@ -9,14 +10,15 @@ from ..engine import images
 from ..engine.image_tokens import insert_image_tokens
 from ..engine.request import Image
 from ..errors import JobFailed
+from ..files.chats import Chat
 from ..models import chat_templates
 from ..models.architectures import positions_in
 from ..models.chat_templates import ChatTemplate
 from ..models.text_length import check_length
 from . import chat_messages
-from .options import MAX_TOKENS, InferSpec
+from .options import AUTO, MAX_TOKENS, InferSpec
 
-Prompt = str | list[dict[str, Any]] | tuple[int, ...]  # a text, a chat, or tokens
+Prompt = str | Chat | tuple[int, ...]  # a text, a chat, or tokens
 
 
 def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Image]]:
@@ -29,12 +31,16 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
     else:
         if not warm.tokenizer.chat_template:
             raise JobFailed(f"chat_template: the tokenizer of {warm.name} has none")
-        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        chat, urls = chat_messages.split(chat_messages.with_system(chat, spec.system))
-        size = sum(map(_num_characters, chat))
-        check_length("messages:", size, warm.tokenizer, positions_in(warm.model.config), warm.name)
+        chat = spec.chat(prompt)
+        messages, urls = chat_messages.split(chat.messages)
+        chat = replace(chat, messages=messages)
+        size, limit = chat.num_characters, positions_in(warm.model.config)
+        check_length("messages:", size, warm.tokenizer, limit, warm.name)
+        template = ChatTemplate.of(warm.tokenizer)
+        if spec.reasoning_effort != AUTO:
+            chat = chat_templates.with_effort(chat, spec.reasoning_effort, template)
         # The template writes the special tokens itself.
-        text = chat_templates.render(ChatTemplate.of(warm.tokenizer), chat)
+        text = chat_templates.render(template, chat)
         ids = _tokens(warm, text, add_special_tokens=False)
     if not ids:
         raise JobFailed("prompt: it has no tokens")
@@ -62,11 +68,3 @@ def _tokens(warm: WarmModel, text: str, **how: Any) -> list[int]:
     check_length("prompt:", len(text), warm.tokenizer, positions_in(warm.model.config), warm.name)
     ids: list[int] = warm.tokenizer(text, **how)["input_ids"]
     return ids
-
-
-def _num_characters(message: dict[str, Any]) -> int:
-    """Return the size of a message's text, which its template may repeat or leave out."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.get("text", "")) for part in content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from ..errors import JobFailed, SpecError
 from .chat_templates import ChatTemplate
 from .folder_checks import check_tokenizer
-from .folder_files import MOST_SETTINGS, read_bytes, read_json
+from .folder_files import MOST_SETTINGS, TEMPLATES, read_bytes, read_json
 from .guarded_tokenizers import rules_of, try_rules
 from .pretrained_tokenizer import make_plain
 from .vocabulary import Vocabulary
@@ -37,9 +38,13 @@ class TokenizerFolder:
         return bool(config) and not config.get("chat_template") and not is_there
 
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template; None if there is none."""
-        source = self._template_source()
-        return None if source is None else ChatTemplate(source, self._special_tokens())
+        """The chat template that transformers uses; None if there is none."""
+        sources = self._template_sources()
+        default = sources.get("default")
+        if default is None:
+            return None
+        with_tools = sources.get("tool_use")
+        return ChatTemplate.of_sources(default, with_tools, self._special_tokens())
 
     def counter(self) -> Callable[[str], int] | None:
         """Return a function that counts a text's non-special tokens; None: no tokenizer.json."""
@@ -132,17 +137,25 @@ class TokenizerFolder:
         named = {name: _token(value) for name, value in config.items() if name.endswith("_token")}
         return {name: text for name, text in named.items() if text}
 
-    def _template_source(self) -> str | None:
-        """The template that transformers uses for a chat without tools."""
-        try:
-            return read_bytes(self._folder / "chat_template.jinja", MOST_SETTINGS).decode()
-        except (OSError, ValueError):
-            pass
-        found = self._read("tokenizer_config.json").get("chat_template")
-        if isinstance(found, list):  # several, each with its name
-            named = [item for item in found if isinstance(item, dict)]
-            found = next((i.get("template") for i in named if i.get("name") == "default"), None)
-        return found if isinstance(found, str) else None
+    def _template_sources(self) -> dict[str, str]:
+        """The chat templates by their names; `default` is that of a tokenizer with one."""
+        found = self._template_files()
+        if found:
+            return found
+        named = self._read("tokenizer_config.json").get("chat_template")
+        if isinstance(named, list):  # several, each with its name
+            items = [(i.get("name"), i.get("template")) for i in named if isinstance(i, dict)]
+            return {n: t for n, t in items if isinstance(n, str) and isinstance(t, str)}
+        return {"default": named} if isinstance(named, str) else {}
+
+    def _template_files(self) -> dict[str, str]:
+        paths = {"default": self._folder / "chat_template.jinja"}
+        paths |= {path.stem: path for path in (self._folder / TEMPLATES).glob("*.jinja")}
+        found = {}
+        for name, path in paths.items():
+            with suppress(OSError, ValueError):
+                found[name] = read_bytes(path, MOST_SETTINGS).decode()
+        return found
 
     def _setting(self, name: str) -> int | None:
         config = self._read("config.json")

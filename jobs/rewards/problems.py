@@ -20,19 +20,27 @@ from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
 from ..errors import SpecError
 from ..files import jsonl
+from ..files.chats import (
+    NO_INPUTS,
+    Messages,
+    TemplateInputs,
+    inputs_of,
+    read_messages,
+    refuse_inputs,
+)
 from ..files.numbers import Digits, written
 from ..training.options import AS_IT_IS
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
 NUM_EVAL_SUMS = 1000
 
-Prompt: TypeAlias = str | list[dict[str, str]]
+Prompt: TypeAlias = str | Messages
 Part = Literal["train", "eval"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt (text, or chat messages of `role` and `content`) and its expected answer."""
+    """A prompt (text, or chat messages) and its expected answer."""
 
     prompt: Prompt
     answer: str | None  # as the data has it: GSM8K's whole solution with its `####`
@@ -40,6 +48,7 @@ class Problem:
     # All columns of the row except `prompt`, unchanged: for rewards.
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
     place: jsonl.Place | None = field(default=None, compare=False)  # None: it is built in
+    inputs: TemplateInputs = NO_INPUTS  # of a chat template
 
 
 def load(
@@ -144,15 +153,28 @@ def _candidates(
 
 def key_of(problem: Problem) -> bytes:
     """Return what distinguishes a prompt from others."""
-    return orjson.dumps(problem.prompt)
+    return orjson.dumps(_read_by_the_model(problem))
+
+
+def _read_by_the_model(problem: Problem) -> Any:
+    return [problem.prompt, problem.inputs.content] if problem.inputs else problem.prompt
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
     """Return the sha256, in hex, of prompts and answers in order, without their row numbers."""
     digest = sha256()
     for problem in problems:
-        digest.update(orjson.dumps([problem.prompt, problem.answer], option=orjson.OPT_SORT_KEYS))
+        digest.update(
+            orjson.dumps([_read_by_the_model(problem), problem.answer], option=orjson.OPT_SORT_KEYS)
+        )
     return digest.hexdigest()
+
+
+def check_inputs(problem: Problem, *, chat_template: bool) -> None:
+    """Check that a problem with inputs of a chat template goes through it. Raises SpecError."""
+    if problem.inputs and isinstance(problem.prompt, str) and not chat_template:
+        assert problem.place is not None
+        refuse_inputs(problem.inputs, problem.place)
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -210,19 +232,20 @@ def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> 
     keys.refuse_ignored(values, place)
     answer = _answer(values.get("answer"), place)
     columns = {name: value for name, value in values.items() if name != "prompt"}
+    inputs = inputs_of(values, place)
     if "prompt" in values:
         prompt = _prompt(values["prompt"], place.field("prompt"))
-        return Problem(prompt, answer, place.line, columns, place)
+        return Problem(prompt, answer, place.line, columns, place, inputs)
     if "question" in values:
         question = jsonl.text(values["question"], place.field("question"))
         prompt = template.replace("{question}", question)
-        return Problem(prompt, answer, place.line, columns, place)
+        return Problem(prompt, answer, place.line, columns, place, inputs)
     if "messages" in values:
-        chat = jsonl.messages(values["messages"], place.field("messages"))
+        chat = read_messages(values["messages"], place.field("messages"))
         if chat[-1]["role"] == "assistant":
             last = place.field("messages").item(len(chat) - 1).field("role")
             raise last.fault("user, for the last message of a prompt", "assistant")
-        return Problem(chat, answer, place.line, columns, place)
+        return Problem(chat, answer, place.line, columns, place, inputs)
     raise place.fault("an object with question, prompt or messages", jsonl.keys_of(dict(values)))
 
 
@@ -231,7 +254,7 @@ def _prompt(value: Any, place: jsonl.Place) -> Prompt:
         return jsonl.text(value, place)
     if not value:
         raise place.fault("text or chat messages", "an empty list")
-    return jsonl.messages(value, place)
+    return read_messages(value, place)
 
 
 def _answer(value: Any, place: jsonl.Place) -> str | None:

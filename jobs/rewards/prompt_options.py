@@ -17,7 +17,7 @@ from ..training.options import AS_IT_IS
 from ..user_code.modules import own_modules
 from . import problems
 from .options import RewardsSpec
-from .prompts import messages_of
+from .prompts import chat_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,21 @@ class PromptsSpec(ChatRecordsSpec, RewardsSpec, ABC):
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
-        self.check_answer(problem)
+        self.check_problem(problem)
         return self.rendered_prompt(problem)
+
+    def check_problem(self, problem: problems.Problem) -> None:
+        """Check that a problem can be used with these options. Raises SpecError."""
+        problems.check_inputs(problem, chat_template=self.chat_template)
+        self.check_answer(problem)
 
     def rendered_prompt(self, problem: problems.Problem) -> Content:
         """Return the prompt of a problem, before the chat template."""
-        messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
-        return problem.prompt if messages is None else messages
+        chat = chat_of(problem, chat_template=self.chat_template, system=self.system)
+        if chat is not None:
+            return chat
+        assert isinstance(problem.prompt, str)
+        return problem.prompt
 
     def check_rewards(self, found: Sequence[problems.Problem], scored: int | None = None) -> None:
         """Check the columns of problems, and the rewards of the first `scored` (None: of all).

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import JobFailed
+from ..files.chats import Chat, Messages
 from ..models import chat_templates
+from ..models.tokenizer_folder import TokenizerFolder
 from ..models.vocabulary import Vocabulary
 from .problems import Problem
 
@@ -22,7 +25,7 @@ class Prompt:
     row: int  # of the data it came from, to name it in messages
     is_cut: bool  # ids are the end of a longer prompt
     columns: Mapping[str, Any]  # of the row, unchanged, without its prompt
-    messages: list[dict[str, str]] | None  # input of the chat template; None: plain text
+    messages: Messages | None  # input of the chat template; None: plain text
 
 
 def encode(
@@ -43,10 +46,10 @@ def encode(
     """
     prompts = []
     for problem in problems:
-        messages = messages_of(problem, chat_template=chat_template, system=system)
-        text = _text(problem, messages, tokenizer)
+        chat = chat_of(problem, chat_template=chat_template, system=system)
+        text = _text(problem, chat, tokenizer)
         # A chat template adds the special tokens itself.
-        ids = tokenizer(text, add_special_tokens=messages is None)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=chat is None)["input_ids"]
         if not ids:
             raise JobFailed(f"{field_of(problem)} has no tokens")
         is_cut = max_length is not None and len(ids) > max_length
@@ -60,7 +63,7 @@ def encode(
                 row=problem.row,
                 is_cut=is_cut,
                 columns=problem.columns,
-                messages=messages,
+                messages=None if chat is None else chat.messages,
             )
         )
     return prompts
@@ -99,9 +102,7 @@ def field_of(problem: Problem) -> str:
     return f"dataset: the prompt of row {problem.row}"
 
 
-def messages_of(
-    problem: Problem, *, chat_template: bool, system: str | None
-) -> list[dict[str, str]] | None:
+def chat_of(problem: Problem, *, chat_template: bool, system: str | None) -> Chat | None:
     """Return the chat of a prompt; None for plain text."""
     if isinstance(problem.prompt, str):
         if not chat_template:
@@ -111,14 +112,33 @@ def messages_of(
         messages = list(problem.prompt)
     if system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    return messages
+    return Chat(messages, problem.inputs)
 
 
-def _text(problem: Problem, messages: list[dict[str, str]] | None, tokenizer: Any) -> str:
-    if messages is None:
+def check_chats(
+    found: Iterable[Problem], folder: Path, *, chat_template: bool, system: str | None
+) -> None:
+    """Check at submit that the template in a tokenizer's folder uses all parts of the chats.
+
+    Raises SpecError.
+    """
+    seen: set[frozenset[str]] = set()
+    for problem in found:
+        chat = chat_of(problem, chat_template=chat_template, system=system)
+        parts = frozenset[str]() if chat is None else chat.parts
+        if not parts or parts in seen:
+            continue
+        seen.add(parts)
+        if (template := TokenizerFolder(folder).chat_template()) is not None:
+            place = f"the prompt of row {problem.row}"
+            chat_templates.check_used(template, parts, "dataset", place)
+
+
+def _text(problem: Problem, chat: Chat | None, tokenizer: Any) -> str:
+    if chat is None:
         assert isinstance(problem.prompt, str)
         return problem.prompt
     if not tokenizer.chat_template:
         raise JobFailed(": ".join(chat_templates.NO_TEMPLATE))
     template = chat_templates.ChatTemplate.of(tokenizer)
-    return chat_templates.render(template, messages, field=field_of(problem))
+    return chat_templates.render(template, chat, field=field_of(problem))

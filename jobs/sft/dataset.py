@@ -7,6 +7,7 @@ A row is one of four forms:
     {"question": …, "answer": …}       the question is put into a template
     {"text": …}                        learned as a whole
 
+A chat may have `tools` and `chat_template_kwargs`, which its template gets.
 Rows are read at submission, to check the job before it is queued, and again in the work horse.
 Tokens are those of TRL's SFTTrainer. Imports no torch.
 """
@@ -23,11 +24,20 @@ from ..data import keys
 from ..data.lengths import Lengths, num_shared
 from ..errors import JobFailed
 from ..files import jsonl
+from ..files.chats import (
+    NO_INPUTS,
+    Chat,
+    Messages,
+    TemplateInputs,
+    inputs_of,
+    read_messages,
+    refuse_inputs,
+)
 from ..files.numbers import Digits
 from ..models import chat_templates
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
 from ..training.options import AS_IT_IS
-from ..training.rows import Messages, RowSource, ended_by_assistant, prompt_text
+from ..training.rows import RowSource, ended_by_assistant, prompt_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Row:
     place: jsonl.Place
     prompt: str | Messages | None  # None: `learned` is all there is
     learned: str | Messages
+    inputs: TemplateInputs = NO_INPUTS  # of a chat
 
     @property
     def is_chat(self) -> bool:
@@ -44,14 +55,30 @@ class Row:
         return not isinstance(self.learned, str)
 
     @property
-    def opening(self) -> str | Messages:
+    def opening(self) -> str | Chat:
         """Its prompt, or all of a row that is learned as a whole."""
-        return self.learned if self.prompt is None else self.prompt
+        opening = self.learned if self.prompt is None else self.prompt
+        return opening if isinstance(opening, str) else Chat(opening, self.inputs)
+
+    @property
+    def whole(self) -> str | Chat:
+        """Its prompt with what is learned."""
+        if isinstance(self.learned, str):
+            assert not isinstance(self.prompt, list)
+            return (self.prompt or "") + self.learned
+        assert not isinstance(self.prompt, str)
+        return Chat((self.prompt or []) + self.learned, self.inputs)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """What its chat template must know: see Chat.parts."""
+        return frozenset() if isinstance(self.whole, str) else self.whole.parts
 
     @property
     def content(self) -> list[Any]:
         """The content to learn, as plain JSON values."""
-        return [self.prompt, self.learned]
+        found = [self.prompt, self.learned]
+        return [*found, self.inputs.content] if self.inputs else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +92,28 @@ class Source(RowSource[Row]):
 
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
         keys.refuse_ignored(values, place)
+        row, inputs = self._row(values, place), inputs_of(values, place)
+        if self.assistant_only_loss and not row.is_chat:
+            raise place.fault("a chat (messages) for assistant_only_loss", "text")
+        if not row.is_chat:
+            refuse_inputs(inputs, place)
+        return replace(row, inputs=inputs) if inputs else row
+
+    def _row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
         if "messages" in values:
             return Row(place, None, self._chat(values["messages"], place.field("messages")))
         if "prompt" in values:
-            row = self._prompt_row(values, place)
-        elif "question" in values:
+            return self._prompt_row(values, place)
+        if "question" in values:
             question = jsonl.text(values["question"], place.field("question"))
             answer = _answer(values, place)
-            row = self._plain(self.template.replace("{question}", question), answer, place)
-        elif "text" in values:
-            row = Row(place, None, jsonl.text(values["text"], place.field("text")))
-        else:
-            raise place.fault(
-                "an object with prompt and completion, messages, question and answer, or text",
-                jsonl.keys_of(dict(values)),
-            )
-        if self.assistant_only_loss and not row.is_chat:
-            raise place.fault("a chat (messages) for assistant_only_loss", "text")
-        return row
+            return self._plain(self.template.replace("{question}", question), answer, place)
+        if "text" in values:
+            return Row(place, None, jsonl.text(values["text"], place.field("text")))
+        raise place.fault(
+            "an object with prompt and completion, messages, question and answer, or text",
+            jsonl.keys_of(dict(values)),
+        )
 
     def _prompt_row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
         prompt, completion = values["prompt"], values.get("completion")
@@ -92,7 +123,7 @@ class Source(RowSource[Row]):
             )
         of_prompt, of_completion = place.field("prompt"), place.field("completion")
         if isinstance(prompt, list):
-            opening = self.opened(jsonl.messages(prompt, of_prompt))
+            opening = self.opened(read_messages(prompt, of_prompt))
             return Row(place, opening, ended_by_assistant(completion, of_completion))
         text = prompt_text(prompt, of_prompt, is_chat=self.chat_template)
         return self._plain(text, jsonl.text(completion, of_completion), place, is_joined=True)
@@ -192,7 +223,7 @@ class Tokenization:
         if isinstance(row.learned, str):
             ids, prompt_ids = self._text_ids(row.prompt, row.learned)
         elif self.tokenizer.chat_template:
-            ids, prompt_ids = self._chat_and_prompt_ids(row.prompt, row.learned, row.place.text)
+            ids, prompt_ids = self._chat_and_prompt_ids(row)
         else:
             raise JobFailed(": ".join(NO_TEMPLATE))
         # The completion begins where the tokens differ: some may span the end of the prompt.
@@ -212,14 +243,12 @@ class Tokenization:
         prompt_ids = self.tokenizer(text=prompt)["input_ids"]
         return self.tokenizer(text=prompt + learned)["input_ids"], prompt_ids
 
-    def _chat_and_prompt_ids(
-        self, prompt: Any, learned: Messages, field: str
-    ) -> tuple[list[int], list[int]]:
+    def _chat_and_prompt_ids(self, row: Row) -> tuple[list[int], list[int]]:
         """Return the tokens of a chat, and those of its prompt alone."""
-        ids = self._chat_ids((prompt or []) + learned, field)
-        if prompt is None:
+        ids = self._chat_ids(row.whole, row)
+        if row.prompt is None:
             return ids, []
-        return ids, self._chat_ids(prompt, field, add_generation_prompt=True)
+        return ids, self._chat_ids(row.opening, row, add_generation_prompt=True)
 
     def _said(self, row: Row) -> list[int]:
         """Return for each token of a chat whether the assistant says it: 1 or 0."""
@@ -230,6 +259,8 @@ class Tokenization:
             return_dict=True,
             return_assistant_tokens_mask=True,
             chat_template=self.training_template,
+            tools=row.inputs.tools,
+            **row.inputs.arguments,
         ).get("assistant_masks", [])
         if 1 not in mask:
             raise JobFailed(
@@ -239,13 +270,14 @@ class Tokenization:
         return mask
 
     def _chat_ids(
-        self, chat: Messages, field: str, *, add_generation_prompt: bool = False
+        self, chat: str | Chat, row: Row, *, add_generation_prompt: bool = False
     ) -> list[int]:
+        assert isinstance(chat, Chat)
         template = ChatTemplate.of(self.tokenizer)
         if self.training_template is not None:
-            template = replace(template, source=self.training_template)
+            template = template.replaced(self.training_template)
         text = chat_templates.render(
-            template, chat, field=field, add_generation_prompt=add_generation_prompt
+            template, chat, field=row.place.text, add_generation_prompt=add_generation_prompt
         )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids

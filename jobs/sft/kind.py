@@ -6,12 +6,12 @@ needs torch.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..context import Context, WarmModel
 from ..errors import JobFailed
+from ..files.chats import Chat
 from ..models import chat_templates
 from ..models.chat_templates import ChatTemplate
 from ..training import row_job
@@ -21,6 +21,7 @@ from ..training.row_job import Prepared
 from ..training.rows import Rows
 from .dataset import Example, Tokenization
 from .options import SftSpec
+from .training_templates import NOT_MARKED
 
 if TYPE_CHECKING:
     from trl.trainer.sft_config import SFTConfig
@@ -81,14 +82,11 @@ def _training_template(tokenizer: Any) -> str | None:
     if not tokenizer.chat_template or has_generation_markers(tokenizer.chat_template):
         return None
     # TRL renders without limits.
-    chat_templates.render(ChatTemplate.of(tokenizer), [{"role": "user", "content": "a"}])
+    chat_templates.render(ChatTemplate.of(tokenizer), Chat([{"role": "user", "content": "a"}]))
     try:
         found: str | None = get_training_chat_template(tokenizer)
     except Exception as error:  # it renders the template, which can raise anything
-        raise JobFailed(
-            "assistant_only_loss: must be false for this model: its chat template does not mark "
-            "what the assistant says ({% generation %}), and TRL has no variant of it that does"
-        ) from error
+        raise JobFailed(f"assistant_only_loss: {NOT_MARKED}") from error
     return found
 
 
@@ -98,10 +96,10 @@ def _learns_to_stop(how: Tokenization) -> bool:
 
     template = ChatTemplate.of(how.tokenizer)
     if how.training_template is not None:
-        template = replace(template, source=how.training_template)
+        template = template.replaced(how.training_template)
     turns = [{"role": role, "content": "dummy"} for role in ("user", "assistant", "user")]
     try:
-        chat_templates.render(template, turns)  # TRL renders them without limits
+        chat_templates.render(template, Chat(turns))  # TRL renders them without limits
     except JobFailed:
         return True  # not known
     found: bool = is_chat_template_stop_token_trained(how.tokenizer, how.training_template)

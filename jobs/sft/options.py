@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 from ..data.options import MOST_CHARACTERS, Content
 from ..errors import SpecError
 from ..files.jsonl import Place
+from ..models.chat_templates import ChatTemplate
 from ..spec import HttpMethod, option, override
 from ..training.options import AS_IT_IS, FORMER_TEMPLATE, TrainingSpec
 from ..training.row_options import RowTrainingSpec
 from .dataset import Source
+from .training_templates import NOT_MARKED, marks_assistant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +86,18 @@ class SftSpec(RowTrainingSpec):
         )
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
-        row = self.source.row(values, place)
-        if isinstance(row.learned, str):
-            assert not isinstance(row.prompt, list)
-            return (row.prompt or "") + row.learned
-        assert not isinstance(row.prompt, str)
-        return (row.prompt or []) + row.learned
+        return self.source.row(values, place).whole
 
     def prompt_of(
         self, values: Mapping[str, Any], place: Place
     ) -> tuple[Content, Sequence[Content]] | None:
-        prompt = self.source.row(values, place).prompt
-        return None if prompt is None else (prompt, [self.content_of(values, place)])
+        row = self.source.row(values, place)
+        return None if row.prompt is None else (row.opening, [row.whole])
+
+    def check_template(self, template: ChatTemplate) -> None:
+        super().check_template(template)
+        if self.assistant_only_loss and not marks_assistant(template.source):
+            raise SpecError("assistant_only_loss", NOT_MARKED)
 
     def check(self) -> None:
         super().check()

@@ -13,7 +13,7 @@ from ..data.options import ChatRecordsSpec, Content
 from ..data.sources import TAKES, located
 from ..errors import SpecError
 from ..models.architectures import check_generates, positions_in
-from ..models.chat_templates import NO_TEMPLATE
+from ..models.chat_templates import NO_TEMPLATE, ChatTemplate, check_used
 from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import GIVEN, Relation, is_in, never_with
 from ..spec import option, override
@@ -168,8 +168,16 @@ class RowTrainingSpec(ChatRecordsSpec, EvaluatedSpec):
                 f"must be at most {limit} (the positions of {self.model}), got {self.max_length}",
             )
 
-    def check_model_files(self, folder: Path) -> str | None:
-        """Check that the model has a chat template if a row is a chat. Raises SpecError."""
-        if self.rows.has_chats and TokenizerFolder(folder).lacks_chat_template():
+    def check_chats(self, folder: Path) -> None:
+        if not self.rows.has_chats:
+            return
+        files = TokenizerFolder(folder)
+        if files.lacks_chat_template():
             raise SpecError(*NO_TEMPLATE)
-        return None
+        if (template := files.chat_template()) is not None:
+            self.check_template(template)
+
+    def check_template(self, template: ChatTemplate) -> None:
+        """Check that the template uses all parts of the rows. Raises SpecError."""
+        for parts, place in self.rows.parts.items():
+            check_used(template, parts, "dataset", place)

@@ -23,8 +23,7 @@ from ..data.held_out import split
 from ..data.reader import Reader, Reading
 from ..errors import SpecError
 from ..files import jsonl
-
-Messages = list[dict[str, str]]
+from ..files.chats import Chat, Messages, read_messages
 
 _BOUNDARY = b"null\n"  # in a digest, between the rows to train on and those held out
 
@@ -41,8 +40,12 @@ class Row(Protocol):
         """Whether it goes through the chat template."""
 
     @property
-    def opening(self) -> str | Messages:
+    def opening(self) -> str | Chat:
         """Its prompt, or all of a row that is learned as a whole."""
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """What the chat template must know: see Chat.parts."""
 
     @property
     def content(self) -> list[Any]:
@@ -78,6 +81,7 @@ class Rows(Generic[R]):
     held_out: Part[R]
     reading: Reading
     has_chats: bool  # whether a row goes through the chat template
+    parts: Mapping[frozenset[str], str]  # of chats (Chat.parts) -> the first of these rows
     fingerprint: str  # see RowsDigest
     num_shared: int  # held-out rows that are equal to a row to train on
 
@@ -90,6 +94,7 @@ class RowsDigest:
 
     def __init__(self, *, counts_shared: bool = False) -> None:
         self.has_chats = False
+        self.parts: dict[frozenset[str], str] = {}  # see Rows
         self.num_shared = 0
         self._trained: set[int] | None = set() if counts_shared else None  # hashes of rows
         self._is_training = True
@@ -102,7 +107,9 @@ class RowsDigest:
             if is_held_out and self._is_training:
                 self._is_training = False
                 self._digest.update(_BOUNDARY)
-            self.has_chats = self.has_chats or row.is_chat
+            if row.is_chat:
+                self.has_chats = True
+                self.parts.setdefault(row.parts, row.place.text)
             line = orjson.dumps(row.content, option=orjson.OPT_SORT_KEYS) + b"\n"
             self._digest.update(line)
             counts[is_held_out] += 1
@@ -170,7 +177,7 @@ class RowSource(ABC, Generic[R]):
             self._check_count("eval_samples", wanted, count, self.eval_dataset, reading)
             held_out = Part(self, "eval_dataset", self.eval_dataset, 0, count)
         train = Part(self, "dataset", self.dataset, 0, samples)
-        found_in_all = digest.has_chats, digest.hexdigest(), digest.num_shared
+        found_in_all = digest.has_chats, digest.parts, digest.hexdigest(), digest.num_shared
         return Rows(train, held_out, reading, *found_in_all)
 
     def _num_trained(self, trained: int, held_out: int, following: int, reading: Reading) -> int:
@@ -220,7 +227,7 @@ def prompt_text(value: Any, place: jsonl.Place, *, is_chat: bool) -> str:
 
 def ended_by_assistant(value: Any, place: jsonl.Place) -> Messages:
     """Return chat messages of which the last is an assistant's. Raises SpecError."""
-    messages = jsonl.messages(_unweighted(value, place), place)
+    messages = read_messages(_unweighted(value, place), place)
     role = messages[-1]["role"]
     if role != "assistant":
         raise (

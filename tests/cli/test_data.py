@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 import tiny
+import tool_chats
 from odd_tokenizers import merging
 from shell import Done, warmd
 
@@ -122,3 +123,21 @@ def test_clear_removes_cached_tokens(desk):
     assert desk.warmd("clear").err == "freed 1 kB\n"
     assert not kept.exists()
     assert desk.warmd("clear").err == "nothing to remove\n"
+
+
+def test_tools_and_template_arguments_are_read_and_counted(desk, tmp_path):
+    tokenizer = tool_chats.tokenizer(tool_chats.source_of("qwen3"))
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
+    chat, tools = tool_chats.chat(), tool_chats.TOOLS
+    desk.write("rows.jsonl", [{"messages": chat, "tools": tools}])
+    use = desk.shown("rows.jsonl", "--model", str(tmp_path / "model"))["kinds"]["sft"]
+    assert (use["usable"], use["fields"]) == (1, ["messages", "tools"])
+    rendered = tokenizer.apply_chat_template(
+        chat, tools=tools, add_generation_prompt=True, tokenize=False
+    )
+    assert use["longest"] == len(tokenizer(rendered)["input_ids"])
+    desk.write("rows.jsonl", [{"messages": chat, "chat_template_kwargs": {"thinkin": False}}])
+    use = desk.shown("rows.jsonl", "--model", str(tmp_path / "model"))["kinds"]["sft"]
+    assert use["bad"] == 1
+    assert "chat_template_kwargs: the chat template has no variable thinkin" in use["first_fault"]

@@ -12,8 +12,8 @@ from warmd.jobs.data.keys import READ
 from warmd.jobs.dpo.dataset import Source as Pairs
 from warmd.jobs.errors import SpecError
 from warmd.jobs.eval.options import EvalSpec
+from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.infer import batch_file
-from warmd.jobs.rewards.problems import load
 from warmd.jobs.sft.dataset import Source as Rows
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -33,6 +33,11 @@ def choices(path: str) -> Any:
     return EvalSpec.parse({"dataset": path, "task": "choice"}).questions()
 
 
+def problems_of(path: str) -> Any:
+    given = {"dataset": path, "reward": ["math"], "samples": "all", "eval_samples": 0}
+    return GrpoSpec.parse({**given, "prompts_per_step": 1}).parts.training
+
+
 def prompts(path: str) -> Any:
     return list(batch_file.read(Path(path)))
 
@@ -42,20 +47,22 @@ READERS: list[Any] = [
     pytest.param(lambda p: Rows(dataset=p).load(), {"prompt": "a", "completion": "b"}, id="sft"),
     pytest.param(lambda path: Pairs(dataset=path).load(), PAIR, id="dpo"),
     pytest.param(lambda path: Pairs(dataset=path).load(), OPENAI, id="dpo-openai"),
-    pytest.param(load, {"question": "a", "answer": "1"}, id="grpo"),
-    pytest.param(load, {"prompt": CHAT[:1]}, id="grpo-chat"),
+    pytest.param(problems_of, {"question": "a", "answer": "1"}, id="grpo"),
+    pytest.param(problems_of, {"prompt": CHAT[:1]}, id="grpo-chat"),
     pytest.param(evaluated, {"question": "a", "answer": "1"}, id="eval"),
     pytest.param(choices, {"question": "a", "choices": ["a", "b"], "answer": 0}, id="choice"),
     pytest.param(prompts, {"messages": CHAT[:1]}, id="infer"),
 ]
 CHATS = [one for one in READERS if "role" in str(one.values[1])]
 MEANINGFUL = {
-    "tools": [{"type": "function", "function": {"name": "add"}}],
     "functions": [{"name": "add"}],
     "tool_calls": [{"id": "1"}],
     "parallel_tool_calls": False,
-    "chat_template_kwargs": {"enable_thinking": False},
     "images": ["a.png"],
+}
+OF_CHATS = {
+    "tools": [{"type": "function", "function": {"name": "add"}}],
+    "chat_template_kwargs": {"enable_thinking": False},
 }
 
 
@@ -70,6 +77,26 @@ def test_a_key_that_would_change_the_prompt_is_refused_by_name_and_line(tmp_path
     path = write(tmp_path, row, {**row, name: MEANINGFUL[name]})
     with pytest.raises(SpecError, match=rf"rows\.jsonl, line 2: {name}: must be absent or empty"):
         read(path)
+
+
+TEXTS = [one for one in READERS if one not in CHATS]
+
+
+@pytest.mark.parametrize(
+    ("read", "row"), [*TEXTS, pytest.param(prompts, {"prompt": "a"}, id="infer-text")]
+)
+@pytest.mark.parametrize("name", OF_CHATS)
+def test_a_text_has_no_inputs_of_a_chat_template(tmp_path, read, row, name):
+    path = write(tmp_path, row, {**row, name: OF_CHATS[name]})
+    problem = rf"rows\.jsonl, line 2: {name}: must be absent for a text"
+    with pytest.raises(SpecError, match=problem):
+        read(path)
+
+
+@pytest.mark.parametrize(("read", "row"), CHATS)
+def test_a_chat_has_inputs_of_its_template_or_json_texts_of_them(tmp_path, read, row):
+    texts = {name: orjson.dumps(value).decode() for name, value in OF_CHATS.items()}
+    assert read(write(tmp_path, {**row, **OF_CHATS}, {**row, **texts}))
 
 
 @pytest.mark.parametrize(("read", "row"), READERS)

@@ -129,8 +129,8 @@ BAD_ROWS: list[tuple[Any, str]] = [
         ": must be an object with input, preferred_output and non_preferred_output, got the keys",
     ),
     (
-        {**OPENAI, "input": {"messages": [USER], "tools": []}},
-        ": input: must be an object of messages, got the keys ['messages', 'tools']",
+        {**OPENAI, "input": {"messages": [USER], "seed": 1}},
+        ": input: must be an object of messages, and of tools, got the keys ['messages', 'seed']",
     ),
     (
         {**OPENAI, "non_preferred_output": [GOOD]},

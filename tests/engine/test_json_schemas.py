@@ -447,4 +447,4 @@ def test_a_schema_is_read_from_a_regular_file_only(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, kind in (("pipe", "a named pipe"), ("/dev/zero", "a device")):
         with pytest.raises(SpecError, match=f"json_schema: .*must be a regular file, got {kind}"):
-            text_of(name, tmp_path)
+            text_of("json_schema", name, tmp_path)

@@ -31,6 +31,7 @@ from warmd.jobs.engine.images import Budget
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.files.jsonl import Place
 from warmd.jobs.infer import chat_messages
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
@@ -357,7 +358,7 @@ def test_an_extreme_aspect_ratio_is_refused(warm):
 def test_images_come_from_data_urls_and_files_only(place):
     part = {"type": "image_url", "image_url": {"url": place}}
     with pytest.raises(SpecError, match="image_url"):
-        chat_messages.check([{"role": "user", "content": [part]}], "messages")
+        chat_messages.read([{"role": "user", "content": [part]}], Place("messages", "chat", 0))
 
 
 def test_text_cannot_contain_image_tokens(warm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx2 as httpx
 import orjson
 import pytest
+import tool_chats
 
 
 @pytest.mark.parametrize(
@@ -52,15 +53,34 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
             {**CHAT, "logprobs": True, "top_logprobs": 21},
             "top_logprobs: must be less than or equal to 20, got 21",
         ),
-        ("chat/completions", {**CHAT, "reasoning_effort": "low"}, "reasoning_effort: not supp"),
+        (
+            "chat/completions",
+            {**CHAT, "reasoning_effort": "none"},
+            "reasoning_effort: the chat template has no variable for it, got none",
+        ),
+        (
+            "chat/completions",
+            {**CHAT, "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs: the chat template has no variable enable_thinking",
+        ),
+        (
+            "chat/completions",
+            {**CHAT, "chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs: the value: must be an object of variables of the chat template",
+        ),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": [{**tool_chats.call("{"), "content": None}]},
+            "messages: chat[0]: tool_calls[0]: function: arguments: must be JSON, got '{'",
+        ),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": None}]},
+            "messages: chat[0]: must be an object of role and content",
+        ),
         ("chat/completions", {**CHAT, "verbosity": "low"}, "verbosity: not supported"),
         ("chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities: not supported"),
         ("chat/completions", {**CHAT, "service_tier": "priority"}, "service_tier: not supported"),
-        (
-            "chat/completions",
-            {"model": "tiny", "messages": [{"role": "user", "content": "?", "name": "Ada"}]},
-            "messages.0.name: not supported",
-        ),
         ("chat/completions", {**CHAT, "topp": 1}, "topp: unknown or not supported"),
         (
             "completions",
@@ -168,7 +188,10 @@ def test_a_key_with_a_meaning_that_is_not_supported_is_refused_by_file_line_and_
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, role)
     assert f"{files[0]}" in error["message"]
-    assert ", line 3: tools: must be absent or empty: it is not supported" in error["message"]
+    assert (
+        ", line 3: tools[0]: must be an object of type and function, with its name"
+        in error["message"]
+    )
     assert gateway.waiting() == []
 
 
@@ -194,7 +217,6 @@ def test_defaults_of_unsupported_fields_and_fields_about_the_request_are_accepte
         "logprobs": False,
         "modalities": ["text"],
         "parallel_tool_calls": True,
-        "reasoning_effort": "none",
         "service_tier": "auto",
         "tool_choice": "auto",
         "tools": [],

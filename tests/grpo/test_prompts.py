@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
+import tool_chats
 from grpo_jobs import rows, spec
 
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.models import chat_templates
+from warmd.jobs.models.vocabulary import Vocabulary
+from warmd.jobs.rewards.problems import fingerprint, load
+from warmd.jobs.rewards.prompts import encode
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -122,3 +127,40 @@ def test_an_empty_prompt_is_refused_by_name_at_submit(tmp_path, tiny_model, row,
     data = rows(tmp_path / "data.jsonl", {"prompt": "1+1"}, row)
     with pytest.raises(SpecError, match=words):
         spec(samples=2, dataset=data).check_model_files(folder)
+
+
+# Tools and template arguments.
+
+
+def test_prompts_with_tools_are_those_of_transformers_and_differ_by_them(tmp_path):
+    tokenizer = tool_chats.tokenizer(tool_chats.source_of("qwen3"))
+    chat = [{"role": "user", "content": "1+2?"}]
+    tools = tool_chats.TOOLS
+    data = rows(
+        tmp_path / "d.jsonl",
+        {"prompt": chat},
+        {"prompt": chat, "tools": tools},
+        {"prompt": chat, "tools": tools},
+        {"prompt": chat, "chat_template_kwargs": {"enable_thinking": False}},
+    )
+    found = load(data)
+    assert [one.row for one in found] == [1, 2, 4]
+    assert found[1].columns["tools"] == tools  # for rewards
+    vocabulary = Vocabulary(len(tokenizer), "tiny", lambda token: None)
+    texts = [one.text for one in encode(found, tokenizer, vocabulary)]
+    how: Any = {"add_generation_prompt": True, "tokenize": False}
+    assert texts == [
+        tokenizer.apply_chat_template(chat, **how),
+        tokenizer.apply_chat_template(chat, tools=tools, **how),
+        tokenizer.apply_chat_template(chat, enable_thinking=False, **how),
+    ]
+    assert fingerprint(found) != fingerprint(found[:1])
+    assert len({fingerprint([one]) for one in found}) == 3
+
+
+def test_tools_that_the_template_does_not_use_are_refused_at_submit(tmp_path):
+    tool_chats.tokenizer("{{ messages[0].content }}").save_pretrained(tmp_path / "model")
+    chat = [{"role": "user", "content": "1+2?"}]
+    data = rows(tmp_path / "d.jsonl", {"prompt": "a"}, {"prompt": chat, "tools": tool_chats.TOOLS})
+    with pytest.raises(SpecError, match=r"^dataset: the prompt of row 2: tools: the chat template"):
+        spec(samples=2, dataset=data).check_chats(tmp_path / "model")

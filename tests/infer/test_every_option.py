@@ -22,6 +22,9 @@ ELSEWHERE = {
         **dict.fromkeys(("image", "thumbnail", "max_pixels"), "engine/test_vision.py"),
         **dict.fromkeys(("actions", "screen"), "infer/test_gui_actions.py"),
         "json_schema": "engine/test_json_schemas.py",
+        **dict.fromkeys(
+            ("tools", "chat_template_kwargs", "reasoning_effort"), "infer/test_chat_inputs.py"
+        ),
         "precision": "engine/test_scheduler.py",
         "model": "infer/test_infer.py",
     },

@@ -17,12 +17,13 @@ import pytest
 from waiting import wait_until
 
 from warmd.jobs.errors import JobFailed
+from warmd.jobs.files.chats import Chat
 from warmd.jobs.models import template_renderer
 from warmd.jobs.models.chat_templates import ChatTemplate, TooLarge, TooSlow, render
 from warmd.jobs.models.template_renderer import MEMORY_BYTES
 from warmd.jobs.user_code import limited_processes
 
-CHAT = [{"role": "user", "content": "abc"}]
+CHAT = Chat([{"role": "user", "content": "abc"}])
 PLAIN = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{{ eos }}", {"eos": "."})
 ENDLESS = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
 

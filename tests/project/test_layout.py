@@ -160,7 +160,7 @@ ALLOWED = {
         "jobs.models",
         "jobs.user_code",
     ),
-    "jobs.models": (*CONTRACT, "configs", "jobs.user_code"),
+    "jobs.models": (*CONTRACT, "configs", "jobs.files", "jobs.user_code"),
     "jobs.training": (
         *CONTRACT,
         "configs",

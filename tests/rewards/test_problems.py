@@ -143,13 +143,13 @@ def test_a_byte_order_mark_is_skipped(dataset):
             "prompt[0]: must be an object of role and content, got text",
         ),
         (
-            {"prompt": [{"role": "user", "content": "hi", "name": "Al"}]},
-            "prompt[0]: must be an object of role and content, "
-            "got the keys ['content', 'name', 'role']",
+            {"prompt": [{"role": "user", "content": "hi", "tool_calls": [1]}]},
+            "prompt[0]: must be an object of role and content (and, for user, of name), "
+            "got the keys ['content', 'role', 'tool_calls']",
         ),
         (
             {"prompt": [{"role": "user", "content": ["hi"]}]},
-            "prompt[0]: content: must be text, got a list",
+            "prompt[0]: content[0]: must be a part of type text, with its text, got text",
         ),
         ({"prompt": "p", "answer": True}, "answer: must be text or a number, got true or false"),
         ({"prompt": "p", "answer": {}}, "answer: must be text or a number, got an object"),

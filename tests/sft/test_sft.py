@@ -149,7 +149,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ),
     (
         {"messages": [USER, {"role": "assistant", "tool_calls": []}]},
-        ": messages[1]: must be an object of role and content, got the keys",
+        ": messages[1]: must be an object of role and content (and, for assistant, of name, reason",
     ),
     ({"other": 1}, ": must be an object with prompt and completion, messages, question"),
     (b"{", ": must be a JSON object, got"),

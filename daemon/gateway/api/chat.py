@@ -15,7 +15,6 @@ from ....jobs.infer.options import MOST_TOP
 from ..core import answers, sse
 from ..core.sampling import (
     FinishReason,
-    ReasoningEffort,
     SamplingRequest,
     TextOnly,
     ToolChoice,
@@ -75,24 +74,55 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=_MAX_PARTS)]
 
 
-class Message(BaseModel):
-    """One message of a chat."""
+class CalledFunction(BaseModel):
+    """The function of a tool call; `arguments` is the JSON text of an object."""
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Parts
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A tool call of an assistant message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(BaseModel):
+    """One message of a chat.
+
+    What the model's chat template does not use is refused: tool calls, messages of role tool, a
+    name, `reasoning_content` (which is an extension of vLLM and others).
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Parts | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_PARTS)] | None = (
+        None
+    )
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
     # Clients send back the assistant messages that they received, with these fields.
     refusal: Unsupported = None
     annotations: Unsupported = None
-    name: Unsupported = None
-    tool_calls: Unsupported = None
     function_call: Unsupported = None
     audio: Unsupported = None
 
 
 class ChatRequest(SamplingRequest):
-    """A chat to complete. `actions` and `screen` are warmd extensions: see the infer options."""
+    """A chat to complete.
+
+    `actions` and `screen` are warmd extensions, `chat_template_kwargs` is one of vLLM: see the
+    infer options.
+    """
 
     messages: Annotated[
         list[Message], Field(fail_fast=True, min_length=1, max_length=_MAX_MESSAGES)
@@ -108,7 +138,8 @@ class ChatRequest(SamplingRequest):
     function_call: Unsupported = None
     functions: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: ReasoningEffort = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: ToolChoice = None
     tools: Unsupported = None
     logprobs: bool | None = None
@@ -254,7 +285,7 @@ def _submission(body: ChatRequest, state: AppState) -> Submission:
     """Return the job for a chat. Raises SpecError."""
     files = state.config.http_files
     found = images.collect(body.images(), "messages", files, state.images) if body.images() else {}
-    messages = [message.model_dump(include={"role", "content"}) for message in body.messages]
+    messages = [message.model_dump(exclude_none=True) for message in body.messages]
     options = body.options() | {"messages": orjson.dumps(messages).decode()}
     if body.max_completion_tokens is not None:
         options["max_tokens"] = body.max_completion_tokens
@@ -262,9 +293,11 @@ def _submission(body: ChatRequest, state: AppState) -> Submission:
         raise SpecError("top_logprobs", "must go with logprobs set to true")
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    for name in ("actions", "screen"):
+    for name in ("actions", "screen", "reasoning_effort"):
         if (value := getattr(body, name)) is not None:
             options[name] = value
+    if body.chat_template_kwargs:
+        options["chat_template_kwargs"] = orjson.dumps(body.chat_template_kwargs).decode()
     if schema := schema_of(body.response_format):
         options["json_schema"] = schema
     return Submission(state.parse("infer", options), images=found)

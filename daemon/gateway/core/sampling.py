@@ -46,7 +46,6 @@ def only(*defaults: object, unsupported: str = "not supported") -> BeforeValidat
 _NOT_SUPPORTED = Field(description="Not supported: leave it out.")
 Unsupported = Annotated[None, only(False, 0, "", [], {}), _NOT_SUPPORTED]
 OneOnly = Annotated[None, only(1), Field(description="Not supported: 1 only.")]
-ReasoningEffort = Annotated[None, only("none"), Field(description='Not supported: "none" only.')]
 ServiceTier = Annotated[
     None, only("auto", "default"), Field(description='Not supported: "auto" or "default" only.')
 ]
