@@ -14,6 +14,7 @@ import torch
 from group_trainers import CASES, SMALL, assert_same, digits, small, train, trainer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import logits_process
+from trl.trainer import utils as trl_utils
 
 from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linear_forms import (
@@ -149,6 +150,8 @@ def test_loss_options_give_the_same_results_in_several_packs(tmp_path, case):
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_end_with_the_weights_and_metrics_of_trl(tmp_path, case):
+    if case == "vespo" and not hasattr(trl_utils, "add_fused_lm_head"):
+        pytest.skip("TRL 1.14 rounds log-probabilities otherwise: 0.01 % of a loss")
     assert_same(tmp_path, tiny.model(), **CASES[case])
 
 
