@@ -161,8 +161,9 @@ def test_a_killed_process_is_replaced(is_busy):
 @pytest.mark.slow
 def test_a_process_that_renders_forever_ends_soon_after_its_parent():
     program = (
+        "from warmd.jobs.files.chats import Chat\n"
         "from warmd.jobs.models.chat_templates import ChatTemplate, render\n"
-        f"render(ChatTemplate({ENDLESS!r}, {{}}), [], limit_s=2)"
+        f"render(ChatTemplate({ENDLESS!r}, {{}}), Chat([]), limit_s=2)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
     children: list[psutil.Process] = wait_until(psutil.Process(parent.pid).children)
