@@ -5,10 +5,9 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 READY := $(VENV)/.ready
 IN_VENV := $(VENV)/bin/python -m
-# Two processes, as many tests wait for a daemon: one file's tests stay in one of them.
-PYTEST := pytest -n 2 --dist loadfile
-# Three processes: slow tests wait for a third of their time. The longest files come first.
-PYTEST_SLOW := pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Three processes for two cores, as tests wait for a third of their time, mostly for a daemon. One file's tests
+# stay in one of them; the longest files come first.
+PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Parts of the nightly tests, by default all of them: see .ci/nightly.py.
 PART :=
 LOWEST := .venv-lowest
@@ -24,7 +23,7 @@ ENDS_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py eng
 # Without bytecode every process of a test compiles what it imports, a daemon's for a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-slow test-nightly test-all test-lowest test-newest lint bench check clean
+.PHONY: help venv demo test test-slow test-all test-nightly test-lowest test-newest lint bench check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,7 +34,8 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "warmd needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON); torch is large, the first time takes minutes ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(IN_VENV) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(IN_VENV) compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true # on all processors; not all is for this Python
 	@touch $@
 	@echo "$(VENV) is ready."
 
@@ -46,13 +46,13 @@ test: venv ## the default tests
 	@$(IN_VENV) $(PYTEST) -m "not slow and not gpu"
 
 test-slow: venv ## the tests that take longer
-	@$(IN_VENV) $(PYTEST_SLOW) -m "slow and not nightly and not gpu"
+	@$(IN_VENV) $(PYTEST) -m "slow and not nightly and not gpu"
+
+test-all: venv ## both in one run, as CI does: they share collection and daemons
+	@$(IN_VENV) $(PYTEST) -m "not nightly and not gpu"
 
 test-nightly: venv ## what takes minutes; PART=storms: one part; .ci/nightly.py --list: all parts
 	@$(VENV)/bin/python .ci/nightly.py $(PART)
-
-test-all: venv ## every test that needs no GPU
-	@$(IN_VENV) $(PYTEST) -m "not gpu"
 
 test-lowest: $(LOWEST)/.ready ## tests of every dependency, in the lowest versions that are allowed
 	@$(LOWEST)/bin/python -m $(PYTEST) -m "not slow and not gpu" $(ENDS_TESTS:%=tests/%)

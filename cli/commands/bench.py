@@ -219,9 +219,10 @@ def _finished(
 
     A failed job stays, so that its log can be read. An interrupted one is killed and removed.
     """
+    from ...daemon.lifecycle.queueing import Queueing
     from ...daemon.runs import events
 
-    job_id = client.submit(spec, front=True, init=init, origin="check")
+    job_id = client.submit(spec, Queueing(front=True), init=init, origin="check")
     try:
         with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
             status = wait(client, job_id)

@@ -197,8 +197,8 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
     for path in surplus if yes else ():
         with rundir.unused():  # one by one: it must not be kept for long
             remove(path)
-    if yes and surplus:
-        client.note_removed_checkpoints(rundir.path.name)
+    if yes and surplus and client.remote is not None:
+        client.remote.note_removed_checkpoints(rundir.path.name)
     for path, size in sizes.items():
         if app.as_json:
             render.json_line({"step": step_of(path), "bytes": size, "removed": yes})
@@ -298,7 +298,8 @@ def _rundir(app: App, job: str | None) -> RunDir:
 
 def _prunable(app: App, job: str | None) -> RunDir:
     """The named job, or else the only one that has checkpoints. Raises Conflict."""
-    from ...daemon.runs.rundir import RunDir, by_time, job_ids
+    from ...daemon.runs.rundir import RunDir, job_ids
+    from ...jobs.ids import by_time
 
     client = app.client()
     if job is not None and job != "-":

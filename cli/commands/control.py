@@ -183,11 +183,12 @@ def stop(app: App, now: bool) -> None:
 def status(app: App) -> None:
     """Show the daemon, its workers, models and queues."""
     from ...daemon.client import control
+    from ...daemon.lifecycle.view import JobFilter
 
     found = control.status(app.config())
     client = app.client()
     found["queues"] = client.queues()
-    running = {job["id"]: job for job in client.jobs(statuses=["started"])}
+    running = {job["id"]: job for job in client.jobs(JobFilter(statuses=["started"]))}
     for worker in found["workers"]:
         job = running.get(worker["job"], {})
         worker.update(step=job.get("step"), steps_total=job.get("steps_total"))

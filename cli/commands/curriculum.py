@@ -17,6 +17,8 @@ from ..view.plan import quoted
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
+    from ...daemon.lifecycle.queueing import Queueing
+    from ...daemon.runs.weights import Weights
 
 _POLL_S = 0.5
 _EXIT_CODES = {"finished": 0, "failed": 1}
@@ -116,7 +118,8 @@ def submit_curriculum(
     kind: str,
     values: Mapping[str, Any],
     given: Mapping[str, Any],
-    how: Mapping[str, Any],
+    queueing: Queueing,
+    init: Weights | None,
     *,
     dry_run: bool,
     wait: bool,
@@ -125,14 +128,11 @@ def submit_curriculum(
     from ...daemon.curriculum.plan import KEYS
     from ...jobs.errors import SpecError
 
-    for name in (*(name for name in given if name not in KEYS), *_refused(how)):
+    for name in (name for name in given if name not in KEYS):
         raise SpecError(name, "must not be given together with stages")
     client = app.client()
-    how = {name: value for name, value in how.items() if name not in _REFUSED}
     if dry_run:
-        plan, _ = client.plan_curriculum(
-            kind, values, given, init=how["init"], labels=how["labels"]
-        )
+        plan, _ = client.plan_curriculum(kind, values, given, queueing, init=init)
         stages = [
             {
                 "name": stage.name,
@@ -151,7 +151,7 @@ def submit_curriculum(
             if (prompt := shown["first_prompt"]) is not None:
                 click.echo(f"# first prompt: {quoted(prompt)}")
         return 0
-    curriculum_id = client.submit_curriculum(kind, values, given, **how)
+    curriculum_id = client.submit_curriculum(kind, values, given, queueing, init=init)
     if app.as_json:
         render.json_line(client.curriculum(curriculum_id))
     else:
@@ -161,13 +161,6 @@ def submit_curriculum(
     if sys.stderr.isatty():
         note(f"Follow it with: {app.command(f'tail {curriculum_id}')}")
     return 0
-
-
-_REFUSED = {"after": "after", "at": "at", "delay_s": "in"}  # by argument: its option
-
-
-def _refused(how: Mapping[str, Any]) -> list[str]:
-    return [option for name, option in _REFUSED.items() if how[name] is not None]
 
 
 def follow_curriculum(

@@ -392,7 +392,8 @@ def check_models(config: DaemonConfig) -> Check:
 def check_recovery(config: DaemonConfig) -> list[Check]:
     """The latest repair of the append-only file and adoption of jobs; nothing without any."""
     from ...daemon.host.home import Home
-    from ...daemon.supervise import adopting, aof_repair
+    from ...daemon.lifecycle import recover
+    from ...daemon.supervise import aof_repair
 
     home = Home(config.home)
     advice = "check the disk and the jobs, then remove the copy"
@@ -400,7 +401,7 @@ def check_recovery(config: DaemonConfig) -> list[Check]:
         Check("recovery", "warn", f"{_time(repair.at)}: {repair.describe()}", advice)
         for repair in aof_repair.reports(home.damaged)[:1]
     ]
-    if (adoption := adopting.latest(home)) is not None:
+    if (adoption := recover.latest(home)) is not None:
         result = "warn" if adoption.missing else "ok"
         found += [
             Check("recovery", result, f"{_time(adoption.at)}: {line}")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ...jobs import spec_class
+from ...jobs.ids import kind_of
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedCommand
 from ..shared.kind_group import LIKE, KindGroup
@@ -45,7 +46,7 @@ class EstimateGroup(KindGroup):
         def callback(like: str, **parameters: Any) -> None:
             app = click.get_current_context().ensure_object(App)
             job_id = app.client().find(like)
-            _estimate(job_id.split("-")[0], {}, like=job_id, **parameters)
+            _estimate(kind_of(job_id), {}, like=job_id, **parameters)
 
         return click.command(
             LIKE,

@@ -58,9 +58,11 @@ def queue(app: App) -> None:
 
     A sweep is one line, with the steps of all its jobs.
     """
+    from ...daemon.lifecycle.view import JobFilter
+
     client = app.reader()
     members = client.sweep_members()
-    jobs = client.jobs(statuses=_PENDING, hidden=members)
+    jobs = client.jobs(JobFilter(statuses=_PENDING, hidden=members))
     jobs += [sweep for sweep in client.sweeps() if sweep["status"] in _PENDING] if members else []
     jobs.sort(key=_queue_order)
     if app.as_json:
@@ -174,7 +176,7 @@ def jobs(
 
     A sweep is one line; `--tag SWEEP` lists its jobs.
     """
-    from ...daemon.runs.labels import Labels
+    from ...daemon.lifecycle.view import JobFilter
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
     wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
@@ -185,11 +187,14 @@ def jobs(
     # With a filter by name or tag, the jobs of a sweep are listed one by one.
     is_grouped = name is None and not tags
     found = client.jobs(
-        statuses=wanted or None,
-        limit=first,
-        kinds=of_kinds,
-        labels=Labels(name=name, tags=tags),
-        hidden=client.sweep_members() if is_grouped else (),
+        JobFilter(
+            statuses=wanted or None,
+            limit=first,
+            kinds=of_kinds,
+            name=name,
+            tags=tags,
+            hidden=client.sweep_members() if is_grouped else (),
+        )
     )
     if is_grouped:
         sweeps = [one for one in client.sweeps(limit + 1) if not kinds or one["kind"] in kinds]

@@ -101,14 +101,14 @@ def _statuses(text: str) -> list[str]:
 
 def _clean(client: Client, job_id: str, *, keep_model: bool, dry_run: bool) -> int | None:
     """Remove a job, or all but its model; return the bytes freed. None: nothing to remove."""
-    from ...daemon.queue import removal
+    from ...daemon.lifecycle.remove import has_model, resume_bytes, size_bytes
     from ...daemon.runs.rundir import RunDir
 
     rundir = RunDir(client.home.runs / job_id)
-    if keep_model and client.has_model(job_id):
-        size = client.resume_bytes(job_id)
+    if keep_model and has_model(client.places, job_id):
+        size = resume_bytes(client.places, job_id)
         return (size if dry_run else client.remove_resume_state(job_id)) if size else None
-    return removal.size_bytes(rundir.path) if dry_run else client.remove(job_id)
+    return size_bytes(rundir.path) if dry_run else client.remove(job_id)
 
 
 def _show(app: App, job_id: str, size: int, *, is_removed: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ...jobs import KINDS, spec_class
+from ...jobs.ids import kind_of
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..shared.option_values import from_settings
@@ -111,7 +112,7 @@ def resume(
     """
     client = app.client()
     job_id = client.find_any(job)
-    kind = job_id.split("-")[0]
+    kind = kind_of(job_id)
     options = spec_class(kind).options() if kind in KINDS else {}
     changes = from_settings(settings, options)
     changes |= {name: value for name, value in given.items() if value is not None}

@@ -14,6 +14,7 @@ import click
 from ...configs.labels import line_of, num_nodes, read_labels, with_ranks
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
+from ...jobs.ids import kind_of
 from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedCommand, GroupedOption
@@ -173,7 +174,7 @@ def _like_command() -> click.Command:
         app = click.get_current_context().ensure_object(App)
         request = _Request(**parameters)
         assert request.like is not None
-        return _submit(app, app.client().find(request.like).split("-")[0], {}, request)
+        return _submit(app, kind_of(app.client().find(request.like)), {}, request)
 
     return click.command(
         LIKE,
@@ -184,9 +185,8 @@ def _like_command() -> click.Command:
 
 
 def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) -> int:
-    from ...daemon.runs.labels import Labels
+    from ...daemon.lifecycle.queueing import Queueing
 
-    labels = Labels.parse(request.name, request.tags)
     needs = read_labels("needs", request.needs)
     at, delay_s = _start(request)
     client = app.client()
@@ -201,32 +201,28 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         init_from=request.init_from,
     )
     varied = _varied(values, request, spec_class(kind))
-    how: dict[str, Any] = {
-        "front": request.front,
-        "after": None if request.after is None else client.find(request.after),
-        "at": at,
-        "delay_s": delay_s,
-        "needs": needs or None,
-        "retries": request.retries,
-        "timeout_s": (
-            None if request.timeout is None else parse_duration("timeout", request.timeout)
-        ),
-        "init": init,
-        "labels": labels,
-    }
+    queueing = Queueing(
+        name=request.name,
+        tags=request.tags,
+        front=request.front,
+        after=None if request.after is None else client.find(request.after),
+        at=at,
+        delay_s=delay_s,
+        needs=needs,
+        retries=request.retries,
+        timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
+    )
     staged: dict[str, Any] = {n: values.pop(n) for n in ("stages", "gate") if n in values}
-    if staged:
-        return submit_curriculum(
-            app, kind, values, {**varied, **staged}, how, dry_run=request.dry_run, wait=request.wait
-        )
-    if varied:
-        return submit_sweep(
-            app, kind, values, varied, how, dry_run=request.dry_run, wait=request.wait
+    if staged or varied:
+        submit_group = submit_curriculum if staged else submit_sweep
+        given = {**varied, **staged}
+        return submit_group(
+            app, kind, values, given, queueing, init, dry_run=request.dry_run, wait=request.wait
         )
     spec = spec_class(kind).parse(values)
     if request.dry_run:
         return _dry_run(app, client, spec, client.check(spec, init=init))
-    job_id = client.submit(spec, **how)
+    job_id = client.submit(spec, queueing, init=init)
     if app.as_json:
         render.json_line(client.job(job_id))
     else:

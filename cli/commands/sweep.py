@@ -19,6 +19,8 @@ from ..view.plan import quoted
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
+    from ...daemon.lifecycle.queueing import Queueing
+    from ...daemon.runs.weights import Weights
 
 _POLL_S = 0.5
 _HINT = "`warmd submit KIND --sweep OPTION=VALUE,…` starts one"
@@ -215,7 +217,8 @@ def submit_sweep(
     kind: str,
     values: Mapping[str, Any],
     varied: Mapping[str, Any],
-    how: Mapping[str, Any],
+    queueing: Queueing,
+    init: Weights | None,
     *,
     dry_run: bool,
     wait: bool,
@@ -223,9 +226,7 @@ def submit_sweep(
     """Submit a sweep, or show what would be submitted; return the exit code."""
     client = app.client()
     if dry_run:
-        plan, state = client.plan_sweep(
-            kind, values, varied, init=how["init"], labels=how["labels"]
-        )
+        plan, state = client.plan_sweep(kind, values, varied, queueing, init=init)
         members = [member.changes for member in state.members]
         search = plan.search
         count = search.trials * plan.seeds if search else len(members)
@@ -255,7 +256,7 @@ def submit_sweep(
         for point in state.points:
             click.echo(values_of({"values": point}))
         return 0
-    sweep_id = client.submit_sweep(kind, values, varied, **how)
+    sweep_id = client.submit_sweep(kind, values, varied, queueing, init=init)
     if app.as_json:
         render.json_line(client.sweep(sweep_id))
     else:

@@ -34,8 +34,9 @@ def group_named(
     `kind`: sweep or curriculum. `newest`: that one, if there is any. `hint`: how to create one.
     Raises NotFound and SpecError.
     """
-    from ...daemon.sweeps.group import is_group_id, kind_of
+    from ...daemon.sweeps.group import is_group_id
     from ...jobs.errors import NotFound, SpecError
+    from ...jobs.ids import kind_of
 
     if text is None:
         if not newest:

@@ -14,7 +14,7 @@ from .app import App
 def complete_job(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the job ids of this home with that prefix, newest first."""
     from ...daemon.host.home import Home
-    from ...daemon.runs.rundir import is_job_id
+    from ...jobs.ids import is_job_id
 
     try:
         names = [path.name for path in Home(ctx.ensure_object(App).config().home).runs.iterdir()]

@@ -10,7 +10,7 @@ from .app import App, note
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
-    from ...daemon.client.lookup import Pending
+    from ...daemon.lifecycle.find import Pending
 
 _MOST_LISTED = 10
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...jobs.errors import JobFailed
+from ...jobs.ids import kind_of
 from ..queue.jobs import ENDED
 from ..runs import events
 from .columns import columns_of
@@ -21,7 +22,7 @@ class Job(Steered):
     @property
     def kind(self) -> str:
         """The kind of the job: `grpo`, `sft`, …"""
-        return self.id.split("-")[0]
+        return kind_of(self.id)
 
     def info(self) -> dict[str, Any]:
         """Return what `warmd show --json` prints."""

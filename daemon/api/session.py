@@ -16,7 +16,8 @@ from ...configs.values import ConfigError
 from ...jobs import spec_class
 from ...jobs.errors import JobFailed, SpecError
 from ..client.client import Client
-from ..runs.labels import Labels
+from ..lifecycle.queueing import Queueing
+from ..lifecycle.view import JobFilter
 from ..runs.weights import Weights
 from .curriculum import Curriculum
 from .html import table_html
@@ -76,14 +77,17 @@ class Session:
         values, init = self._values(kind, options, init_from)
         job_id = self._client.submit(
             spec_class(kind).parse(values),
-            front=front,
-            after=None if after is None else _id(after),
-            at=at,
-            retries=retries,
-            timeout_s=timeout_s,
+            _queueing(
+                name=name,
+                tags=tags,
+                front=front,
+                after=after,
+                at=at,
+                retries=retries,
+                timeout_s=timeout_s,
+                needs=needs,
+            ),
             init=init,
-            labels=Labels.parse(name, tags),
-            needs=_needs(needs),
         )
         return Job(self._client, job_id)
 
@@ -108,6 +112,7 @@ class Session:
         at: datetime | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Sweep:
         """Queue a job for each combination of values and each seed; return all as a sweep.
@@ -129,13 +134,17 @@ class Session:
             kind,
             values,
             given,
-            front=front,
-            after=None if after is None else _id(after),
-            at=at,
-            retries=retries,
-            timeout_s=timeout_s,
+            _queueing(
+                name=name,
+                tags=tags,
+                front=front,
+                after=after,
+                at=at,
+                retries=retries,
+                timeout_s=timeout_s,
+                needs=needs,
+            ),
             init=init,
-            labels=Labels.parse(name, tags),
         )
         return Sweep(self._client, sweep_id)
 
@@ -156,6 +165,7 @@ class Session:
         front: bool = False,
         retries: int = 0,
         timeout_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Curriculum:
         """Queue a training in stages, each from the weights of the one before.
@@ -169,11 +179,15 @@ class Session:
             kind,
             values,
             given if gate is None else {**given, "gate": dict(gate)},
-            front=front,
-            retries=retries,
-            timeout_s=timeout_s,
+            _queueing(
+                name=name,
+                tags=tags,
+                front=front,
+                retries=retries,
+                timeout_s=timeout_s,
+                needs=needs,
+            ),
             init=init,
-            labels=Labels.parse(name, tags),
         )
         return Curriculum(self._client, curriculum_id)
 
@@ -218,10 +232,13 @@ class Session:
         # A paused job is a started or scheduled one to Redis.
         statuses = None if wanted is None else {*wanted} - {"paused"} | _PAUSABLE
         found = self._client.jobs(
-            statuses=statuses,
-            kinds=_words(kind),
-            labels=Labels(name=name, tags=tuple(tags)),
-            limit=limit if wanted is None else None,
+            JobFilter(
+                statuses=statuses,
+                kinds=_words(kind),
+                name=name,
+                tags=tuple(tags),
+                limit=limit if wanted is None else None,
+            )
         )
         fitting = [info for info in found if wanted is None or status_of(info) in wanted]
         return JobList(Job(self._client, info["id"]) for info in fitting[:limit])
@@ -307,6 +324,17 @@ def _id(job: Job | str) -> str:
 
 def _words(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return None if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _queueing(
+    *,
+    tags: Sequence[str],
+    after: Job | str | None = None,
+    needs: Mapping[str, str] | None,
+    **others: Any,
+) -> Queueing:
+    job_id = None if after is None else _id(after)
+    return Queueing(tags=tuple(tags), after=job_id, needs=_needs(needs), **others)
 
 
 def _needs(given: Mapping[str, str] | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.context import RULES
 from ...jobs.data.options import RecordsSpec
 from ...jobs.errors import SpecError
+from ...jobs.ids import is_job_id
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.models.chat_templates import shown_prompt
 from ...jobs.models.folder_checks import check_folder
@@ -23,7 +24,6 @@ from ...jobs.spec import Spec, path_of
 from ..host import fetch, model_files
 from ..host.home import Home
 from ..host.warm_set import known_models, on_demand_models
-from ..runs.rundir import is_job_id
 from ..runs.weights import Weights
 from .trained import FetchReport, is_checkpoint, trained_by
 

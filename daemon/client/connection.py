@@ -13,21 +13,23 @@ from typing import Any, TypeVar, cast
 import redis
 
 from ...configs.config import DaemonConfig
-from ...jobs.errors import NotFound, SpecError, Unavailable
+from ...jobs.errors import SpecError, Unavailable
 from ...jobs.files.shortage import lacks_space
+from ...jobs.ids import is_job_id
 from ..host.home import Home
+from ..lifecycle.find import Lookup, Offline
+from ..lifecycle.places import Places
 from ..queue import key_prefix, keys
-from ..queue.jobs import Job, JobStore
+from ..queue.jobs import JobStore
 from ..queue.reasons import reason
-from ..runs.rundir import RunDir, is_job_id
+from ..runs.rundir import RunDir
 from ..store.reading import OnOutdated, ReadableRuns
 from ..store.remote import RemoteRuns
-from .lookup import Lookup
-from .offline import Offline
 
 log = logging.getLogger(__name__)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Found = TypeVar("Found")
 
 _REFUSALS = ("MISCONF", "NOREPLICAS")  # the disk is full, or too few replicas are connected
 # Memory is full, or this is a replica: redis-py removes these words from the message.
@@ -58,23 +60,6 @@ def needs_redis(method: Method) -> Method:
             if lacks_space(error):
                 raise SpecError("home", f"cannot be written: {error}") from error
             raise
-
-    return cast(Method, wrapper)
-
-
-def reads_offline(method: Method) -> Method:
-    """Read run directories, if no daemon runs and the caller wants that; else `needs_redis`."""
-    with_redis = needs_redis(method)
-
-    @wraps(method)
-    def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_offline:
-            try:
-                return with_redis(self, *args, **kwargs)
-            except Unavailable:
-                if not self.go_offline():
-                    raise
-        return getattr(self.offline, method.__name__)(*args, **kwargs)
 
     return cast(Method, wrapper)
 
@@ -120,7 +105,11 @@ class ClientConnection:
 
     @cached_property
     def store(self) -> JobStore:
-        return JobStore(self.connection, self.remote)
+        return JobStore(self.connection)
+
+    @cached_property
+    def places(self) -> Places:
+        return Places(self.home, self.store, self.remote)
 
     @cached_property
     def remote(self) -> RemoteRuns | None:
@@ -137,11 +126,24 @@ class ClientConnection:
 
     @cached_property
     def lookup(self) -> Lookup:
-        return Lookup(self.store, self.home.runs, self.readable)
+        return Lookup(self.places, self.readable)
 
-    @cached_property
-    def offline(self) -> Offline:
-        return Offline(self.home.runs, self.connection)
+    def read(self, ask: Callable[[Lookup | Offline], Found]) -> Found:
+        """Ask Redis and run directories; these alone if no daemon runs and the caller wants that.
+
+        Raises what `needs_redis` raises.
+        """
+        if not self.is_offline:
+            try:
+                return self._ask(ask)
+            except Unavailable:
+                if not self.go_offline():
+                    raise
+        return ask(Offline(self.home.runs))
+
+    @needs_redis
+    def _ask(self, ask: Callable[[Lookup | Offline], Found]) -> Found:
+        return ask(self.lookup)
 
     def go_offline(self) -> bool:
         """Read run directories from now on, if the caller wants that and no daemon runs."""
@@ -219,9 +221,7 @@ class ClientConnection:
 
     def current_rundir(self, job_id: str) -> RunDir:
         """Return the run directory of a job to change it: as it is now, or raise."""
-        if self.remote is not None and is_job_id(job_id):
-            self.remote.refresh(job_id)
-        return RunDir.open(self.home.runs, job_id)
+        return self.places.current(job_id)
 
     def fetch_weights(self, job_id: str, step: int | None = None, *, final: bool = False) -> None:
         """Make weights of a job whole on this machine, if a run store has them.
@@ -237,12 +237,3 @@ class ClientConnection:
             self.readable.fetch_checkpoint(job_id, step)
         else:
             self.remote.fetch_checkpoint(job_id, None)
-
-    def fetch(self, job_id: str) -> Job:
-        job = self.store.fetch(job_id)
-        if job is None:
-            raise NotFound(
-                f"job: {job_id} is not in Redis, but its files are in {self.rundir(job_id).path}: "
-                f"`warmd resume {job_id}` queues it again"
-            )
-        return job

@@ -12,23 +12,23 @@ import redis
 
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.ids import fresh_id
 from ...jobs.intervals import LEVEL
 from ...jobs.training.options import TrainingSpec
 from ..curriculum import folder as curricula, stages
 from ..curriculum.folder import Attempt, Curriculum, CurriculumFolder, Stage, State
 from ..curriculum.plan import gate_of, stages_of
-from ..queue import runs_owner
+from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..runs import weights
-from ..runs.labels import NO_LABELS, Labels
-from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
 from ..sweeps.group import CANCELED, RUNNING
-from .capacity import check_deciding_daemon, check_ranks
+from .capacity import check_deciding_daemon
 from .connection import needs_redis
 from .reading import Reading
 from .submitting import Submitting
 
 _EVAL = "eval"
+_REFUSED = {"after": "after", "at": "at", "delay_s": "in"}  # of Queueing: the option
 
 
 class Curricula(Submitting, Reading):
@@ -39,15 +39,18 @@ class Curricula(Submitting, Reading):
         kind: str,
         values: Mapping[str, Any],
         given: Mapping[str, Any],
+        queueing: Queueing = AT_ONCE,
         *,
         init: Weights | None = None,
-        labels: Labels = NO_LABELS,
     ) -> tuple[Curriculum, State]:
         """Check the stages and the gate; queue nothing.
 
         `values`: raw options of the kind, for all stages. `given`: raw `stages` and `gate`. Raises
         SpecError, naming the stage, and NotFound. Needs no Redis.
         """
+        for name, option in _REFUSED.items():
+            if getattr(queueing, name) is not None:
+                raise SpecError(option, "must not be given together with stages")
         spec = spec_class(kind)
         if not issubclass(spec, TrainingSpec):
             raise SpecError("stages", f"must be of a kind that trains, got {kind}")
@@ -73,13 +76,13 @@ class Curricula(Submitting, Reading):
             id=fresh_id(curricula.KIND),
             kind=kind,
             created=round(time.time(), 3),
-            name=labels.name,
-            tags=list(labels.tags),
+            name=queueing.name,
+            tags=list(queueing.labels.tags),
             stages=found,
             gate=evaluation,
             questions=0 if gate is None else gate.questions,
             most_questions=0 if gate is None else gate.most_questions,
-            queueing={},
+            queueing=queueing.to_json(),
             gate_level=LEVEL,
         )
         return plan, State(RUNNING, [Attempt(0, 0, fresh_id(kind))])
@@ -90,32 +93,21 @@ class Curricula(Submitting, Reading):
         kind: str,
         values: Mapping[str, Any],
         given: Mapping[str, Any],
+        queueing: Queueing = AT_ONCE,
         *,
-        front: bool = False,
-        retries: int = 0,
-        timeout_s: float | None = None,
         init: Weights | None = None,
         origin: str = "cli",
         submitted_by: str | None = None,
-        labels: Labels = NO_LABELS,
-        needs: Mapping[str, str] | None = None,
     ) -> str:
         """Check a curriculum and queue its first stage; return its id.
 
         Arguments as for `submit_sweep`. Once its folder exists, the daemon advances it from stage
         to stage.
         """
-        plan, state = self.plan_curriculum(kind, values, given, init=init, labels=labels)
-        self.connection.ping()
-        check_ranks(self, [stage.document["spec"] for stage in plan.stages])
+        plan, state = self.plan_curriculum(kind, values, given, queueing, init=init)
         check_deciding_daemon(self, "curriculum")
-        self.home.create()
-        if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home, self.remote)
-        queueing = {"front": front, "retries": retries, "timeout_s": timeout_s, "needs": needs}
-        plan = replace(plan, queueing=queueing, origin=origin)
-        if needs:
-            plan = _with_stages(plan, lambda document: {**document, "needs": dict(needs)})
+        self.check_ready(stage.document["spec"] for stage in plan.stages)
+        plan = replace(plan, origin=origin)
         if origin == "http":  # no folder to import from: a request must not name code
             http: dict[str, Any] = {"python_path": [], "submitted_by": submitted_by}
             plan = _with_all(plan, lambda document: {**document, **http})
@@ -126,7 +118,7 @@ class Curricula(Submitting, Reading):
             if init is not None:
                 weights.link(init, staging / "init")
         with suppress(redis.RedisError, OSError):  # the daemon finishes it
-            stages.advance(self.store, self.home.runs, CurriculumFolder(self.home, plan.id))
+            stages.advance(self.places, CurriculumFolder(self.home, plan.id))
         return plan.id
 
     def curriculum(self, curriculum_id: str) -> dict[str, Any]:
@@ -215,18 +207,12 @@ class Curricula(Submitting, Reading):
         return ", ".join(found for found in outcomes if found != "finished") or phase
 
 
-_Change = Callable[[Mapping[str, Any]], dict[str, Any]]  # of a spec.json
-
-
-def _with_stages(plan: Curriculum, change: _Change) -> Curriculum:
+def _with_all(
+    plan: Curriculum, change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> Curriculum:
+    """The plan with the spec.json of each stage changed, and of the gate if it has one."""
     stages = [replace(stage, document=change(stage.document)) for stage in plan.stages]
-    return replace(plan, stages=stages)
-
-
-def _with_all(plan: Curriculum, change: _Change) -> Curriculum:
-    """The plan with changed stages, and a changed gate if it has one."""
-    plan = _with_stages(plan, change)
-    return plan if plan.gate is None else replace(plan, gate=change(plan.gate))
+    return replace(plan, stages=stages, gate=None if plan.gate is None else change(plan.gate))
 
 
 def _with_model(document: Mapping[str, Any], model: Mapping[str, str]) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from typing import Any
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.ids import by_time, kind_of
 from ..curriculum.folder import curriculum_ids
+from ..lifecycle.find import PENDING
+from ..lifecycle.view import JobFilter
 from ..runs import events
-from ..runs.rundir import RunDir, by_time, job_ids
+from ..runs.rundir import RunDir, job_ids
 from ..sweeps.folder import sweep_ids
 from .grouping import Grouping
-from .lookup import PENDING
 
 _ENDS = (*events.TERMINAL, "paused")  # events after which a later start was intended
 
@@ -93,7 +95,7 @@ class Digesting(Grouping):
                     lines.append(job_id)
                 else:
                     answers += 1
-        pending = {job["id"]: job for job in self.jobs(statuses=PENDING)}
+        pending = {job["id"]: job for job in self.jobs(JobFilter(statuses=PENDING))}
         ended = []
         for job_id in lines:
             if job_id in pending:
@@ -213,7 +215,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_line(job_id: str) -> bool:
     """Whether a job is a training or an evaluation."""
-    kind = job_id.split("-")[0]
+    kind = kind_of(job_id)
     return kind in KINDS and (spec_class(kind).queue == TRAIN or spec_class(kind).is_kept)
 
 

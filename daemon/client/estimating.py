@@ -23,6 +23,7 @@ from ...jobs.bench import rows
 from ...jobs.bench.floor import HARDWARE, Hardware, Limits, ModelSize, StepWork, step_work
 from ...jobs.errors import Conflict, SpecError
 from ...jobs.files.atomic import write_atomic
+from ...jobs.ids import by_time
 from ...jobs.mlm.options import MlmSpec
 from ...jobs.models.adapters import model_folder
 from ...jobs.models.folder_checks import read_config
@@ -33,7 +34,7 @@ from ...jobs.training.options import TrainingSpec
 from ..host import fetch
 from ..runs import events
 from ..runs.estimate import Estimate
-from ..runs.rundir import by_time, job_ids
+from ..runs.rundir import job_ids
 from .connection import ClientConnection
 
 MEASURED, COMPUTED = "measured", "computed"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.ids import kind_of
 from ..curriculum.folder import is_curriculum_id
+from ..lifecycle import remove, steer
+from ..lifecycle.resume import changed_sources, resume
 from ..sweeps import group
 from ..sweeps.folder import is_sweep_id
 from ..sweeps.group import CANCELED, PAUSED, RUNNING, GroupFolder, is_group_id
+from .connection import needs_redis
 from .curricula import Curricula
-from .removing import Removing, refuse_removal
-from .resuming import Resuming
 from .sweeping import Sweeping
 
 
-class Grouping(Sweeping, Curricula, Resuming, Removing):
+class Grouping(Sweeping, Curricula):
     """Finds, steers and removes jobs and groups."""
 
     # --- reading ----------------------------------------------------------------------------
@@ -38,12 +41,12 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         if not group.is_id_prefix(text) or not matches:
             matches = [folder.id for folder in folders if _name_of(folder) == text]
         if len(matches) > 1:
-            kind = group.kind_of(matches[-1])
+            kind = kind_of(matches[-1])
             raise SpecError(kind, f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
         if matches:
             return matches[0]
         if is_group_id(text):
-            kind = group.kind_of(text)
+            kind = kind_of(text)
             raise NotFound(f"{kind}: no {kind} {text!r} in {self.home.path}")
         return self.find(text)
 
@@ -56,33 +59,49 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         """Return the reward sources that changed since the latest checkpoint of a job, or of any
         job of a group that can be resumed."""
         if not is_group_id(job_id):
-            return super().changed_sources(job_id)
+            return changed_sources(self.rundir(job_id))
         is_sweep = is_sweep_id(job_id)
         ids = self.sweep_members(job_id) if is_sweep else [self.latest_training(job_id)]
         files: dict[str, None] = {}
         for member_id in ids:
             with suppress(NotFound):
-                files |= dict.fromkeys(super().changed_sources(member_id))
+                files |= dict.fromkeys(changed_sources(self.rundir(member_id)))
         return list(files)
 
     # --- acting on all jobs -----------------------------------------------------------------
 
+    @needs_redis
     def cancel(self, job_id: str) -> str:
         """Cancel a job, or all jobs of a group; nothing of it continues then."""
-        return self._steer(job_id, CANCELED, super().cancel)
+        return self._steer(job_id, CANCELED, partial(steer.cancel, self.places))
 
+    def cancel_if_pending(self, job_id: str) -> bool:
+        """Cancel a job unless it has ended; return whether it had not."""
+        try:
+            self.cancel(job_id)
+        except Conflict:
+            return False
+        return True
+
+    @needs_redis
     def kill(self, job_id: str) -> str:
         """Kill a job, or all jobs of a group."""
-        return self._steer(job_id, CANCELED, super().kill)
+        return self._steer(job_id, CANCELED, partial(steer.kill, self.places))
 
+    @needs_redis
     def pause(self, job_id: str, *, release: bool = False) -> str:
         """Pause a job, or all jobs of a group."""
-        pause = super().pause
-        return self._steer(job_id, PAUSED, lambda one: pause(one, release=release))
+        return self._steer(job_id, PAUSED, partial(steer.pause, self.places, release=release))
 
+    @needs_redis
     def unpause(self, job_id: str) -> str:
         """Continue a paused job, or all those of a group."""
-        return self._steer(job_id, RUNNING, super().unpause)
+        return self._steer(job_id, RUNNING, partial(steer.unpause, self.places))
+
+    @needs_redis
+    def move(self, job_id: str, position: int) -> int:
+        """Move a queued job to a position of its queue, as `steer.move`."""
+        return steer.move(self.places, job_id, position)
 
     def _steer(self, job_id: str, phase: str, act: Callable[[str], str]) -> str:
         """Act on a job; for a group, set its phase and act on its jobs."""
@@ -92,6 +111,7 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
             return self.steer_curriculum(job_id, phase, act)
         return act(job_id)
 
+    @needs_redis
     def resume(
         self,
         job_id: str,
@@ -101,14 +121,14 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         strict: bool = False,
     ) -> str:
         """Queue an ended job again, or the jobs of a group that have not done their part."""
-        resume = super().resume
+        again = partial(resume, self.places, self.config, front=front, strict=strict)
         if not is_group_id(job_id):
-            return resume(job_id, changes=changes, front=front, strict=strict)
+            return again(job_id, changes=changes)
         if changes:
-            kind = group.kind_of(job_id)
+            kind = kind_of(job_id)
             raise SpecError(next(iter(changes)), f"cannot change for all jobs of a {kind}")
         resume_group = self.resume_sweep if is_sweep_id(job_id) else self.resume_curriculum
-        return resume_group(job_id, lambda one: resume(one, front=front, strict=strict))
+        return resume_group(job_id, again)
 
     def check_removal(self, ids: Sequence[str]) -> None:
         """Raise Conflict for a job, or a job of a group, that runs, waits or is needed by others.
@@ -124,18 +144,41 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         removed = {job["id"] for job in jobs}
         needed = self.needed()
         for job in jobs:
-            refuse_removal(job, [one for one in needed.get(job["id"], ()) if one not in removed])
+            remove.refuse_removal(
+                job, [one for one in needed.get(job["id"], ()) if one not in removed]
+            )
 
+    @needs_redis
     def remove(self, job_id: str) -> int:
         """Remove an ended job, or a group with all its jobs; return the bytes freed."""
         if not is_group_id(job_id):
-            return super().remove(job_id)
+            return remove.remove(self.places, job_id)
         self.check_removal([job_id])
         close = self.close_sweep if is_sweep_id(job_id) else self.close_curriculum
         folder, jobs = close(job_id)
-        freed = sum(super(Grouping, self).remove(one) for one in jobs)
+        freed = sum(remove.remove(self.places, one) for one in jobs)
         folder.remove()
         return freed
+
+    @needs_redis
+    def finish_removals(self) -> dict[str, int]:
+        """Finish interrupted removals; return the bytes freed for each job."""
+        return remove.finish_all(self.places)
+
+    @needs_redis
+    def remove_resume_state(self, job_id: str) -> int:
+        """As `remove.remove_resume_state`."""
+        return remove.remove_resume_state(self.places, job_id)
+
+    @needs_redis
+    def ended(self, statuses: Collection[str], *, before: float) -> list[str]:
+        """As `remove.ended`."""
+        return remove.ended(self.places, statuses, before=before)
+
+    @needs_redis
+    def needed(self) -> dict[str, list[str]]:
+        """As `remove.needed`."""
+        return remove.needed(self.places)
 
 
 def _name_of(folder: GroupFolder) -> Any:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import redis
 
 from ...configs.queues import QUEUES, TRAIN
-from ..queue import job_index, listing, stream
+from ..lifecycle.find import Pending
+from ..lifecycle.follow import follow as follow_events
+from ..lifecycle.view import EVERY_JOB, JobFilter
+from ..queue import job_index, listing
 from ..queue.jobs import ENDED, JobStatus
-from ..runs import events
-from ..runs.labels import NO_LABELS, Labels
-from .connection import ClientConnection, needs_redis, reads_offline
-from .lookup import Pending
+from ..runs import events, labels as job_labels
+from ..runs.labels import Labels
+from .connection import ClientConnection, needs_redis
 
 _RETRY_S = 0.2  # between two attempts to reach Redis
 
@@ -22,34 +24,27 @@ _RETRY_S = 0.2  # between two attempts to reach Redis
 class Reading(ClientConnection):
     """Returns the fields of jobs as plain values."""
 
-    @reads_offline
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return all known fields of a job as plain values. Raises NotFound and Conflict."""
-        return self.lookup.job(job_id)
+        """Return all known fields of a job. Raises NotFound and Conflict."""
+        return self.read(lambda jobs: jobs.job(job_id)).to_json()
 
-    @reads_offline
-    def jobs(
-        self,
-        *,
-        statuses: Collection[str] | None = None,
-        limit: int | None = None,
-        kinds: Collection[str] | None = None,
-        labels: Labels = NO_LABELS,
-        text: str = "",
-        older_than: str | None = None,
-        hidden: Collection[str] = (),
-    ) -> list[dict[str, Any]]:
-        """Return all jobs, or those that the filters leave, newest first, at most `limit`.
+    def jobs(self, wanted: JobFilter = EVERY_JOB) -> list[dict[str, Any]]:
+        """Return the jobs of a filter, newest first."""
+        return [job.to_json() for job in self.read(lambda jobs: jobs.jobs(wanted))]
 
-        `labels`: tags that a job must have, and a pattern of its name. `text`: a part of the id.
-        `older_than`: a job id, to continue a list behind it. `hidden`: ids that are left out.
-        """
-        return self.lookup.jobs(statuses, limit, kinds, labels, text, older_than, hidden)
-
-    @reads_offline
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
         """Return all known fields of these jobs, without jobs that were removed."""
-        return self.lookup.several(ids)
+        return [job.to_json() for job in self.read(lambda jobs: jobs.several(ids))]
+
+    def labels(self, job_id: str) -> Labels:
+        """Return name, tags and notes of a job. Raises NotFound."""
+        return job_labels.read(self.rundir(job_id))
+
+    def add_note(self, job_id: str, text: str) -> Labels:
+        """Add a note to a job; return all labels. Raises NotFound and SpecError."""
+        added = job_labels.add_note(self.current_rundir(job_id), text)
+        self.places.publish(job_id)
+        return added
 
     @needs_redis
     def pending(self) -> list[Pending]:
@@ -118,7 +113,7 @@ class Reading(ClientConnection):
                 self.readable.refresh(job_id)
 
         while True:
-            follow = stream.follow(
+            following = follow_events(
                 self.connection,
                 job_id,
                 path,
@@ -127,7 +122,7 @@ class Reading(ClientConnection):
                 before_read=refresh,
             )
             try:
-                for event in follow:
+                for event in following:
                     if event is not None:
                         after_seq = event["seq"]
                     yield event

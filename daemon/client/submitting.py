@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import redis
-
 from ...configs.config import ModelConfig
-from ...configs.labels import with_ranks
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
+from ...jobs.ids import kind_of
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
 from ..host.warm_set import known_models
-from ..queue import adoption, runs_owner
-from ..runs import git, labels as job_labels, source, weights
-from ..runs.labels import NO_LABELS, Labels
-from ..runs.rundir import RunDir
+from ..lifecycle import runs_owner
+from ..lifecycle.check import check_ranks
+from ..lifecycle.queueing import AT_ONCE, Queueing
+from ..lifecycle.submit import submit
+from ..runs import git, weights
 from ..runs.weights import Weights
-from ..store.bucket import StoreUnavailable
 from . import checking
-from .capacity import check_memory, check_ranks
+from .capacity import check_memory
 from .connection import ClientConnection, needs_redis
 from .trained import FetchReport, is_checkpoint
-from .views import spec_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ class Submitting(ClientConnection):
         for name in spec.names_jobs:
             if (text := getattr(spec, name)) is not None:
                 found[name] = self.find(text)
-                if found[name].split("-")[0] != spec.kind:
+                if kind_of(found[name]) != spec.kind:
                     raise SpecError(name, f"must be a job of kind {spec.kind}, got {found[name]}")
         return replace(spec, **found)
 
@@ -130,22 +125,21 @@ class Submitting(ClientConnection):
         """Return the names of the configured and the loaded models. Needs no Redis."""
         return list({m.name: m for m in self.config.models} | known_models(self.home))
 
+    def check_ready(self, options: Iterable[Mapping[str, Any]]) -> None:
+        """Raise what keeps jobs with these options from being queued; create the home."""
+        self.connection.ping()
+        check_ranks(self.places, self.config, options)
+        runs_owner.prepare(self.places, self.config)
+
     @needs_redis
     def submit(
         self,
         spec: Spec,
+        queueing: Queueing = AT_ONCE,
         *,
-        front: bool = False,
-        after: str | None = None,
-        at: datetime | None = None,
-        retries: int = 0,
-        timeout_s: float | None = None,
         init: Weights | None = None,
         model: ModelConfig | None = None,
         origin: str = "cli",
-        labels: Labels = NO_LABELS,
-        delay_s: float | None = None,
-        needs: Mapping[str, str] | None = None,
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
 
@@ -154,79 +148,29 @@ class Submitting(ClientConnection):
         `init`: the weights to start from, by default those of a spec's `model` of the form
         JOB@STEP; the spec's `model` is their name. `model`: the model that
         the spec's `model` names, if the caller knows it. `origin`: one of rundir.ORIGINS.
-        `labels`: its name and tags. `delay_s`: queue it after this time, by Redis' clock.
-        `needs`: labels of the machine that is to run it.
         """
-        folder = Path.cwd()
-        git_state = git.begin_state_of(folder) if spec.queue == TRAIN else None
+        git_state = git.begin_state_of(Path.cwd()) if spec.queue == TRAIN else None
         named = getattr(spec, "model", None)
         if init is None and model is None and named is not None and is_checkpoint(named):
             init = self.weights(named)  # whole, and kept when the checkpoint is pruned
             spec = type(spec).parse({**spec.to_json(), "model": init.name})
         document = {**self.check(spec, init=init, model=model), "origin": origin}
-        if needs:
-            document["needs"] = dict(needs)
-        self.connection.ping()
-        check_ranks(self, [document["spec"]])
-        self.home.create()
-        if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home, self.remote)
+        self.check_ready([document["spec"]])
         unfinished = self._unfinished(spec, document)
-        after = unfinished if after is None else self.find(after)
-        if unfinished not in (None, after):
-            raise SpecError("after", f"must be {unfinished}, which is still to end, got {after}")
-        if delay_s is not None:
-            at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
-        how: dict[str, Any] = {
-            "front": front,
-            "after": after,
-            "retries": retries,
-            "timeout_s": timeout_s,
-        }
-        due = None if at is None else at.isoformat()
-        queueing = adoption.queueing(self.home, self.connection, {**how, "at": due})
-        # With weights to link it is written after them: without it nothing adopts the job.
-        rundir = RunDir.create(
-            self.home.runs, spec.kind, document | (queueing if init is None else {})
-        )
-        try:
-            job_labels.write(rundir, labels)
-            if git_state is not None:
-                source.record_submission(rundir, document["spec"], folder, git_state)
-            if init is not None:
-                # The model needs a unique name: the zygote identifies models by name, and several
-                # jobs may start from the same checkpoint.
-                folder = rundir.path / "init"
-                weights.link(init, folder)
-                own = ModelConfig(name=f"{rundir.path.name}:init", path=str(folder))
-                rundir.revise(model=own.__dict__, **queueing)
-            self.store.enqueue(
-                rundir.path.name,
-                spec.queue,
-                at=at,
-                from_cli=origin == "cli",
-                needs=with_ranks(needs, document["spec"]),
-                **how,
+        queueing = self.found(queueing)
+        if queueing.after is None:
+            queueing = replace(queueing, after=unfinished)
+        if unfinished not in (None, queueing.after):
+            raise SpecError(
+                "after", f"must be {unfinished}, which is still to end, got {queueing.after}"
             )
-        except BaseException as error:  # also Ctrl-C
-            self._take_back(rundir, error)
-            raise
-        return rundir.path.name
+        return submit(self.places, spec.kind, document, queueing, init=init, git_state=git_state)
 
-    def _take_back(self, rundir: RunDir, error: BaseException) -> None:
-        """Remove a job whose submission failed or was interrupted; Redis may have it already."""
-        job_id = rundir.path.name
-        with suppress(redis.RedisError):
-            job = self.store.fetch(job_id)
-            if job is not None and not self.store.cancel_waiting(job):
-                self.store.request_stop(job, "kill")  # a worker has taken it
-                return
-            if job is not None:
-                self.store.remove(job)
-        if self.remote is not None and not isinstance(error, StoreUnavailable):
-            with suppress(StoreUnavailable):
-                self.remote.withdraw(job_id)
-        rundir.remove()
+    def found(self, queueing: Queueing) -> Queueing:
+        """The same with the whole id of `after` and the time by Redis' clock. Raises NotFound."""
+        after = None if queueing.after is None else self.find(queueing.after)
+        now = 0.0 if queueing.delay_s is None else self.store.clock()
+        return replace(queueing, after=after).begun_at(now)
 
     @needs_redis
     def submit_again(self, job_id: str, *, stop_at: int) -> str:
@@ -239,15 +183,8 @@ class Submitting(ClientConnection):
         copy: dict[str, Any] = {name: document[name] for name in kept if name in document}
         copy["spec"] = {**document["spec"], "report_to": []}
         copy |= {"stop_at": stop_at, "origin": "check"}
-        copy |= adoption.queueing(self.home, self.connection, {"front": True})
-        rundir = RunDir.create(self.home.runs, document["kind"], copy)
-        try:
-            needs = with_ranks(document.get("needs"), document["spec"])
-            self.store.enqueue(rundir.path.name, spec_of(document).queue, front=True, needs=needs)
-        except BaseException as error:  # also Ctrl-C
-            self._take_back(rundir, error)
-            raise
-        return rundir.path.name
+        queueing = Queueing(front=True, needs=document.get("needs") or {})
+        return submit(self.places, document["kind"], copy, queueing)
 
 
 def _kinds_like(kind: str) -> list[str]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import redis
@@ -15,20 +14,19 @@ from ...configs.config import ModelConfig
 from ...configs.queues import TRAIN
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.ids import fresh_id
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
-from ..queue import runs_owner
+from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..queue.jobs import ENDED
 from ..runs import weights
-from ..runs.labels import NO_LABELS, Labels
-from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
 from ..sweeps import folder as sweeps, halving, plan, progress
 from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, SweepFolder
 from ..sweeps.members import changes_of, submit_all
 from ..sweeps.plan import SweepOptions
 from . import sweep_views
-from .capacity import check_deciding_daemon, check_ranks
+from .capacity import check_deciding_daemon
 from .connection import needs_redis
 from .reading import Reading
 from .submitting import Submitting
@@ -42,10 +40,10 @@ class Sweeping(Submitting, Reading):
         kind: str,
         values: Mapping[str, Any],
         given: Mapping[str, Any],
+        queueing: Queueing = AT_ONCE,
         *,
         init: Weights | None = None,
         model: ModelConfig | None = None,
-        labels: Labels = NO_LABELS,
     ) -> tuple[Sweep, State]:
         """Check the options of a sweep's jobs and the options it varies; queue nothing.
 
@@ -70,8 +68,8 @@ class Sweeping(Submitting, Reading):
             kind=kind,
             created=round(time.time(), 3),
             origin="cli",
-            name=labels.name,
-            tags=list(labels.tags),
+            name=queueing.name,
+            tags=list(queueing.labels.tags),
             axes={name: list(found) for name, found in options.axes.items()},
             seeds=options.seeds,
             halving=options.halving,
@@ -79,7 +77,7 @@ class Sweeping(Submitting, Reading):
             lower_is_better=plan.is_lower_better(spec, metric),
             rungs=plan.rungs_for(steps[-1], len(points), options.halving),
             document=base,
-            queueing={},
+            queueing=queueing.to_json(),
             search=search,
         )
         members = (
@@ -134,19 +132,12 @@ class Sweeping(Submitting, Reading):
         kind: str,
         values: Mapping[str, Any],
         given: Mapping[str, Any],
+        queueing: Queueing = AT_ONCE,
         *,
-        front: bool = False,
-        after: str | None = None,
-        at: datetime | None = None,
-        retries: int = 0,
-        timeout_s: float | None = None,
         init: Weights | None = None,
         model: ModelConfig | None = None,
         origin: str = "cli",
         submitted_by: str | None = None,
-        labels: Labels = NO_LABELS,
-        delay_s: float | None = None,
-        needs: Mapping[str, str] | None = None,
     ) -> str:
         """Check and queue all jobs of a sweep; return its id.
 
@@ -154,28 +145,12 @@ class Sweeping(Submitting, Reading):
         they came over HTTP. Once the folder of the sweep is there, the daemon finishes the
         submission if this process does not. Raises SpecError, NotFound and Unavailable.
         """
-        sweep, state = self.plan_sweep(kind, values, given, init=init, model=model, labels=labels)
-        self.connection.ping()
-        base = sweep.document["spec"]
-        check_ranks(self, [base, *({**base, **member.changes} for member in state.members)])
+        sweep, state = self.plan_sweep(kind, values, given, queueing, init=init, model=model)
         if sweep.halving is not None or sweep.search is not None:
             check_deciding_daemon(self, "sweep")
-        self.home.create()
-        if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home, self.remote)
-        if delay_s is not None:
-            at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
-        queueing = {
-            "front": front,
-            "after": None if after is None else self.find(after),
-            "at": None if at is None else at.isoformat(),
-            "retries": retries,
-            "timeout_s": timeout_s,
-            "needs": needs,
-        }
-        sweep = replace(sweep, origin=origin, queueing=queueing)
-        if needs:
-            sweep = replace(sweep, document={**sweep.document, "needs": dict(needs)})
+        base = sweep.document["spec"]
+        self.check_ready([base, *({**base, **member.changes} for member in state.members)])
+        sweep = replace(sweep, origin=origin, queueing=self.found(queueing).to_json())
         if origin == "http":  # no folder to import from: a request must not name code
             own: dict[str, Any] = {"python_path": [], "submitted_by": submitted_by}
             sweep = replace(sweep, document={**sweep.document, **own})
@@ -184,7 +159,7 @@ class Sweeping(Submitting, Reading):
                 weights.link(init, staging / "init")
         if sweep.search is None:  # its trials are chosen by the daemon, which may import Optuna
             with suppress(redis.RedisError, OSError):  # the daemon finishes it
-                progress.advance(self.store, self.home.runs, SweepFolder(self.home, sweep.id))
+                progress.advance(self.places, SweepFolder(self.home, sweep.id))
         return sweep.id
 
     # --- reading ----------------------------------------------------------------------------
@@ -243,8 +218,7 @@ class Sweeping(Submitting, Reading):
             job = self.store.fetch(member_id)
             is_due = member.point in state.kept
             if job is not None and job.get_status(refresh=False) in ENDED and rung is not None:
-                runs = self.home.runs
-                is_due = is_due and not halving.waits_at_rung(self.store, runs, member, job, rung)
+                is_due = is_due and not halving.waits_at_rung(self.places, member, job, rung)
             outcome = resume(member_id) if is_due else "finished"
             if outcome == "finished":
                 raise Conflict(f"job: {member_id} has nothing left to do")
@@ -267,7 +241,7 @@ class Sweeping(Submitting, Reading):
         """
         folder = self._sweep(sweep_id)[0]
         with folder.changing():
-            submit_all(self.store, self.home.runs, folder)
+            submit_all(self.places, folder)
             state = folder.update(phase=phase)
             folder.set_active(phase == RUNNING)
         outcomes = []

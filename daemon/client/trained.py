@@ -7,11 +7,11 @@ from typing import Protocol
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.context import checkpoint_name, step_of
 from ...jobs.errors import NotFound, SpecError
+from ...jobs.ids import is_job_id
 from ..host.home import Home
 from ..runs import labels
 from ..runs.checkpoints import Checkpoints
 from ..runs.labels import Labels
-from ..runs.rundir import is_job_id
 from ..store.remote import RemoteRuns
 
 _LONGEST_STEP = 18  # digits; a longer name of a folder cannot be looked up

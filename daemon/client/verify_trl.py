@@ -21,6 +21,7 @@ import orjson
 from ...configs.config import ModelConfig
 from ...jobs.compute import cache
 from ...jobs.errors import JobFailed, SpecError
+from ...jobs.files.atomic import scratch_folder
 from ...jobs.verify_trl.options import check_kind
 from ..host import fetch
 from .client import Client
@@ -61,16 +62,14 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     folder = fetch.folder_at_hand(ModelConfig(**document["model"]))
     if folder is None:
         raise SpecError("model", f"must be on this machine, got {document['model']['path']}")
-    total = client.job(job_id)["steps_total"] or steps
-    client.home.cache.mkdir(mode=0o700, exist_ok=True)
     # There the context of the job finds the home's cache of tokenized data sets.
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=client.home.cache) as scratch:
+    with scratch_folder(client.home.cache) as scratch:
         request = {
             "run_dir": str(rundir.path),
             "model": document["model"],
             "folder": str(folder),
-            "scratch": scratch,
-            "steps": min(steps, total),
+            "scratch": str(scratch),
+            "steps": steps,
         }
         found = _in_a_process(request, report)
     return Verdict(kind=document["kind"], trl=version("trl"), **found)

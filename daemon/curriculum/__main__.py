@@ -20,6 +20,7 @@ from ...jobs.errors import WarmdError
 from ..host.home import Home
 from ..host.messages import GroupSettings, decode
 from ..host.parent_death import end_with_parent
+from ..lifecycle.places import Places
 from ..queue import keys
 from ..queue.jobs import JobStore
 from ..store.remote import RemoteRuns
@@ -41,9 +42,9 @@ def main() -> None:
     assert isinstance(settings, GroupSettings)
     home = Home(Path(sys.argv[1]))
     remote = None if settings.runs is None else RemoteRuns(home, settings.runs)
-    store = JobStore(keys.connect(settings.url), remote)
+    places = Places(home, JobStore(keys.connect(settings.url)), remote)
     problems: dict[str, str] = {}  # of the latest iteration, by group
-    while found := list(_active(home, store)):
+    while found := list(_active(places)):
         for group_id, advance in found:
             problem = ""
             try:
@@ -61,12 +62,13 @@ def main() -> None:
         time.sleep(_INTERVAL_S)
 
 
-def _active(home: Home, store: JobStore) -> Iterator[tuple[str, Callable[[], None]]]:
+def _active(places: Places) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the id of each active group, and the function for its due actions."""
+    home = places.home
     for one in group.active(home.sweeps):
-        yield one, partial(progress.advance, store, home.runs, SweepFolder(home, one))
+        yield one, partial(progress.advance, places, SweepFolder(home, one))
     for one in group.active(home.curricula):
-        yield one, partial(stages.advance, store, home.runs, CurriculumFolder(home, one))
+        yield one, partial(stages.advance, places, CurriculumFolder(home, one))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.ids import is_job_id, kind_of
 from ..host.home import Home
-from ..runs.rundir import is_job_id
 from ..sweeps import group
 from ..sweeps.group import GroupFolder, update_options
 
@@ -163,7 +163,7 @@ def _attempts(documents: list[dict[str, Any]]) -> Iterator[Attempt]:
 
 def is_curriculum_id(text: str) -> bool:
     """Whether the text is a valid id of a curriculum, which is safe in paths."""
-    return group.is_group_id(text) and group.kind_of(text) == KIND
+    return group.is_group_id(text) and kind_of(text) == KIND
 
 
 def curriculum_ids(home: Home) -> list[str]:

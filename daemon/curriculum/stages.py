@@ -24,15 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
-from ...configs.labels import with_ranks
 from ...jobs import spec_class
+from ...jobs.ids import fresh_id
 from ...jobs.intervals import STUDENT, UNDECIDED, WORSE, unscored_words
-from ..queue import adoption
-from ..queue.jobs import ENDED, JobStatus, JobStore
-from ..runs import events, labels, source
+from ..lifecycle import submit
+from ..lifecycle.places import Places
+from ..lifecycle.queueing import AT_ONCE, Queueing
+from ..queue.jobs import ENDED, JobStatus
+from ..runs import events
 from ..runs.events import EventLog
-from ..runs.labels import Labels
-from ..runs.rundir import RunDir, fresh_id
+from ..runs.rundir import RunDir
 from ..sweeps.group import RUNNING
 from .folder import (
     CONTINUE,
@@ -53,24 +54,20 @@ MOST_ROLLBACKS = 2  # of one stage
 _EVAL = "eval"  # the kind of the evaluations
 
 
-def advance(store: JobStore, runs: Path, folder: CurriculumFolder) -> None:
+def advance(places: Places, folder: CurriculumFolder) -> None:
     """Do the due actions; it becomes inactive when none is left. Raises RedisError."""
     with folder.changing():
         plan = folder.read()
-        while (state := folder.state()).phase == RUNNING and _advance(
-            store, runs, folder, plan, state
-        ):
+        while (state := folder.state()).phase == RUNNING and _advance(places, folder, plan, state):
             pass
         _report(folder, plan, state)
         folder.set_active(state.phase == RUNNING)
 
 
-def _advance(
-    store: JobStore, runs: Path, folder: CurriculumFolder, plan: Curriculum, state: State
-) -> bool:
+def _advance(places: Places, folder: CurriculumFolder, plan: Curriculum, state: State) -> bool:
     """Do one thing; return whether the state has changed."""
     attempt = state.attempts[-1]
-    if not _has_finished(store, runs, folder, plan, state, attempt.job):
+    if not _has_finished(places, folder, plan, state, attempt.job):
         return folder.state() != state
     if plan.gate is None or not plan.stages[attempt.stage].has_gate:
         _decide(folder, plan, state, CONTINUE, None)
@@ -80,9 +77,9 @@ def _advance(
         return True
     last = attempt.rounds[-1]
     for job_id in (last.before, last.after):
-        if not _has_finished(store, runs, folder, plan, state, job_id):
+        if not _has_finished(places, folder, plan, state, job_id):
             return folder.state() != state
-    comparison = _comparison(RunDir(runs / last.after), level_of(plan, attempt.rounds))
+    comparison = _comparison(places.rundir(last.after), level_of(plan, attempt.rounds))
     comparison |= _change_of_test(plan, state, comparison)
     if comparison["verdict"] == UNDECIDED and last.questions < plan.most_questions:
         _begin_round(folder, plan, state, min(2 * last.questions, plan.most_questions))
@@ -211,88 +208,76 @@ def _report(folder: CurriculumFolder, plan: Curriculum, state: State) -> None:
 
 
 def _has_finished(
-    store: JobStore,
-    runs: Path,
+    places: Places,
     folder: CurriculumFolder,
     plan: Curriculum,
     state: State,
     job_id: str,
 ) -> bool:
     """Whether a job has finished; it is queued if it was not. A job that failed ends the phase."""
-    rundir, job = RunDir(runs / job_id), store.fetch(job_id)
+    rundir, job = places.rundir(job_id), places.store.fetch(job_id)
     if job is None:
         if rundir.path.is_dir() and rundir.read_result() is not None:
             return True  # Redis has lost its data
-        _submit(store, runs, folder, plan, state, job_id)
+        _submit(places, folder, plan, state, job_id)
         return False
     status = job.get_status(refresh=False)
     if status == JobStatus.FINISHED:
-        return _has_result(store, rundir)
+        return _has_result(places, rundir)
     if status in ENDED:
         folder.update(state, phase=FAILED, problem=f"{job_id} {status.value}")
     return False
 
 
-def _has_result(store: JobStore, rundir: RunDir) -> bool:
+def _has_result(places: Places, rundir: RunDir) -> bool:
     """Whether the result of a finished job is on this machine.
 
     From another machine it comes by the run store, for an evaluation after its end in Redis.
     """
-    if store.remote is not None and rundir.read_result() is None:
-        store.refresh(rundir.path.name)
+    if places.remote is not None and rundir.read_result() is None:
+        places.refresh(rundir.path.name)
         return rundir.read_result() is not None
     return True
 
 
 def _submit(
-    store: JobStore,
-    runs: Path,
+    places: Places,
     folder: CurriculumFolder,
     plan: Curriculum,
     state: State,
     job_id: str,
 ) -> None:
-    """Queue the job of an attempt, or an evaluation. Its run directory is complete before that."""
+    """Queue the job of an attempt, or an evaluation."""
     attempt = next(
         a for a in state.attempts if job_id in (a.job, *(i for r in a.rounds for i in _ids(r)))
     )
     is_training = job_id == attempt.job
     if is_training:
-        document = _training(store, runs, plan, state, attempt)
+        document = _training(places, plan, state, attempt)
     else:
-        document = _evaluation(runs, plan, state, attempt, job_id)
+        document = _evaluation(places.runs, plan, state, attempt, job_id)
     document |= {"origin": plan.origin, "curriculum": plan.id}
-    how = dict(plan.queueing) if is_training else {}
-    document |= adoption.queueing(folder.home, store.connection, how)
-    rundir = RunDir.ensure(runs, job_id, document)
     stage = plan.stages[attempt.stage].name
     retry = f"~{attempt.number + 1}" if attempt.number else ""
     name = f"{plan.name}/{stage}{retry}".replace("~", "+") if plan.name and is_training else None
-    labels.write(rundir, Labels(name=name, tags=(*plan.tags, plan.id)))
-    if is_training:
-        for place in document["python_path"]:
-            source.record_submission(rundir, document["spec"], Path(place))
-    if is_training:
-        how["needs"] = with_ranks(how.get("needs"), document["spec"])
-    queue = spec_class(job_id.partition("-")[0]).queue
+    asked = Queueing.from_json(plan.queueing) if is_training else AT_ONCE
+    queueing = replace(asked, name=name, tags=(*plan.tags, plan.id))
     from_cli = is_training and plan.origin == "cli"
-    store.enqueue(job_id, queue, from_cli=from_cli, **how)
+    submit.submit_as(places, job_id, document, queueing, from_cli=from_cli)
 
 
 def _ids(one: Round) -> tuple[str, str]:
     return one.before, one.after
 
 
-def _training(
-    store: JobStore, runs: Path, plan: Curriculum, state: State, attempt: Attempt
-) -> dict[str, Any]:
+def _training(places: Places, plan: Curriculum, state: State, attempt: Attempt) -> dict[str, Any]:
     """The spec.json of an attempt: that of the stage, from the weights of the stage before."""
     document = plan.stages[attempt.stage].document
-    document = _on_weights(runs, plan.kind, document, state.begin_of(attempt.stage))
+    document = _on_weights(places.runs, plan.kind, document, state.begin_of(attempt.stage))
     if attempt.number:
         first = next(a.job for a in state.attempts if a.stage == attempt.stage)
-        store.refresh(first)  # it may have run on another machine: its events may not be here
-        rate = _learning_rate(RunDir(runs / first)) / 2**attempt.number
+        places.refresh(first)  # it may have run on another machine: its events may not be here
+        rate = _learning_rate(places.rundir(first)) / 2**attempt.number
         document["spec"] = {**document["spec"], "learning_rate": rate}
     return document
 

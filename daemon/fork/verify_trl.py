@@ -38,7 +38,7 @@ def main() -> None:
     def put(**fields: Any) -> None:
         out.write(orjson.dumps(fields) + b"\n")
 
-    put(progress="importing torch and trl")
+    put(progress="importing torch and trl: takes some seconds")
     request = orjson.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
     try:

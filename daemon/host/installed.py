@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "safetensors")
 
 _WARMD = "warmd"
 _VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
 _MISSING = "not installed"
+_SETTLED_NS = 1_000_000_000  # since the last change of a file
 
 # Sources that define the protocol between the processes of a daemon.
 _PROTOCOL = (
@@ -76,7 +77,7 @@ def changes(before: Installed, after: Installed) -> list[str]:
 def protocol() -> str:
     """Return a digest of the protocol that the processes of one daemon must share."""
     root = Path(__file__).parents[2]
-    return _digest([root / part for part in _PROTOCOL])
+    return _digest([str(root / part) for part in _PROTOCOL])
 
 
 def to_json(found: Installed) -> dict[str, dict[str, str]]:
@@ -95,7 +96,7 @@ def from_json(document: object) -> dict[str, Package]:
 
 def _warmd(root: Path) -> Package:
     paths = [
-        Path(folder, name)
+        os.path.join(folder, name)
         for folder, _, names in os.walk(root, followlinks=True)
         for name in names
         if name.endswith(".py")
@@ -111,17 +112,46 @@ def _warmd(root: Path) -> Package:
 def _library(name: str, folder: Path) -> Package:
     for about in sorted(folder.glob(f"{name}-*.dist-info")):
         version = about.name.removeprefix(f"{name}-").removesuffix(".dist-info")
-        return Package(version, _digest([about / "RECORD"]), str(folder))
+        return Package(version, _digest([str(about / "RECORD")]), str(folder))
     return Package(_MISSING, "", str(folder))
 
 
-def _digest(paths: list[Path]) -> str:
+def _digest(paths: list[str]) -> str:
+    """Return a digest of names and contents, which are read again only when a file has changed.
+
+    The supervisor asks at each status, and would stand still for 40 ms while it reads.
+    """
+    files = [(path, _version_of(path)) for path in paths]
+    first = next(iter(paths), "")
+    known = _known.get(first)
+    if known is None or known[0] != files:
+        known = _known[first] = (files, _read_digest(paths))
+    return known[1]
+
+
+# By the first of the files: all of them as they were before they were read, and their digest.
+_known: dict[str, tuple[list[tuple[str, object]], str]] = {}
+
+
+def _version_of(path: str) -> object:
+    """Return what changes with the content of a file; None if there is none."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    if time.time_ns() - stat.st_ctime_ns < _SETTLED_NS:
+        return object()  # equal to no other: its times are too coarse to show the next change
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _read_digest(paths: list[str]) -> str:
     digest = blake2b(digest_size=8)
     for path in paths:
         try:
-            content: Any = path.read_bytes()
+            content = Path(path).read_bytes()
         except OSError:  # being replaced
             content = b""
-        digest.update(b"%d %b %d " % (len(path.name), os.fsencode(path.name), len(content)))
+        name = os.fsencode(os.path.basename(path))
+        digest.update(b"%d %b %d " % (len(name), name, len(content)))
         digest.update(content)
     return digest.hexdigest()

@@ -18,10 +18,12 @@ import orjson
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict
+from ...jobs.event_format import parse
 from ...jobs.files.atomic import write_atomic
+from ...jobs.ids import by_time, kind_of
 from ..host.home import Home
-from ..runs import events, labels
-from ..runs.rundir import RunDir, by_time, job_ids
+from ..runs import labels
+from ..runs.rundir import RunDir, job_ids
 from .delivery import Notification
 
 
@@ -56,7 +58,7 @@ class Scanner:
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # being written
-                event = events.parse(line)
+                event = parse(line)
                 if event is not None and not is_check and self._is_wanted(job_id, event):
                     yield _notification(rundir, event)
                     self._handled[job_id] = event["seq"]
@@ -83,7 +85,7 @@ class Scanner:
 
 
 def _is_training(job_id: str) -> bool:
-    kind = job_id.split("-")[0]
+    kind = kind_of(job_id)
     return kind in KINDS and spec_class(kind).queue == TRAIN
 
 

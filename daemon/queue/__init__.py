@@ -1,7 +1,7 @@
-"""State in Redis: jobs, queues, workers with their leases, and event streams.
+"""State in Redis, and nothing else: jobs, queues, workers with their leases, and event streams.
 
 The only package that builds Redis keys; `rq_format` alone imports RQ. Enters: job ids and changes
 of their state, from clients and workers. Leaves: the next job for a worker, and the state of jobs.
-Every change is one transaction (`transactions`). `workers`, `due`, `removal` and `adoption` find
-and reconcile what a killed process leaves behind.
+Every change is one transaction (`states`). `workers` and `due` find what a killed process leaves
+in Redis; the package `lifecycle` reconciles that with the disk.
 """

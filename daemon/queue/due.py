@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ...configs.queues import QUEUES
 from . import keys, others
-from .jobs import Job, JobStore
-from .rq_format import DeferredJobRegistry, ScheduledJobRegistry, ready_key
+from .rq_format import DeferredJobRegistry, Job, ScheduledJobRegistry, ready_key
+from .waiting import Waiting
 
 _BATCH = 100  # jobs per queue and registry
 
@@ -20,7 +20,7 @@ _Member = tuple[str, bytes]  # the key of a registry, and a member
 class DueJobs:
     """Scans the scheduled and deferred jobs, a batch per call."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: Waiting) -> None:
         self._store = store
         self._cursors: dict[str, int] = {}  # ZSCAN cursor of each registry of deferred jobs
 

@@ -34,7 +34,7 @@ from ...configs.labels import (
 from ...configs.queues import TRAIN
 from . import keys
 from .gang_records import SEAT, Gang, Seat, read_gang
-from .lease import LEASE_S
+from .keys import LEASE_S
 from .nodes import READY, NodeRegistry
 from .rq_format import Execution, Job
 

@@ -20,6 +20,7 @@ import redis
 from redis.client import Pipeline
 
 from ...configs.queues import INFER, QUEUES, TRAIN
+from ...jobs.ids import kind_of
 from . import keys
 from .rq_format import Job, JobStatus
 
@@ -28,7 +29,7 @@ def created(pipeline: Pipeline, job: Job, *, from_cli: bool) -> None:
     """Add a new job."""
     at = {job.id: job.created_at.timestamp()}
     pipeline.zadd(keys.jobs(job.origin), at)
-    pipeline.zadd(keys.of_kind(_kind_of(job.id)), at)
+    pipeline.zadd(keys.of_kind(kind_of(job.id)), at)
     if from_cli:
         pipeline.zadd(keys.FROM_CLI, at)
 
@@ -51,7 +52,7 @@ def removed(pipeline: Pipeline, job_id: str) -> None:
     """Remove a job from all indices, in a transaction that deletes it."""
     pipeline.zrem(keys.FROM_CLI, job_id)
     pipeline.zrem(keys.ANSWERS, job_id)
-    pipeline.zrem(keys.of_kind(_kind_of(job_id)), job_id)
+    pipeline.zrem(keys.of_kind(kind_of(job_id)), job_id)
     for queue in QUEUES:
         pipeline.zrem(keys.jobs(queue), job_id)
         pipeline.srem(keys.stopped(queue), job_id)
@@ -75,10 +76,6 @@ def _newest_of(connection: redis.Redis, indices: Iterable[str], limit: int | Non
         pairs = [pair for pairs in pipeline.execute() for pair in pairs]
     pairs.sort(key=lambda pair: (pair[1], pair[0]), reverse=True)
     return [keys.text(job_id) for job_id, _ in pairs[:limit]]
-
-
-def _kind_of(job_id: str) -> str:
-    return job_id.partition("-")[0]
 
 
 def trainings(connection: redis.Redis, limit: int, *, after: str | None) -> list[str]:

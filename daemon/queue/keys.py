@@ -29,7 +29,7 @@ RUNS = "warmd:runs"
 # The prefix of RQ's keys: see key_prefix.py.
 RQ_PREFIX = "warmd:rq"
 
-# A random id of the data in this Redis, to which run directories refer: see adoption.py.
+# A random id of the data in this Redis, to which run directories refer: see lifecycle/adopt.py.
 IDENTITY = "warmd:id"
 
 # Hash: node -> JSON record; sorted set: node -> its latest heartbeat in seconds of Redis' clock;
@@ -55,7 +55,7 @@ FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while requested
 FIELD_PAUSE = "warmd_pause"  # "hold" or "release", from the request until `unpause`
 FIELD_PAUSED_AT = "warmd_paused_at"  # time of that request in unix seconds
 FIELD_DUE = "warmd_due"  # scheduled time of a job that was paused before that
-FIELD_NEEDS = "warmd_needs"  # labels that a node must have, as a line; see set_aside.py
+FIELD_NEEDS = "warmd_needs"  # labels that a node must have, as a line; see waiting.py
 FIELD_RETRIES = "warmd_retries"  # retries left; RQ's own field is for stray RQ workers
 FIELD_WAITS = "warmd_waits"  # what a running job waits for, as its machine lacks it
 FIELD_RETRIED = "warmd_retried"  # how often it was tried again
@@ -127,6 +127,9 @@ def gang_retry(line: str) -> str:
 def node_left(run: str) -> str:
     """Set while late heartbeats of a daemon that has left are refused; expires."""
     return f"warmd:nodes:left:{run}"
+
+
+LEASE_S = 15.0  # after this time without renewal, other daemons requeue the worker's jobs
 
 
 def lease(worker: str) -> str:

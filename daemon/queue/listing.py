@@ -12,10 +12,10 @@ import redis
 
 from ...configs.labels import OWN_NEEDS, model_path, num_nodes, parse_line
 from ...configs.queues import QUEUES
-from ..runs.rundir import by_time
-from . import keys, set_aside
+from ...jobs.ids import by_time
+from . import keys, waiting
 from .gangs import Gangs
-from .jobs import NEVER, JobStore
+from .records import NEVER, JobRecords
 from .rq_format import (
     CanceledJobRegistry,
     DeferredJobRegistry,
@@ -29,9 +29,13 @@ from .rq_format import (
     rate_limited_key,
     rate_limits_key,
     ready_key,
+    str_to_date,
 )
 
 _BATCH = 100  # jobs per round trip
+# Jobs at the front of a queue that are read. The oldest job is behind those that were put at the
+# front, which are always fewer than this.
+_FRONT = 1000
 _FEW = 8  # jobs whose positions are searched one by one
 
 _REGISTRIES = {
@@ -70,7 +74,7 @@ def of_ids(
     connection: redis.Redis, ids: Sequence[str], statuses: Collection[str], limit: int | None = None
 ) -> list[Job]:
     """The jobs with these ids that have one of the statuses, in this order, at most `limit`."""
-    store, found = JobStore(connection), list[Job]()
+    store, found = JobRecords(connection), list[Job]()
     for start in range(0, len(ids), _BATCH):
         jobs = store.fetch_many(ids[start : start + _BATCH])
         # A registry holds failed and stopped jobs, and a job may have changed its status.
@@ -99,23 +103,23 @@ def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
         pipeline.smembers(rate_limits_key())
         *found, stopped, ready, limits = pipeline.execute()
     numbers = dict(zip(("queued", *_REGISTRIES), found, strict=True))
-    numbers["queued"] += len(set_aside.members(connection, queue))
+    numbers["queued"] += len(waiting.members(connection, queue))
     numbers["deferred"] += ready + len(_rate_limited(connection, [queue], limits))
     return {**numbers, "failed": max(numbers["failed"] - stopped, 0), "stopped": stopped}
 
 
 def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
     """The position in its queue of each of these jobs that is queued, 1 for the next."""
-    waiting = [job for job in jobs if job._status == "queued"]
-    if len(waiting) <= _FEW:  # searched by Redis: the queue may have thousands of jobs
+    queued = [job for job in jobs if job._status == "queued"]
+    if len(queued) <= _FEW:  # searched by Redis: the queue may have thousands of jobs
         with connection.pipeline(transaction=False) as pipeline:
-            for job in waiting:
+            for job in queued:
                 pipeline.lpos(queue_key(job.origin), job.id)
             places = pipeline.execute()
-        pairs = zip(waiting, places, strict=True)
+        pairs = zip(queued, places, strict=True)
         return {job.id: place + 1 for job, place in pairs if place is not None}
     with connection.pipeline(transaction=False) as pipeline:
-        for queue in {job.origin for job in waiting}:
+        for queue in {job.origin for job in queued}:
             pipeline.lrange(queue_key(queue), 0, -1)
         found = pipeline.execute()
     return {keys.text(job_id): n for ids in found for n, job_id in enumerate(ids, start=1)}
@@ -237,7 +241,7 @@ def _members(
         found = pipeline.execute()
     found.append(_rate_limited(connection, queues, limits))
     if "queued" in statuses:
-        found += [set_aside.members(connection, queue) for queue in queues]
+        found += [waiting.members(connection, queue) for queue in queues]
     ids = (keys.text(entry).split(":")[0] for entries in found for entry in entries)
     return list(dict.fromkeys(ids))
 
@@ -259,3 +263,34 @@ def _rate_limited(
     return [
         one for one, queue in zip(ids, origins, strict=True) if keys.text(queue or b"") in queues
     ]
+
+
+def oldest_wait_s(connection: redis.Redis, queue: str) -> float:
+    """Return for how many seconds the oldest waiting job has been queued; 0 if none waits.
+
+    Jobs that are set aside for a node with certain labels count as well.
+    """
+    with connection.pipeline(transaction=False) as pipeline:
+        pipeline.lrange(queue_key(queue), 0, _FRONT - 1)
+        pipeline.smembers(keys.needs(queue))
+        ids, lines = pipeline.execute()
+    with connection.pipeline(transaction=False) as pipeline:
+        for line in lines:
+            pipeline.zrange(keys.set_aside(queue, keys.text(line)), 0, 0)
+        ids += [job_id for found in pipeline.execute() for job_id in found]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in ids:
+            pipeline.hget(Job.key_for(keys.text(job_id)), "enqueued_at")
+        pipeline.time()  # the times of jobs are by this clock
+        *times, now = pipeline.execute(raise_on_error=False)  # a key may hold something else
+    since = [at for at in map(_seconds, times) if at is not None]
+    return max(now[0] + now[1] / 1e6 - min(since), 0.0) if since else 0.0
+
+
+def _seconds(raw: Any) -> float | None:
+    if not isinstance(raw, bytes) or not raw:
+        return None
+    try:
+        return float(str_to_date(raw).timestamp())
+    except ValueError:
+        return None

@@ -15,7 +15,7 @@ import redis
 from ...jobs.errors import NotFound, SpecError
 from . import keys
 from .election import leader
-from .lease import LEASE_S
+from .keys import LEASE_S
 
 BEAT_S = LEASE_S / 5  # between two heartbeats
 _FORGOTTEN_S = 86_400.0  # after which a silent node is removed from the list

@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from ..runs.rundir import is_job_id
+from ...jobs.ids import is_job_id
 from . import keys
 from .rq_format import Job, queue_key
 

@@ -1,59 +1,46 @@
-"""Reading jobs from Redis, and the parts that all changes of a job share."""
+"""Jobs as records in Redis: reading them, and putting them into their places."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
 
+from ...configs.labels import parse_line
 from ...configs.queues import QUEUES
 from ...jobs.files.shortage import shortage
-from ..store.remote import RemoteRuns
 from . import keys
 from .clocks import SharedClock
 from .rq_format import (
+    BaseRegistry,
+    CanceledJobRegistry,
     DeserializationError,
+    FailedJobRegistry,
+    FinishedJobRegistry,
     Job as Job,
     JobStatus as JobStatus,
     Queue,
     ScheduledJobRegistry,
     push,
 )
-from .transactions import change
 
 log = logging.getLogger(__name__)
 
 # The time for which a paused job is scheduled: a distant date that RQ's own tools can show.
 NEVER = 253_402_214_400.0  # 9999-12-31, in unix seconds
 
-ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
-WAITING = (JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
-
-# Fields of a job's hash about its current executions: meaningless once the job has ended.
-EXECUTION_FIELDS = (keys.FIELD_KILLS, keys.FIELD_SUSPECT, keys.FIELD_STOP, keys.FIELD_PAUSE)
-TRANSIENT_FIELDS = (
-    *EXECUTION_FIELDS,
-    keys.FIELD_PAUSED_AT,
-    keys.FIELD_DUE,
-    keys.FIELD_BEGUN,
-    keys.FIELD_WAITS,
-    keys.FIELD_RETRIED,
-)
-
 
 class JobRecords:
     """The jobs of one Redis, as records."""
 
-    def __init__(self, connection: redis.Redis, remote: RemoteRuns | None = None) -> None:
-        """`remote`: the run store; None: run directories are in a folder that all machines see."""
+    def __init__(self, connection: redis.Redis) -> None:
         self.connection = connection
         self.shared_clock = SharedClock(connection)
-        self.remote = remote
-        self._refreshed: dict[str, datetime | None] = {}  # jobs as of their latest end, by id
         self._queues: dict[str, Queue] = {}  # RQ queries the version of Redis once for each
 
     def queue(self, name: str) -> Queue:
@@ -111,6 +98,17 @@ class JobRecords:
         raw = text_or_none(self.connection.hget(job.key, keys.FIELD_RETRIES))
         return (job.retries_left or 0) if raw is None else int(raw)
 
+    def needs_of(self, job: Job) -> dict[str, str]:
+        """The labels that the job needs."""
+        return parse_line(text_or_none(self.connection.hget(job.key, keys.FIELD_NEEDS)) or "")
+
+    def needs_of_popped(self, popped: bytes) -> dict[str, str]:
+        """The labels that a popped job needs; none if it is not a job."""
+        raw: Any = None
+        with suppress(redis.ResponseError):  # no hash: not a job; `begin` drops it
+            raw = self.connection.hget(Job.key_for(keys.text(popped)), keys.FIELD_NEEDS)
+        return parse_line(text_or_none(raw) or "")
+
     def now(self) -> datetime:
         """The time by Redis' clock, without a round trip unless it has to be measured again."""
         return datetime.fromtimestamp(self.shared_clock.now(), UTC)
@@ -136,17 +134,15 @@ class JobRecords:
         job.set_status(JobStatus.DEFERRED, pipeline=pipeline)
         job.register_dependency(pipeline=pipeline)
 
-    def _request(self, job: Job, write: Callable[[Pipeline], Any]) -> bool:
-        def write_and_publish(pipeline: Pipeline) -> None:
-            write(pipeline)
-            pipeline.publish(keys.CONTROL_CHANNEL, job.id)
-
-        return bool(change(self.connection, job, (JobStatus.STARTED,), write_and_publish))
-
     def _put_away(self, job: Job, pipeline: Pipeline) -> None:
         pipeline.zadd(self._scheduled(job).key, {job.id: NEVER})
         pipeline.hset(job.key, "status", JobStatus.SCHEDULED)
         self._write_pause(job, "release", pipeline)
+
+    def _put_aside(self, job: Job, line: str, pipeline: Pipeline) -> None:
+        pipeline.sadd(keys.needs(job.origin), line)
+        aside = keys.set_aside(job.origin, line)
+        pipeline.zadd(aside, {job.id: job.created_at.timestamp()})
 
     def _write_pause(self, job: Job, how: str, pipeline: Pipeline) -> None:
         pipeline.hset(job.key, keys.FIELD_PAUSE, how)
@@ -155,6 +151,14 @@ class JobRecords:
 
     def _scheduled(self, job: Job) -> ScheduledJobRegistry:
         return ScheduledJobRegistry(job.origin, connection=self.connection)
+
+    def _registry_of(self, job: Job, status: JobStatus) -> BaseRegistry:
+        registries = {
+            JobStatus.FINISHED: FinishedJobRegistry,
+            JobStatus.CANCELED: CanceledJobRegistry,
+        }
+        # RQ keeps stopped jobs in the registry of failed ones.
+        return registries.get(status, FailedJobRegistry)(job.origin, connection=self.connection)
 
     def _push(self, job: Job, pipeline: Pipeline, *, front: bool) -> None:
         push(self.queue(job.origin), job, self.now(), pipeline, front=front)

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import redis
 from redis.client import Pipeline
 
+from ...jobs.ids import kind_of
 from . import keys
 from .rq_format import Job, JobStatus
 
@@ -116,8 +117,3 @@ def read(connection: redis.Redis) -> Totals:
             case ["restarted", process]:
                 totals.restarted[process] = int(number)
     return totals
-
-
-def kind_of(job_id: str) -> str:
-    """The kind in the id of a job."""
-    return job_id.partition("-")[0]

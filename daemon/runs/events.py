@@ -24,13 +24,11 @@ from typing import Any, Self
 import orjson
 
 from ...jobs.context import Patiently, at_once
+from ...jobs.event_format import TERMINAL as TERMINAL, parse
 from ...jobs.files.appending import append, sync
 from ...jobs.files.atomic import fsync, naming
 from ...jobs.files.shortage import lacks_space
 from ...jobs.user_code.forks import end_if_forked
-
-# The types that end an execution, for which `tail` waits.
-TERMINAL = ("finished", "failed", "stopped")
 
 # The types after which no event follows for long, or from another process: flushed at once.
 _ENDING = (*TERMINAL, "paused", "requeued")
@@ -67,31 +65,6 @@ def newest(path: Path, count: int) -> list[dict[str, Any]]:
 def last_seq(path: Path) -> int:
     """Return the number of the newest event in a file; 0 without any."""
     return next((event["seq"] for event in newest(path, 1)), 0)
-
-
-# The fields of every event, with their types; a flipped bit may have renamed one.
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "seq": (int,),
-    "execution": (int,),
-    "time": (int, float),
-    "type": (str,),
-    "step": (int, type(None)),
-}
-
-
-def parse(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a line, or None if the line is incomplete or not an event."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        event = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(event, dict) or not event.keys() >= _FIELDS.keys():
-        return None
-    is_event = all(type(event[name]) in types for name, types in _FIELDS.items())
-    # The step of an event of this type counts as well.
-    return event if is_event and (event["type"] != "step" or event["step"] is not None) else None
 
 
 class EventLog:

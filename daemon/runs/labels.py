@@ -18,7 +18,8 @@ import orjson
 
 from ...jobs.errors import SpecError
 from ...jobs.files.atomic import write_atomic
-from .rundir import RunDir, by_time, is_job_id, job_ids
+from ...jobs.ids import by_time, is_job_id
+from .rundir import RunDir, job_ids
 
 _WORD = re.compile(r"[^\W_][\w.+=:@/-]{0,63}")
 _TAKES = "1 to 64 letters, digits or . _ + = : @ / -, beginning with a letter or digit"

@@ -20,15 +20,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +35,20 @@ import orjson
 from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync, locked, naming, release, write_atomic
+from ...jobs.ids import fresh_id, is_job_id, kind_of
 from .fence import Fence
 from .seal import DAMAGED, is_whole, sealed
 
 SCHEMA = 1
 
 _PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json, with their types
-_ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
-_ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
-_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # without similar ones, in sorting order
 _LONGEST_SIGNATURE = 100  # bytes
 REMOVED = ".removed-"  # prefix of a run directory that is being removed
 _STAGING = ".new-"  # prefix of one that is being created
 _STALE_S = 3600  # age of a stale one; creating a run directory takes milliseconds
-_SLOTS = len(_LETTERS) ** 4  # per second
 
 # Who submitted a job (in spec.json). "check": `warmd bench` or `warmd verify-resume`.
 ORIGINS = ("cli", "check", "http")
-
-
-def is_job_id(text: str) -> bool:
-    """Whether the text is a valid job id, which is safe in paths and keys."""
-    return _ID.fullmatch(text) is not None
-
-
-def is_id_prefix(text: str) -> bool:
-    """Whether some job id could begin with the text."""
-    return _ID_PREFIX.fullmatch(text) is not None
 
 
 def job_ids(runs: Path) -> list[str]:
@@ -73,46 +58,6 @@ def job_ids(runs: Path) -> list[str]:
     except FileNotFoundError:
         return []
     return [name for name in names if is_job_id(name)]
-
-
-def by_time(job_id: str) -> str:
-    """Return the sort key of job ids: the time, which follows the kind in an id."""
-    return job_id.partition("-")[2]
-
-
-def new_id(kind: str, slot: int) -> str:
-    """Return the id for a time slot since 1970: `grpo-20261121-184200-x7f2`, in UTC.
-
-    Ids sort by time, independent of time zones and daylight saving.
-    """
-    second, rest = divmod(slot, _SLOTS)
-    suffix = ""
-    for _ in range(4):
-        rest, letter = divmod(rest, len(_LETTERS))
-        suffix = _LETTERS[letter] + suffix
-    return f"{kind}-{datetime.fromtimestamp(second, UTC):%Y%m%d-%H%M%S}-{suffix}"
-
-
-class _Slots:
-    """Unique and increasing time slots, also if the clock is set back."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._latest = 0
-
-    def take(self) -> int:
-        with self._lock:
-            now = time.time_ns() * _SLOTS // 1_000_000_000
-            self._latest = max(now, self._latest + 1)
-            return self._latest
-
-
-_slots = _Slots()
-
-
-def fresh_id(kind: str) -> str:
-    """Return an id that this process has not used yet, for a job that is created later."""
-    return new_id(kind, _slots.take())
 
 
 @dataclass(frozen=True)
@@ -143,7 +88,7 @@ class RunDir:
         `durable`, the caller must flush the files in `unflushed` before it acknowledges the job.
         """
         while True:
-            job_id = new_id(kind, _slots.take())
+            job_id = fresh_id(kind)
             staging, path = runs / f"{_STAGING}{job_id}", runs / job_id
             is_here = False
             try:
@@ -180,7 +125,7 @@ class RunDir:
             staging = runs / f"{_STAGING}{job_id}"
             shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
             staging.mkdir(mode=0o700)
-            kind = job_id.partition("-")[0]
+            kind = kind_of(job_id)
             write_atomic(staging / "spec.json", sealed(_spec_json(job_id, kind, document)))
             staging.rename(runs / job_id)
             fsync(runs)

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...jobs.files.atomic import write_atomic
-from ..runs.rundir import RunDir, is_job_id, job_ids
+from ...jobs.ids import is_job_id
+from ..runs.rundir import RunDir, job_ids
 from .bucket import Bucket
 from .pending import PendingUploads
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import orjson
 
 from ...jobs.files.atomic import write_atomic
+from ...jobs.ids import is_job_id
 from ..host.home import Home
-from ..runs.rundir import is_job_id
 
 _PROBLEM = "problem"
 _LOCKS = 16  # lock files shared by all jobs: one per job would stay forever

@@ -1,7 +1,7 @@
 """The run directories of a home and their counterparts in the run store, for commands that read,
 submit and remove jobs.
 
-`publish` and `withdraw` are called where a job enters or leaves Redis (queue.jobs, queue.removal).
+`publish` and `withdraw` are called where a job enters or leaves Redis (lifecycle).
 `refresh` fetches everything that commands show: all files except weights.
 """
 
@@ -16,9 +16,10 @@ from pathlib import Path
 
 from ...jobs.context import MANIFEST
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.ids import is_job_id
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints
-from ..runs.rundir import RunDir, is_job_id
+from ..runs.rundir import RunDir
 from . import copies, event_segments, fetching, index, run_files, seen
 from .bucket import Bucket, StoreDenied, StoreUnavailable
 from .content import OnBytes, Transfer, is_same

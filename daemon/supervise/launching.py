@@ -22,7 +22,7 @@ from ..host.messages import (
     ZygoteSettings,
 )
 from ..host.warm_set import WarmSet
-from ..queue.lease import LEASE_S
+from ..queue.keys import LEASE_S
 from .children import Child, WorkerChild
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from ...configs.labels import GANG_ADDRESS, GANG_SOFTWARE
 from ...configs.queues import TRAIN
 from ..host.home import Home
 from ..host.machine import machine_labels, machine_name, node_name, software_label
-from ..queue import own_address
+from ..queue import sockets
 from ..queue.election import Election
 from ..queue.jobs import JobStore
 from ..queue.nodes import BEAT_S, DRAINING, READY, STARTING, NodeRecord, NodeRegistry
@@ -78,7 +78,7 @@ class Membership:
             log.warning("gang_address: has no effect without a shared Redis and a shared folder")
             return
         try:
-            address = own_address.address_here(self._connection, config.gang_address)
+            address = sockets.address_here(self._connection, config.gang_address)
         except OSError as error:
             log.error(
                 "gang_address: must be an address of this machine, got %s: %s: no jobs of several "

@@ -15,7 +15,8 @@ from ...jobs.files.shortage import Lacking
 from ..host.backoff import backoff_s
 from ..host.home import Home
 from ..host.messages import BootProgress
-from ..queue import key_prefix, keys, runs_owner
+from ..lifecycle import runs_owner
+from ..queue import key_prefix, keys
 from ..queue.clocks import clock
 from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns

@@ -19,11 +19,13 @@ import redis
 
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict
-from ..host.home import Home
+from ...jobs.ids import is_job_id, kind_of
 from ..host.image_store import ImageStore
-from ..queue import index_builder, keys, removal
-from ..queue.jobs import Job, JobStore
-from ..runs.rundir import RunDir, is_job_id
+from ..lifecycle import index, remove
+from ..lifecycle.places import Places
+from ..queue import keys
+from ..queue.jobs import Job
+from ..runs.rundir import RunDir
 from ..store.bucket import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,7 @@ class Retention:
 
     def __init__(
         self,
-        store: JobStore,
-        home: Home,
+        places: Places,
         *,
         keep_s: float | None,
         most: int,
@@ -52,8 +53,7 @@ class Retention:
 
         `most`, `most_bytes`: largest number and total size of the answers that are kept.
         """
-        self._store = store
-        self._home = home
+        self._places = places
         self._keep_s = keep_s
         self._most = most
         self._most_bytes = most_bytes
@@ -82,7 +82,7 @@ class Retention:
                     continue
                 if not is_prepared:
                     # Index jobs of earlier versions, and run directories that were copied in.
-                    index_builder.build(self._store.connection, self._home.runs)
+                    index.build(self._places.connection, self._places.runs)
                     is_prepared = True
                 self.remove_due()
             except (redis.RedisError, StoreUnavailable, OSError) as error:
@@ -94,23 +94,23 @@ class Retention:
         if self._keep_s is None:
             return
         removed = 0
-        for job_id in self._due(self._store.shared_clock.now(), self._keep_s):
+        for job_id in self._due(self._places.store.shared_clock.now(), self._keep_s):
             if self._stopping.is_set():
                 break
             removed += self._remove(job_id)
         if removed:
-            ImageStore(self._home.runs).sweep()
+            ImageStore(self._places.runs).sweep()
             log.info("retention: %s answers removed", removed)
 
     def _finish_removals(self) -> None:
         """Finish interrupted removals, once per `_FINISH_S`: the scan reads all folder names."""
         if time.monotonic() > self._finish_at:
-            removal.finish_all(self._store, self._home.runs)
+            remove.finish_all(self._places)
             self._finish_at = time.monotonic() + _FINISH_S
 
     def _due(self, now: float, keep_s: float) -> list[str]:
         """Return the due answers, ordered by their end."""
-        connection = self._store.connection
+        connection = self._places.connection
         self._measure()
         number: Any = connection.zcard(keys.ANSWERS)
         excess = max(number - self._most, 0)
@@ -122,7 +122,7 @@ class Retention:
 
     def _measure(self) -> None:
         """Update `_sizes` with the answers that ended since the last call."""
-        connection = self._store.connection
+        connection = self._places.connection
         since = f"({self._seen_until}"
         new: Any = connection.zrangebyscore(keys.ANSWERS, since, "+inf", withscores=True)
         self._add_sizes(new)
@@ -135,18 +135,18 @@ class Retention:
 
     def _add_sizes(self, ended: list[tuple[bytes, float]]) -> None:
         """Add the sizes of new answers; delete the index entries of jobs that are kept."""
-        if self._store.remote is not None:
+        if self._places.remote is not None:
             new = [keys.text(raw) for raw, _ in ended if keys.text(raw) not in self._sizes]
-            self._store.remote.refresh_summaries(list(filter(is_job_id, new)))
+            self._places.remote.refresh_summaries(list(filter(is_job_id, new)))
         for raw, at in ended:
             job_id = keys.text(raw)
             self._seen_until = max(self._seen_until, at)
             if job_id in self._sizes:
                 continue
-            if not is_job_id(job_id) or _is_kept(RunDir(self._home.runs / job_id)):
-                self._store.connection.zrem(keys.ANSWERS, raw)
+            if not is_job_id(job_id) or _is_kept(RunDir(self._places.runs / job_id)):
+                self._places.connection.zrem(keys.ANSWERS, raw)
             else:
-                self._sizes[job_id] = removal.size_bytes(self._home.runs / job_id)
+                self._sizes[job_id] = remove.size_bytes(self._places.runs / job_id)
 
     def _too_large(self) -> list[tuple[bytes, float]]:
         """Return the oldest answers that must be removed for the others to fit `most_bytes`."""
@@ -154,7 +154,7 @@ class Retention:
         surplus = sum(self._sizes.values()) - self._most_bytes
         while surplus > 0:
             start = len(found)
-            page: Any = self._store.connection.zrange(
+            page: Any = self._places.connection.zrange(
                 keys.ANSWERS, start, start + _PAGE - 1, withscores=True
             )
             if not page:
@@ -168,10 +168,10 @@ class Retention:
 
     def _remove(self, job_id: str) -> bool:
         """Remove one job; return False if it is kept."""
-        if self._store.connection.exists(Job.dependents_key_for(job_id)):
+        if self._places.connection.exists(Job.dependents_key_for(job_id)):
             return False  # other jobs wait for it (--after)
         try:
-            removal.remove(self._store, self._home.runs, job_id)
+            remove.remove(self._places, job_id)
         except Conflict:  # it was resumed just now
             return False
         self._sizes.pop(job_id, None)
@@ -189,7 +189,7 @@ def _is_over(age_s: float) -> bool:
 
 def _is_kept(rundir: RunDir) -> bool:
     """Whether the job is an evaluation or has an input file: then its run directory is kept."""
-    kind = rundir.path.name.split("-")[0]
+    kind = kind_of(rundir.path.name)
     if kind in KINDS and spec_class(kind).is_kept:
         return True
     with suppress(Conflict, FileNotFoundError):  # an unreadable job can be removed

@@ -18,6 +18,7 @@ import redis
 from ... import __version__
 from ...configs.config import DaemonConfig
 from ...jobs.errors import Conflict, Unavailable, WarmdError
+from ...jobs.files.atomic import recover
 from ..host import installed
 from ..host.home import Home
 from ..host.messages import (
@@ -32,13 +33,14 @@ from ..host.messages import (
 )
 from ..host.systemd import STOPPING, ServiceManager
 from ..host.warm_set import WarmSet
+from ..lifecycle.places import Places
+from ..lifecycle.recover import Adopter, Adoption, has_lost
 from ..queue import keys, totals
 from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..runs.rundir import remove_stale_staging
 from ..store.remote import RemoteRuns
 from ..sweeps import group
-from .adopting import Adopter, Adoption, has_lost
 from .children import Child, WorkerChild
 from .control_server import ControlServer
 from .launching import Launcher, download_models
@@ -99,13 +101,13 @@ class Supervisor:
         self.services = Services(
             config, self.home, self.url, selector, partial(count_restart, "gateway")
         )
-        self.store = JobStore(self.connection, remote)
+        self.store = JobStore(self.connection)
+        self._places = Places(self.home, self.store, remote)
         self._orphans = Orphans(self.store, self.home)
         self._due = DueJobs(self.store)
         self._checked_at = time.monotonic()  # heartbeats of the children
         self._retention = Retention(
-            self.store,
-            self.home,
+            self._places,
             keep_s=config.keep_answers_s,
             most=config.max_answers,
             most_bytes=config.max_answers_bytes,
@@ -146,6 +148,7 @@ class Supervisor:
                 self._orphans.requeue_of_previous_run(self.url)
                 self._adopt(begun_at)
                 remove_stale_staging(self.home.runs)
+                recover(self.home.cache)
                 if self._flags.was_warm:
                     self._count_restart("supervisor")
                 else:
@@ -190,8 +193,8 @@ class Supervisor:
 
     def _adopt_from(self, begun_at: float, earlier: Adoption | None) -> None:
         with keys.connect(self.url) as connection:  # with a timeout for many jobs
-            store = JobStore(connection, self.store.remote)
-            adopter = Adopter(store, self.home, is_shared=self.redis.embedded is None)
+            places = Places(self.home, JobStore(connection), self._places.remote)
+            adopter = Adopter(places, is_shared=self.redis.embedded is None)
             found = adopter.run(begun_at=begun_at, repairs=self.redis.copies, earlier=earlier)
         if earlier is not None:
             return

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.ids import is_job_id, kind_of
 from ..host.home import Home
-from ..runs.rundir import is_job_id
 from . import group
 from .group import CANCELED as CANCELED, PAUSED as PAUSED, RUNNING as RUNNING, GroupFolder
 from .ranges import Range
@@ -155,7 +155,7 @@ class SweepFolder(GroupFolder):
 
 def is_sweep_id(text: str) -> bool:
     """Whether the text is a valid sweep id, which is safe in paths."""
-    return group.is_group_id(text) and group.kind_of(text) == KIND
+    return group.is_group_id(text) and kind_of(text) == KIND
 
 
 def sweep_ids(home: Home) -> list[str]:

@@ -19,6 +19,7 @@ import orjson
 from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.files.atomic import fsync, locked, write_atomic
+from ...jobs.ids import kind_of
 from ..runs.seal import DAMAGED, is_whole, sealed
 
 RUNNING, PAUSED, CANCELED = "running", "paused", "canceled"  # phases of all groups
@@ -154,11 +155,6 @@ def is_group_id(text: str) -> bool:
 def is_id_prefix(text: str) -> bool:
     """Whether the text begins the id of a group, and not a name."""
     return text.startswith(("sweep", "curriculum"))
-
-
-def kind_of(group_id: str) -> str:
-    """Return `sweep` or `curriculum`."""
-    return group_id.partition("-")[0]
 
 
 def group_ids(parent: Path) -> list[str]:

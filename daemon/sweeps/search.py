@@ -7,13 +7,13 @@ choice depends on them alone: after a crash the same trial is chosen again.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
-from ..queue.jobs import ENDED, JobStore
-from ..runs.rundir import RunDir, fresh_id
+from ...jobs.ids import fresh_id
+from ..lifecycle.places import Places
+from ..queue.jobs import ENDED
 from . import study
 from .folder import Member, Search, State, Sweep, SweepFolder
 from .members import changes_of, submit_all
@@ -23,11 +23,11 @@ from .scores import mean, score
 log = logging.getLogger(__name__)
 
 
-def proceed(store: JobStore, runs: Path, folder: SweepFolder, sweep: Sweep, search: Search) -> bool:
+def proceed(places: Places, folder: SweepFolder, sweep: Sweep, search: Search) -> bool:
     """Score the trials that have ended and queue new ones; return whether more follow."""
     state = folder.state()
     known: dict[int, float | None] = {int(p): value for p, value in state.scores.items()}
-    scores = known | _ended(store, runs, sweep, state, known)
+    scores = known | _ended(places, sweep, state, known)
     running = len(state.points) - len(scores)
     number = min(search.parallel - running, search.trials - len(state.points))
     if number > 0:
@@ -46,7 +46,7 @@ def proceed(store: JobStore, runs: Path, folder: SweepFolder, sweep: Sweep, sear
         )
         for values in points:
             log.info("%s: trial %s", sweep.id, values)
-        submit_all(store, runs, folder)
+        submit_all(places, folder)
     elif scores != known:
         state = folder.update(scores=_kept(scores))
     if scores != known or number > 0:
@@ -60,7 +60,7 @@ def _kept(scores: dict[int, float | None]) -> dict[str, float]:
 
 
 def _ended(
-    store: JobStore, runs: Path, sweep: Sweep, state: State, known: dict[int, float | None]
+    places: Places, sweep: Sweep, state: State, known: dict[int, float | None]
 ) -> dict[int, float | None]:
     """The scores of the points that have ended since: the mean over their seeds.
 
@@ -69,7 +69,7 @@ def _ended(
     found: dict[int, float | None] = {}
     open_points = [point for point in range(len(state.points)) if point not in known]
     members = state.members_of(open_points)
-    jobs = store.fetch_many([member.id for member in members])
+    jobs = places.store.fetch_many([member.id for member in members])
     ended = {
         member.id: job
         for member, job in zip(members, jobs, strict=True)
@@ -80,8 +80,8 @@ def _ended(
         if ended.keys() >= set(ids):
             for one in ids:
                 if (job := ended[one]) is not None:  # it may have run on another machine
-                    store.refresh_ended(job)
-            values = [score(RunDir(runs / one), sweep.metric, sweep.steps) for one in ids]
+                    places.refresh_ended(job)
+            values = [score(places.rundir(one), sweep.metric, sweep.steps) for one in ids]
             scored = [value for value in values if value is not None]
             found[point] = mean(scored) if len(scored) == len(values) else None
     return found

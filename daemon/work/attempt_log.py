@@ -17,7 +17,8 @@ from typing import Any
 import redis
 
 from ...jobs.files.shortage import Shortage, shortage
-from ..queue.stream import Publisher, StreamWriter
+from ..lifecycle.follow import Publisher
+from ..queue.stream import StreamWriter
 from ..runs.events import EventLog, last_seq
 from ..runs.rundir import RunDir
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from ...configs.labels import Labels, num_nodes
 from ...jobs.errors import WarmdError
+from ..lifecycle.follow import Publisher
 from ..queue import keys
 from ..queue.gangs import Gangs
 from ..queue.jobs import JobStore
-from ..queue.stream import Publisher, StreamWriter
+from ..queue.stream import StreamWriter
 from ..runs.events import EventLog
 from ..runs.rundir import RunDir
 

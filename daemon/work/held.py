@@ -8,10 +8,9 @@ from ...configs.config import WorkerConfig
 from ..host.downloads import Downloads
 from ..host.home import Home
 from ..queue.jobs import JobStore
-from ..queue.lease import Lease
 from ..queue.mailbox import Mailbox
 from ..queue.stream import StreamWriter
-from ..queue.workers import WorkerRegistry
+from ..queue.workers import Lease, WorkerRegistry
 from .attempt import Attempt
 from .gangs import GangWork
 from .horse_pool import HorsePool

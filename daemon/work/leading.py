@@ -14,7 +14,7 @@ import redis
 from ..host.messages import GangPlan
 from ..queue.gang_records import ENDED, FAILED, JOINED, LOST, Gang
 from ..queue.gangs import Gangs
-from ..queue.lease import LEASE_S
+from ..queue.keys import LEASE_S
 from .attempt import Attempt
 from .gathering import Gathering
 

@@ -17,7 +17,7 @@ from ...jobs.errors import Conflict, NotFound, WarmdError
 from ...jobs.files.shortage import shortage
 from ..host import fetch
 from ..host.messages import LocalModel, RunJob
-from ..queue import adoption
+from ..lifecycle import adopt
 from ..queue.jobs import Job, JobStore, StartedExecution
 from ..runs.rundir import RunDir
 from . import model_folders
@@ -65,7 +65,7 @@ def prepare(
         if not store.is_ours(job):
             raise NotFound(f"job: {job.id} is not one of warmd's")
         rundir = RunDir.open(runs, job.id)
-        if adoption.is_foreign(store.connection, rundir):
+        if adopt.is_foreign(store.connection, rundir):
             raise Conflict(f"job: {job.id} was taken over by another Redis: resume it there")
         prepared.rundir = rundir
         prepared.result = rundir.read_result()

@@ -12,9 +12,10 @@ import time
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import NotFound, WarmdError
 from ...jobs.files.shortage import Patience, Shortage
+from ...jobs.ids import is_job_id
 from ..host.home import Home
 from ..runs.fence import Superseded
-from ..runs.rundir import RunDir, is_job_id, trainer_of
+from ..runs.rundir import RunDir, trainer_of
 from ..store import fetching
 from ..store.bucket import Bucket, StoreUnavailable
 

@@ -21,7 +21,7 @@ from ..host.machine import machine_name
 from ..host.messages import RunJob
 from ..queue import keys, others
 from ..queue.jobs import Job
-from ..queue.set_aside import Offer
+from ..queue.waiting import Offer
 from ..runs.rundir import SCHEMA, RunDir
 from . import model_folders
 from .attempt import Attempt

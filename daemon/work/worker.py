@@ -31,11 +31,10 @@ from ..host.parent_death import end_with_parent
 from ..queue import keys
 from ..queue.clocks import clock
 from ..queue.jobs import JobStore
-from ..queue.lease import RENEWALS, Lease
 from ..queue.mailbox import Mailbox
 from ..queue.rq_workers import WorkerState
 from ..queue.stream import StreamWriter
-from ..queue.workers import WorkerRegistry
+from ..queue.workers import RENEWALS, Lease, WorkerRegistry
 from ..store.bucket import Bucket
 from .attempt import Attempt
 from .gangs import GangWork

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +190,24 @@ def whole_folder(
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Yield a new folder in `parent` that is removed at the end of the block.
+
+    After a kill, `recover` removes it, also that of the next scratch folder there.
+    """
+    make_folder(parent)
+    recover(parent)
+    target = parent / f"scratch-{secrets.token_hex(8)}"
+    staging = target.with_name(_STAGING + target.name)
+    with _held(_writing(target)):
+        try:
+            staging.mkdir(mode=0o700)
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _writing(target: Path) -> Path:

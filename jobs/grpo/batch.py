@@ -10,8 +10,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..keyed_numbers import permutation
 from ..sequences.sequence import Sequence as Tokens
 from .trajectories import Trajectory
+
+
+def completion_order(count: int, *, seed: int, step: int) -> list[int]:
+    """Return the order in which the `count` completions that a step samples fill its micro-batches.
+
+    `step`: the steps done before it. Groups are spread over the micro-batches, as in TRL.
+    """
+    return permutation(count, use="shuffle", seed=seed, step=step)
 
 
 @dataclass(frozen=True, kw_only=True)

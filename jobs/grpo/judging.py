@@ -17,6 +17,7 @@ from ..context import ONE_PROCESS, Context, Ranks
 from ..errors import JobFailed
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
+from ..training.determinism import kept_settings
 from .reward_process import RewardFailed, RewardProcess
 from .rollout import run_of
 
@@ -65,17 +66,18 @@ class Judge:
         completion_ids: Sequence[list[int]],
         *,
         size: int,
+        step: int,
         state: Mapping[str, Any],
         ranks: Ranks = ONE_PROCESS,
     ) -> Judged:
         """Score completions of `rows`, their prompts; each rank gets the scores of all.
 
-        `size`: completions that are left out together when their rewards fail. `state`: the fields
-        of TRL's trainer_state. Raises JobFailed.
+        `size`: completions that have a time limit together, and are left out together when their
+        rewards fail. `step`: of events. `state`: the fields of TRL's trainer_state. Raises
+        JobFailed.
         """
-        step = int(state["global_step"]) + 1
-        groups = range(0, len(rows), size)[run_of(len(rows) // size, ranks)]
-        parts = [slice(start, start + size) for start in groups]
+        starts = range(0, len(rows), size)
+        parts = [slice(start, start + size) for start in starts[run_of(len(starts), ranks)]]
         if parts and not self.can_fail:
             parts = [slice(parts[0].start, parts[-1].stop)]
         found = []
@@ -101,7 +103,8 @@ class Judge:
         state: Mapping[str, Any],
     ) -> _Outcome:
         try:
-            found = self._calls.score(rows, completions, completion_ids, state)
+            with kept_settings():
+                found = self._calls.score(rows, completions, completion_ids, state)
         except RewardFailed as error:
             return _Outcome([[None] * self._num_rewards] * len(rows), {}, [], str(error))
         return _Outcome(found.scores, found.metrics, found.extra, None)
@@ -127,7 +130,8 @@ class Judge:
             return
         self.failures += 1
         self._ctx.emit("reward_failed", step=step, row=prompt.row, message=failure)
-        if self.failures == MOST_FAILURES:
+        # Rank 0 decides: it alone evaluates, so that the other ranks count less.
+        if self.failures == MOST_FAILURES and self._ctx.ranks.rank == 0:
             raise JobFailed(
                 f"reward: must succeed for one of {MOST_FAILURES} consecutive groups, got none; "
                 f"the last one: {failure}"

@@ -45,6 +45,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the mean reward on held-out problems before and after (None without any), the
     folder of the model and the metrics of the last step. Raises Stopped and JobFailed.
     """
+    from ..training.determinism import kept_settings
+
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
@@ -72,7 +74,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         "columns": problems.columns_fingerprint(training_set + held_out),
     }
     data_done = time.perf_counter()
-    functions = spec.reward_functions(training_set)
+    with kept_settings():  # of torch, which the modules of rewards may change
+        functions = spec.reward_functions(training_set)
     sources = Sources(functions.values())
     with reward_calls(spec, functions, prompts + eval_prompts) as calls:
         task, training = training_of(

@@ -331,7 +331,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         """Return the spec with data sets and paths, seen from `folder`, made absolute.
 
         `samples` becomes a number: a file that grows later must not change the job. Raises
-        SpecError.
+        SpecError, also where that number does not fit the other options.
         """
         spec = self
         if self.reward_log is not None:
@@ -342,7 +342,10 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
                 takes = f"{TAKES} or {problems.ARITHMETIC}"
                 changes: dict[str, Any] = {name: located(name, source, folder, takes)}
                 spec = replace(spec, **changes)
-        return spec if spec.samples is not None else replace(spec, samples=len(spec.parts.training))
+        if spec.samples is None:
+            spec = replace(spec, samples=len(spec.parts.training))
+            spec.check()
+        return spec
 
     def extended(self, steps: int) -> Self:
         """Return the spec with another total number of steps. Raises SpecError."""

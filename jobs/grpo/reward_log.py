@@ -26,7 +26,8 @@ class RewardLog(Journal):
         kept = 0
         try:
             if path.exists():
-                if not begins_with(path, b'{"job":' + orjson.dumps(job_id)):
+                begin = b'{"job":' + orjson.dumps(job_id)
+                if not (begins_with(path, begin) or _has_zeros_only(path)):
                     raise JobFailed(
                         f"reward_log: must be a new file, got {path}, which has other content"
                     )
@@ -36,6 +37,19 @@ class RewardLog(Journal):
             raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error
 
     def add(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
-        """Append the lines of a step atomically. Raises OSError (a full disk)."""
-        lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
+        """Append the lines of a step atomically. Raises OSError (a full disk).
+
+        `rows`: each with its `completion`, whose text may have lone surrogates from a tokenizer.
+        """
+        lines = []
+        for row in rows:
+            text = row["completion"].encode(errors="replace").decode()
+            line = {"job": self._job_id, "step": step, **row, "completion": text}
+            lines.append(orjson.dumps(line))
         self.write(b"\n".join([*lines, b""]))
+
+
+def _has_zeros_only(path: Path) -> bool:
+    """Whether a file has nothing but zeros, as a power failure may leave it."""
+    with path.open("rb") as file:
+        return all(not part.strip(b"\0") for part in iter(lambda: file.read(1 << 20), b""))

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from ..errors import JobFailed
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls, Scored, answered
 from ..rewards.rewards import Reward
@@ -93,8 +94,16 @@ class RewardProcess:
     def _start(self) -> Child:
         """Let the keeper end the process and fork a new one."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        try:
             socket.send_fds(self._keeper, [b"."], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise JobFailed(
+                "reward: the process that forks the reward process has ended; it may have been "
+                "killed, also for want of memory"
+            ) from error
+        finally:
+            theirs.close()
         return Child(ours)
 
 

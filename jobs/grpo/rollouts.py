@@ -146,7 +146,7 @@ class GroupSampler:
         began = time.perf_counter()
         written = self._written(prompts, self._uniform(rows, step, taken), step, self._ctx.ranks)
         seconds = time.perf_counter() - began
-        judged = self._judged(prompts, written, size, state, self._ctx.ranks)
+        judged = self._judged(prompts, written, state, self._ctx.ranks, step=step + 1)
         for one, scores in zip(written, judged.scores.tolist(), strict=True):
             one.scores = scores
         groups = [written[start : start + size] for start in range(0, len(written), size)]
@@ -177,8 +177,9 @@ class GroupSampler:
         self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], state: Mapping[str, Any]
     ) -> Judged:
         """Score one completion of each prompt, drawn by `numbers`; this rank alone."""
-        written = self._written(prompts, numbers, int(state["global_step"]), ONE_PROCESS)
-        return self._judged(prompts, written, len(prompts), state, ONE_PROCESS)
+        step = int(state["global_step"])
+        written = self._written(prompts, numbers, step, ONE_PROCESS)
+        return self._judged(prompts, written, state, ONE_PROCESS, step=step)
 
     def numbers(self, **fields: int) -> NDArray[np.float64]:
         """Return the numbers that decide the tokens of a completion, by position."""
@@ -189,12 +190,16 @@ class GroupSampler:
         self,
         prompts: Sequence[Prompt],
         written: Sequence[Trajectory],
-        size: int,
         state: Mapping[str, Any],
         ranks: Ranks,
+        *,
+        step: int,
     ) -> Judged:
         texts, ids = [one.text for one in written], [one.ids for one in written]
-        return self.judge.scores(prompts, texts, ids, size=size, state=state, ranks=ranks)
+        size = self._args.num_generations
+        return self.judge.scores(
+            prompts, texts, ids, size=size, step=step, state=state, ranks=ranks
+        )
 
     def _written(
         self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], step: int, ranks: Ranks

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class Sampler:
         self._adapter: Adapter | None = None  # if there is one and the decoder generates
         if packs and self._tuned is not None:
             self._adapter = Adapter.live(text_model(model).layers)
-        self._own: Logits | None = None  # of a model that is not packed
+        self._make_own: Callable[[], Logits] | None = None  # of a model that is not packed
         self._generation = GenerationConfig(
             max_new_tokens=config.max_completion_length,
             do_sample=True,
@@ -153,13 +154,17 @@ class Sampler:
         was_training = self._model.training
         self._model.eval()
         try:
-            if self._own is None:
-                batch = PaddedBatch(self._model, self._pad_id)
-                runs = batch.is_exact()
-                self._own = batch if runs else Sequences(FallbackRunner(self._model))
-            yield self._own
+            if self._make_own is None:
+                self._make_own = self._own()
+            yield self._make_own()  # anew: the KV cache ends with the completions
         finally:
             self._model.train(was_training)
+
+    def _own(self) -> Callable[[], Logits]:
+        """Return what makes the logits of a model that is not packed, from its own forward pass."""
+        if PaddedBatch(self._model, self._pad_id).is_exact():
+            return partial(PaddedBatch, self._model, self._pad_id)
+        return partial(Sequences, FallbackRunner(self._model))
 
     def _decoder(self, rows: int) -> Decoder:
         """Return a decoder of the current weights for `rows` sequences.

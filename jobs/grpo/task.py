@@ -27,7 +27,6 @@ from trl.trainer.grpo_config import GRPOConfig
 from ..context import Context
 from ..errors import JobFailed
 from ..files.shortage import lacks_space
-from ..keyed_numbers import permutation
 from ..losses.grpo import (
     Objective,
     Step,
@@ -41,11 +40,11 @@ from ..sequences.packs import FIXED
 from ..sequences.padding import ROUNDED
 from ..sequences.scoring import Part, Scorer, Table
 from ..sequences.sequence import Sequence as Tokenized
-from ..training.loop import Loss
+from ..training.loop import STEP_FIELDS, Loss
 from ..training.reference import copy_shared_weights, move_towards, reference_of
 from . import metrics
 from .advantages import advantages
-from .batch import Batch
+from .batch import Batch, completion_order
 from .entropy_bonus import EntropyBonus, entropy_sums
 from .flat_rewards import FlatRewards
 from .reward_log import RewardLog
@@ -55,19 +54,23 @@ from .trajectories import Trajectory
 # How results differ since RULES 3, for the warning of a job that is resumed.
 KEYED = "completions are drawn with random numbers of their own"
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
+# Fields of a step event -> the metrics of the loss that they are; not every loss has all.
+FROM_LOSS = {"kl": "kl", "entropy": "entropy", "clip_ratio": "clip_ratio/region_mean"}
 
 
 @dataclass
 class Rollouts:
     """The completions of a step, and what its event has of them.
 
-    `fields`: of the event; `metrics`: by TRL's names, for the trackers; `seconds`: of generation.
-    `batch` gets its old log-probabilities in the first of several iterations.
+    `fields`: of the event; `metrics`: by TRL's names, for the trackers; `logged`: what rewards have
+    logged, by their names, for the trackers; `seconds`: of generation. `batch` gets its old
+    log-probabilities in the first of several iterations.
     """
 
     batch: Batch
     fields: dict[str, Any]
     metrics: dict[str, float]
+    logged: dict[str, float]
     seconds: float
     is_flat: bool  # whether all rewards of each group are equal
 
@@ -120,6 +123,7 @@ class Reinforcement:
         self._flat_rewards = FlatRewards()
         self._step = 0  # steps done
         self._tokens_seen = 0.0
+        self._has_warned_of_names = False
         self._rollouts: Rollouts | None = None  # the latest ones
 
     @property
@@ -153,11 +157,10 @@ class Reinforcement:
             device=self._model.device,
         )
         batch = self._with_reference(batch)
-        order = permutation(len(batch.completions), use="shuffle", seed=self._args.seed, step=step)
+        order = completion_order(len(batch.completions), seed=self._args.seed, step=step)
         measured = {
             **metrics.of_lengths(found),
             **metrics.of_rewards(scores, self._rewards, weights, is_flat),
-            **metrics.of_logged(sampled.logged),
         }
         sizes = [len(prompt) for prompt in batch.prompts]
         learned = int(batch.mask.sum())
@@ -177,6 +180,7 @@ class Reinforcement:
                 "samples": self._samples(found),
             },
             {**measured, "num_tokens": self._tokens_seen},
+            metrics.of_logged(sampled.logged),
             sampled.seconds,
             is_flat=measured["frac_reward_zero_std"] == 1,
         )
@@ -250,7 +254,7 @@ class Reinforcement:
         table.exchange(places, ranks)
         total, found = self._reported(micro_batches, table)
         if micro_batch.is_first:
-            found = {**rollouts.metrics, **found}
+            found = {**self._logged(rollouts, found), **rollouts.metrics, **found}
             if self._args.num_iterations > 1:
                 rollouts.batch = replace(batch, old=table.logps)
         if balances:
@@ -342,14 +346,29 @@ class Reinforcement:
             means["entropy_coef"] = self._bonus.coefficient
         return total, means
 
+    def _logged(self, rollouts: Rollouts, found: Mapping[str, float]) -> dict[str, float]:
+        """Return what rewards have logged, without names that the training itself measures.
+
+        `found`: the metrics of the loss.
+        """
+        own = {*found, *rollouts.metrics, *rollouts.fields, *FROM_LOSS.values(), *STEP_FIELDS}
+        taken = sorted(own & rollouts.logged.keys())
+        if taken and not self._has_warned_of_names:
+            self._has_warned_of_names = True
+            self._ctx.emit(
+                "warning",
+                step=self._step + 1,
+                message=f"reward: log_metric cannot record {taken[0]}, a metric of the training: "
+                "choose another name",
+            )
+        return {name: value for name, value in rollouts.logged.items() if name not in own}
+
     def fields(self, batch: Sequence[Work], sums: Mapping[str, float]) -> dict[str, Any]:
         (work,) = batch
         seconds = work.rollouts.seconds if work.is_first else 0.0
         found = {
             **work.rollouts.fields,
-            "kl": sums.get("kl"),
-            "entropy": sums.get("entropy"),
-            "clip_ratio": sums.get("clip_ratio/region_mean"),
+            **{name: sums.get(metric) for name, metric in FROM_LOSS.items()},
             "generation_s": seconds,
             "training_s": time.perf_counter() - work.began - seconds,
         }
@@ -414,7 +433,7 @@ class Reinforcement:
         if state["completions"] is not None:
             batch = Batch.of_state(state["completions"], self._model.device)
             is_flat = state.get("is_flat", False)
-            self._rollouts = Rollouts(batch, state["rollout"], {}, 0.0, is_flat)
+            self._rollouts = Rollouts(batch, state["rollout"], {}, {}, 0.0, is_flat)
         self._flat_rewards.steps = state.get("flat_steps", 0)
         self._bonus.coefficient = state.get("entropy_coef", self._bonus.coefficient)
         self._bonus.latest = state.get("last_entropy", self._bonus.latest)

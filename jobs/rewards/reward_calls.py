@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import JobFailed, SpecError
+from ..files import umask
 from ..user_code import tracebacks
 from .problems import columns_of
 from .prompts import Prompt
 from .rewards import Reward
 from .user_rewards import NOT_PASSED, KeywordReward
+
+_Call = Callable[[], Coroutine[Any, Any, list[float | None]]]
 
 
 @dataclass(frozen=True)
@@ -65,38 +70,44 @@ class RewardCalls:
         metrics: dict[str, list[float]] = defaultdict(list)
         extra: dict[str, None] = {}
         given = {
-            "completion_ids": completion_ids,
             "trainer_state": _trainer_state(state),
-            "log_extra": lambda column, values: extra.setdefault(column),
-            "log_metric": lambda name, value: metrics[name].append(float(value)),
+            "log_extra": lambda column, values: extra.setdefault(str(column)),
+            "log_metric": lambda name, value: metrics[str(name)].append(float(value)),
         }
         found: list[list[float | None]] = []
-        waiting: dict[int, Awaitable[list[float | None]]] = {}
+        waiting: dict[int, _Call] = {}
         for reward in self.rewards.values():
             scores: Sequence[float | None] = []
             if isinstance(reward, KeywordReward):
-                keywords = _as_trl_passes(rows, completions, self._columns, given)
+                passed = _as_trl_passes(rows, completions, completion_ids, self._columns)
                 if reward.is_async:
-                    waiting[len(found)] = reward.asynchronously(**keywords)
+                    waiting[len(found)] = partial(reward.asynchronously, **passed, **given)
                 else:
-                    scores = reward(**keywords)
+                    scores = reward(**passed, **given)
             else:
                 scores = reward(
                     [row.text for row in rows], list(completions), [row.answer for row in rows]
                 )
             found.append(list(scores))
         if waiting:
-            awaited = self._loop.run(_gathered(waiting.values()))
+            with umask.users():
+                awaited = self._loop.run(_gathered(waiting.values()))
             for number, scores in zip(waiting, awaited, strict=True):
                 found[number] = scores
         by_completion = [list(scores) for scores in zip(*found, strict=True)]
         return Scored(by_completion, dict(metrics), list(extra))
 
 
-async def _gathered(
-    waiting: Iterable[Awaitable[list[float | None]]],
-) -> list[list[float | None]]:
-    return await asyncio.gather(*waiting)
+async def _gathered(calls: Iterable[_Call]) -> list[list[float | None]]:
+    """Make the calls concurrently; when one fails, the others are canceled."""
+    tasks = [asyncio.create_task(call()) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _trainer_state(fields: Mapping[str, Any] | None) -> Any:
@@ -110,24 +121,26 @@ def _trainer_state(fields: Mapping[str, Any] | None) -> Any:
 def _as_trl_passes(
     rows: Sequence[Prompt],
     texts: Sequence[str],
+    ids: Sequence[Sequence[int]],
     columns: Sequence[str],
-    keywords: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the keywords that TRL would pass for a dataset with all columns.
+    """Return what TRL would pass of completions and of a dataset with all columns.
 
-    Chats are lists of messages in TRL, and so are their completions.
+    Chats are lists of messages in TRL, and so are their completions. All are copies: what a reward
+    does to them changes neither the training nor a later call.
     """
     chats = [row.messages is not None for row in rows]
-    prompts = [row.text if row.messages is None else row.messages for row in rows]
+    prompts = [row.text if row.messages is None else deepcopy(row.messages) for row in rows]
     completions = [
         [{"role": "assistant", "content": text}] if is_chat else text
         for text, is_chat in zip(texts, chats, strict=True)
     ]
+    passed = [name for name in columns if name != NOT_PASSED]
     return {
-        **{name: [row.columns.get(name) for row in rows] for name in columns if name != NOT_PASSED},
-        **keywords,
+        **{name: [deepcopy(row.columns.get(name)) for row in rows] for name in passed},
         "prompts": prompts,
         "completions": completions,
+        "completion_ids": [list(one) for one in ids],
     }
 
 

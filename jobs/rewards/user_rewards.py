@@ -55,7 +55,7 @@ class PositionalReward(_UserReward):
     def __call__(
         self, prompts: list[str], completions: list[str], answers: list[str | None]
     ) -> list[float]:
-        with _errors_named(self._name, self._owner):
+        with _errors_named(self._name, self._owner), umask.users():
             scores = self._function(prompts, completions, answers)
         found = _checked(self._name, scores, len(completions), or_none=False)
         return [number for number in found if number is not None]
@@ -70,12 +70,12 @@ class KeywordReward(_UserReward):
 
     # Columns may have any names, also `self`.
     def __call__(self, /, **keywords: Any) -> list[float | None]:
-        with _errors_named(self._name, self._owner):
+        with _errors_named(self._name, self._owner), umask.users():
             scores = self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
 
     async def asynchronously(self, /, **keywords: Any) -> list[float | None]:
-        """The same for an async function."""
+        """The same for an async function; the umask is the caller's, as it is of the process."""
         with _errors_named(self._name, self._owner):
             scores = await self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
@@ -159,12 +159,10 @@ def is_async(function: Any) -> bool:
 def _errors_named(name: str, owner: int) -> Iterator[None]:
     """Turn an exception of a user function into one line with its file and line.
 
-    A child process that the function forked ends here: `owner` runs the job. Files that it creates
-    get the user's umask.
+    A child process that the function forked ends here: `owner` runs the job.
     """
     try:
-        with umask.users():
-            yield
+        yield
     except BaseException as error:  # also SystemExit: it ends the reward, not the job
         end_if_forked(owner, f"back from the reward {name} by an error")
         place = tracebacks.place(error, is_own)
@@ -177,6 +175,18 @@ def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> 
     """Return the result of a user's function as plain numbers. Raises JobFailed if it is not."""
     kind = "finite numbers or None" if or_none else "finite numbers"
     takes = f"reward {name} must return a list of {num_completions} {kind}"
+    try:
+        return _numbers(name, takes, result, num_completions, or_none=or_none)
+    except JobFailed:
+        raise
+    except Exception as error:  # methods of the user's objects may raise any
+        got = f"a {type(result).__name__} that cannot be read: {tracebacks.reason(error)}"
+        raise JobFailed(f"{takes}, got {got}") from error
+
+
+def _numbers(
+    name: str, takes: str, result: Any, num_completions: int, *, or_none: bool
+) -> list[float | None]:
     scores = _as_sequence(result)
     if scores is None:
         raise JobFailed(f"{takes}, got a {type(result).__name__}")
@@ -215,5 +225,8 @@ def _finite(value: Any) -> float | None:
 
 def shown(value: object) -> str:
     """A value in a few words, for a message."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of 5,000 digits; an object's own __repr__
+        return f"an object of type {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."

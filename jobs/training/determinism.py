@@ -1,4 +1,4 @@
-"""Deterministic kernels on a GPU for loss, gradients and update; random numbers by key.
+"""Deterministic kernels on a GPU for loss, gradients and update; random numbers by key; settings.
 
 On a CPU the same state always gives the same bits. On a GPU the backward pass of attention and the
 gradient of embeddings add in an order that varies from run to run, unless torch is set to use
@@ -38,3 +38,18 @@ def random_numbers(numbers: Sequence[int]) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextmanager
+def kept_settings() -> Iterator[None]:
+    """After this block, which runs user code, threads and default dtype of torch are as before.
+
+    They are the process's: a reward that sets them would change what the training computes.
+    """
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)

@@ -1,6 +1,6 @@
 """Detection of divergence (a growing loss) and of stalls (a step that does not end).
 
-`JobTrainer` feeds both. Imports no torch.
+The training loop feeds both. Imports no torch.
 """
 
 from __future__ import annotations

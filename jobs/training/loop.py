@@ -52,6 +52,8 @@ from .trackers import Trackers
 
 M = TypeVar("M")
 
+STEP_FIELDS = ("loss", "grad_norm", "learning_rate", "seconds")  # of every step event
+
 
 class Loss(NamedTuple):
     """A part of the loss of a step, whose gradients are to be added to the weights."""
@@ -82,7 +84,7 @@ class Task(Protocol[M]):
         """
 
     def fields(self, batch: Sequence[M], sums: Mapping[str, float]) -> dict[str, Any]:
-        """Return the fields of a step's event beyond loss, grad_norm and learning_rate."""
+        """Return the fields of a step's event beyond STEP_FIELDS."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of a checkpoint that the task itself has: tensors and plain values."""
@@ -323,30 +325,37 @@ class Training:
         loss = torch.tensor(0.0)
         sums: dict[str, float] = {}
         for number, micro_batch in enumerate(batch, 1):
-            with algorithms(deterministic=self._is_deterministic), self._own_numbers(number):
+            with (
+                algorithms(deterministic=self._is_deterministic),
+                self._own_numbers(number),
+                torch.enable_grad(),  # user code may have switched gradients off
+            ):
                 found = self._add_gradients(micro_batch)
-            of_all = _summed(self.ctx.ranks.gather(found))
+            of_all = [_Learned(*of_rank) for of_rank in self.ctx.ranks.gather(found)]
             # Nothing to learn: AdamW treats a zero gradient differently from None.
-            if not of_all.pop(_PARTS, 0):
+            if not any(of_rank.has_gradient for of_rank in of_all):
                 for weight in self.model.parameters():
                     if weight.requires_grad and weight.grad is None:
                         weight.grad = torch.zeros_like(weight)
-            value = of_all.pop(_LOSS, 0.0)
+            value = sum(of_rank.loss for of_rank in of_all)
             self._require_finite("the loss", value)
             loss += value  # in float32, like the loss of a model
-            sums = _summed([sums, of_all])
+            sums = _summed([sums, _summed([of_rank.sums for of_rank in of_all])])
         return float(loss), sums
 
-    def _add_gradients(self, micro_batch: Any) -> dict[str, float]:
+    def _add_gradients(self, micro_batch: Any) -> _Learned:
         """Add the gradients of a micro-batch; return the sums over its parts on this rank."""
-        sums: dict[str, float] = {}
+        found = _Learned(False, 0.0, {})
         for part in self.task.loss(micro_batch):
             if part.value.requires_grad:
                 torch.autograd.backward(part.value)
-                sums = _summed([sums, {_PARTS: 1}])
             amount = float(part.value.detach()) if part.amount is None else part.amount
-            sums = _summed([sums, {_LOSS: amount, **part.sums}])
-        return sums
+            found = _Learned(
+                found.has_gradient or part.value.requires_grad,
+                found.loss + amount,
+                _summed([found.sums, part.sums]),
+            )
+        return found
 
     def _own_numbers(self, number: int) -> AbstractContextManager[None]:
         """Draw random numbers of this rank, seeded by (seed, rank, step, micro-batch).
@@ -528,8 +537,12 @@ class Training:
         self.ctx.working(activity)
 
 
-_LOSS = "loss"
-_PARTS = "parts"  # with gradients
+class _Learned(NamedTuple):
+    """What a rank has computed of a micro-batch. Metrics are apart: their names may be anything."""
+
+    has_gradient: bool  # whether any part of the loss has
+    loss: float
+    sums: Mapping[str, float]
 
 
 def _summed(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from datasets import Dataset
@@ -18,6 +18,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..context import Context, WarmModel
 from ..grpo import kind
+from ..grpo.batch import completion_order
 from ..grpo.judging import Judge, Judged
 from ..grpo.options import GrpoSpec
 from ..grpo.reward_sources import Sources
@@ -35,15 +36,16 @@ class Rollout:
     prompts: Sequence[Prompt]
     completions: Sequence[list[int]]
     scores: Tensor  # (completions, rewards), NaN for none
-    random_numbers: Tensor  # the state of torch's generator after the rewards
+    order: list[int]  # in which the completions fill the micro-batches
 
 
 class RecordingJudge:
-    """A judge whose completions and scores are kept."""
+    """A judge whose completions and scores are kept; `seed`: of the job."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, seed: int) -> None:
         self.rollouts: list[Rollout] = []
         self._judge = judge
+        self._seed = seed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._judge, name)
@@ -56,8 +58,9 @@ class RecordingJudge:
         **how: Any,
     ) -> Judged:
         judged = self._judge.scores(rows, completions, completion_ids, **how)
-        state = torch.get_rng_state()
-        self.rollouts.append(Rollout(list(rows), list(completion_ids), judged.scores, state))
+        step = how["state"]["global_step"]
+        order = completion_order(len(rows), seed=self._seed, step=step)
+        self.rollouts.append(Rollout(list(rows), list(completion_ids), judged.scores, order))
         return judged
 
 
@@ -75,7 +78,7 @@ def grpo(spec: GrpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sid
     task, training = kind.training_of(
         spec, ctx, warm, config, prompts, [], calls, functions, {}, Sources(functions.values())
     )
-    judge: Any = RecordingJudge(task.groups.judge)
+    judge: Any = RecordingJudge(task.groups.judge, spec.seed)
     task.groups.judge = judge
 
     def trainer(stock: Stock) -> Any:
@@ -84,7 +87,7 @@ def grpo(spec: GrpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sid
         args.shuffle_dataset = False
         if args.beta and stock.lora is None:  # TRL reads the reference from the policy's folder
             stock.model.config.name_or_path = reference_folder(stock)
-        replayed = Replayed(judge.rollouts, spec.num_generations)
+        replayed = stack.enter_context(Replayed(judge.rollouts, spec.num_generations))
         return GRPOTrainer(
             model=stock.model,
             args=args,
@@ -99,13 +102,33 @@ def grpo(spec: GrpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sid
 
 
 class Replayed:
-    """Recorded rollouts, for TRL's trainer: its data set, `rollout_func` and `reward_funcs`."""
+    """Recorded rollouts, for TRL's trainer: its data set, `rollout_func` and `reward_funcs`.
+
+    A context manager: inside it, TRL's trainer shuffles the completions of a step by
+    `torch.randperm` into the recorded order. Losses and metrics depend on which completions are in
+    one micro-batch.
+    """
 
     def __init__(self, rollouts: Sequence[Rollout], group_size: int) -> None:
         self._rollouts = rollouts
         self._group_size = group_size
         self._next = iter(rollouts)
         self._current = rollouts[0]
+        self._is_shuffled = True  # whether TRL has shuffled the current rollout
+        self._randperm = torch.randperm
+
+    def __enter__(self) -> Self:
+        torch.randperm = self._shuffle  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.randperm = self._randperm
+
+    def _shuffle(self, count: int, **how: Any) -> Tensor:
+        if how or self._is_shuffled or count != len(self._current.order):
+            return self._randperm(count, **how)
+        self._is_shuffled = True
+        return torch.tensor(self._current.order)
 
     def dataset(self) -> Dataset:
         """Return the prompts of all groups, in the order of the steps."""
@@ -119,7 +142,9 @@ class Replayed:
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
         """Return the tokens of the next rollout, whose prompts these must be."""
-        self._current = next(self._next)
+        if not self._is_shuffled:
+            raise AssertionError("TRL does not shuffle the completions by torch.randperm(count)")
+        self._current, self._is_shuffled = next(self._next), False
         if prompts != [prompt.text for prompt in self._current.prompts]:
             raise AssertionError("TRL takes the prompts in another order")
         return {
@@ -133,8 +158,6 @@ class Replayed:
 
         def recorded(completions: Sequence[str], **_: Any) -> list[float | None]:
             scores = self._current.scores[:, number].tolist()
-            # Both sides shuffle the completions by the next random numbers.
-            torch.set_rng_state(self._current.random_numbers)
             return [None if math.isnan(score) else score for score in scores]
 
         recorded.__name__ = name

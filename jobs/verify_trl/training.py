@@ -43,7 +43,7 @@ def verify(
     steps: int,
     report: Report,
 ) -> dict[str, Any]:
-    """Train `steps` steps on both sides and compare them; return what `compare` finds.
+    """Train up to `steps` steps of the job on both sides; return what `compare` finds.
 
     `scratch`: an empty folder, the run directory of both sides. `rules`: of the job's spec. The
     result has also `changed`: one line for each option that is another one here. Raises WarmdError.
@@ -68,10 +68,12 @@ def verify(
         )
         report("reading the data")
         sides = _PREPARE[own.kind](own, ctx, warm, stack)
-        if sides.most_steps < steps:
-            steps = events.last = sides.most_steps
-            changed.append(f"steps: {steps}, one pass over the data")
         training = sides.training
+        steps = min(steps, training.steps_total)
+        if sides.most_steps < steps:
+            steps = sides.most_steps
+            changed.append(f"steps: {steps}, one pass over the data")
+        events.last = steps
         begun = _trained(training.model)
         events.begin_step()
         with fast_kernels(), suppress(_Done):

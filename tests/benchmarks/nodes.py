@@ -29,9 +29,10 @@ from warmd.daemon.queue import keys
 from warmd.daemon.queue.due import DueJobs
 from warmd.daemon.queue.election import Election
 from warmd.daemon.queue.jobs import JobStore
-from warmd.daemon.queue.lease import LEASE_S, Lease
+from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.queue.mailbox import Mailbox
-from warmd.daemon.queue.set_aside import Offer
+from warmd.daemon.queue.waiting import Offer
+from warmd.daemon.queue.workers import Lease
 from warmd.daemon.runs.rundir import SCHEMA
 from warmd.daemon.supervise.orphans import Orphans
 

@@ -7,6 +7,7 @@ from daemons import Daemon
 from shell import Done, warmd
 
 from warmd.cli.commands import compare as compare_command
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.jobs import spec_class
 
 
@@ -98,11 +99,11 @@ def test_without_an_id_it_is_the_latest_training_and_not_the_latest_job(daemon):
 
 
 def test_compare_refuses_prompts_before_any_of_them_is_queued(daemon, trained):
-    before = len(daemon.client.jobs(limit=None))
+    before = len(daemon.client.jobs(JobFilter(limit=None)))
     done = compare(daemon, trained, "1+1=", "1" * 100)
     assert done.is_refusal(2)
     assert "prompt: must have at most 52 tokens" in done.err
-    assert len(daemon.client.jobs(limit=None)) == before
+    assert len(daemon.client.jobs(JobFilter(limit=None))) == before
 
 
 def test_compare_reports_a_failed_completion_and_shows_the_other(daemon, capsys):

@@ -11,7 +11,7 @@ from desks import Desk
 from warmd.configs.queues import TRAIN
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
-from warmd.daemon.queue.set_aside import Offer
+from warmd.daemon.queue.waiting import Offer
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import torch
 from desks import Desk
 from shell import Done
 from trl.trainer.sft_trainer import SFTTrainer
+from waiting import wait_until
 
 from warmd.daemon.client import verify_trl
+from warmd.jobs.files.atomic import scratch_folder
 from warmd.jobs.sft.kind import run
 from warmd.jobs.training import loop, optimizer
 from warmd.jobs.verify_trl import rows
@@ -45,6 +49,11 @@ def submitted(desk: Desk, model: Path, kind: str, *options: str) -> str:
     return done.out.strip()
 
 
+def scratch(desk: Desk) -> list[Path]:
+    """The folders of comparisons, and their locks."""
+    return list(desk.home.cache.glob(".*scratch-*"))
+
+
 def verified(desk: Desk, job_id: str, *options: str) -> Done:
     return desk.warmd("checkpoints", "verify", job_id, "--trl", *options)
 
@@ -56,7 +65,11 @@ def verified(desk: Desk, job_id: str, *options: str) -> Done:
         pytest.param("sft", ["--gradient-accumulation", "2", "--lora", "4"], [], id="sft"),
         pytest.param(
             "grpo",
-            ["--beta", "0.1", "--prompts-per-step", "2", "--resample", "2"],
+            [
+                *("--beta", "0.1", "--prompts-per-step", "2", "--resample", "2"),
+                # A loss that depends on which completions are in one micro-batch.
+                *("--loss-type", "bnpo", "--batch-size", "2"),
+            ],
             ["resample: 0 on both sides, not 2"],
             id="grpo",
         ),
@@ -83,12 +96,13 @@ def test_a_job_of_each_kind_equals_stock_trl(desk, tiny_model, kind, options, ch
     after = {path for path in desk.home.path.rglob("*") if "redis" not in str(path)}
     # The tokens of its records are those that the job will use.
     assert all("cache" in path.parts for path in after - before)
-    assert not list(desk.home.cache.glob("verify-*"))
+    assert not scratch(desk)
 
 
 @pytest.mark.slow
-def test_the_sides_are_shown_in_a_table_with_a_verdict(desk, tiny_model):
+def test_the_sides_are_shown_in_a_table_with_a_verdict_also_without_a_daemon(desk, tiny_model):
     job_id = submitted(desk, tiny_model, "dpo", "--batch-size=8", "--processes=2", "--epochs=3")
+    desk.server.stop()
     done = verified(desk, job_id, "--steps", "20")
     assert done.code == 0, done.out + done.err
     assert done.err.endswith(
@@ -149,8 +163,27 @@ def test_a_failing_side_fails_with_its_reason_and_an_interrupted_one_ends(desk, 
 
     with pytest.raises(KeyboardInterrupt):
         verify_trl.verify(desk.client, job_id, steps=1, report=interrupt)
-    assert not list(desk.home.cache.glob("verify-*"))
+    assert not scratch(desk)
     assert not [child for child in psutil.Process().children(recursive=True) if verifies(child)]
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_leaves_nothing_to_the_next(desk, tiny_model):
+    job_id = submitted(desk, tiny_model, "grpo")
+    command = [sys.executable, "-m", "warmd.cli", "checkpoints", "verify", job_id, "--trl"]
+    with subprocess.Popen(command, env=desk.environ, stderr=subprocess.PIPE, text=True) as killed:
+        assert killed.stderr is not None
+        for line in killed.stderr:
+            if line.startswith("importing"):
+                break
+        [side] = [one for one in psutil.Process(killed.pid).children() if verifies(one)]
+        killed.kill()
+    assert scratch(desk)
+    wait_until(lambda: not verifies(side))
+    with scratch_folder(desk.home.cache) as folder:
+        assert folder.name in {path.name for path in scratch(desk)}
+        assert len(scratch(desk)) == 2  # with its lock
+    assert not scratch(desk)
 
 
 # Both sides in this process.

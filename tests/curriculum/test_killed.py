@@ -41,12 +41,12 @@ def submit(desk: Desk) -> str:
 
 def advance(desk: Desk, curriculum_id: str) -> None:
     folder = CurriculumFolder(desk.home, curriculum_id)
-    stages.advance(desk.client.store, desk.home.runs, folder)
+    stages.advance(desk.client.places, folder)
 
 
 def advance_anew(home: Path, curriculum_id: str) -> None:
     client = Client(load(home=home, environ={}))  # with a connection of its own
-    stages.advance(client.store, client.home.runs, CurriculumFolder(client.home, curriculum_id))
+    stages.advance(client.places, CurriculumFolder(client.home, curriculum_id))
 
 
 def state(desk: Desk, curriculum_id: str) -> State:

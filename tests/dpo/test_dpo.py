@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import dpo_jobs
@@ -17,9 +14,9 @@ import sft_jobs
 import tiny
 import torch
 from dpo_jobs import spec
+from grpo_jobs import same_weights, steps, weights
 from old_checkpoints import written_by_an_earlier_version
 from sft_jobs import message, write
-from transformers import AutoModelForCausalLM
 
 from warmd.jobs import spec_class
 from warmd.jobs.dpo.dataset import Example, Source
@@ -28,26 +25,6 @@ from warmd.jobs.dpo.options import REWARDS, DpoSpec
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
-
-CLOCKS = {"seconds"}
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    return dict(model.state_dict())
-
-
-def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
-def steps(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {
-        event["step"]: {key: event[key] for key in event.keys() - CLOCKS}
-        for event in events
-        if event["type"] == "step"
-    }
-
 
 # Options.
 
@@ -323,22 +300,6 @@ def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, o
     assert list(again) == list(range(4, job.steps_total + 1))
     assert again == {step: expected[step] for step in again}
     assert same_weights(weights(tmp_path / "died" / "model"), weights(tmp_path / "whole" / "model"))
-
-
-@pytest.mark.slow
-def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(tmp_path):
-    run(spec(tmp_path), tiny.surroundings(tmp_path / "whole").ctx)
-    child = os.fork()
-    if child == 0:
-        job = tiny.surroundings(tmp_path / "killed")
-        job.kill_at_step = 5
-        run(spec(tmp_path), job.ctx)
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    second = tiny.surroundings(tmp_path / "killed")
-    run(spec(tmp_path), second.ctx)
-    assert list(steps(second.events)) == [4, 5, 6, 7]
-    assert same_weights(weights(tmp_path / "killed/model"), weights(tmp_path / "whole/model"))
 
 
 def test_a_stop_saves_at_the_steps_end_and_the_resume_continues_from_there(tmp_path):

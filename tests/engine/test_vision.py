@@ -149,7 +149,9 @@ REAL_VISION = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a vision encoder that is wrong at the sizes of a real model only"
+)
 def test_completions_of_layers_of_the_real_shape_equal_those_of_transformers(tmp_path):
     _, tokenizer = tiny_vision.save(tmp_path)
     model = tiny_vision.make("Qwen2_5_VL", vision=REAL_VISION, **REAL_TEXT)

@@ -14,11 +14,11 @@ from daemons import Daemon
 from shell import warmd
 from waiting import wait_until
 
-from warmd.configs.config import WorkerConfig
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 
-SLOW = {"repeats": 16, "temperature": 1.0, "max_tokens": 40, "samples": 75}
+SLOW = {"repeats": 16, "temperature": 1.0, "max_tokens": 40, "samples": 40}
 
 
 def spec(**options: Any) -> Any:
@@ -31,25 +31,25 @@ def rows(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_resumes_at_its_row_and_equals_an_uninterrupted_one(make_daemon):
-    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
-    daemon = make_daemon(workers=(worker,))
-    daemon.start()
+def test_a_killed_evaluation_resumes_at_its_row_and_equals_an_uninterrupted_one(
+    shared_daemon: Daemon,
+):
+    daemon = shared_daemon
     straight = daemon.client.submit(spec(**SLOW))
     wanted = daemon.wait(straight, timeout_s=120)["result"]
     killed = daemon.client.submit(spec(**SLOW))
 
     def has_begun() -> dict[str, Any] | None:
         started = daemon.events(killed, "started")
-        return started[-1] if len(rows(daemon, killed)) >= 20 else None
+        return started[-1] if len(rows(daemon, killed)) >= 10 else None
 
     os.kill(wait_until(has_begun)["pid"], signal.SIGKILL)
     job = daemon.wait(killed, timeout_s=120)
     assert (job["status"], job["execution"]) == ("finished", 2)
     assert job["result"]["metrics"] == wanted["metrics"]
     assert rows(daemon, killed) == rows(daemon, straight)
-    assert [row["row"] for row in rows(daemon, killed)] == list(range(1, 76))
-    assert job["result"]["timings"]["questions"] <= 55
+    assert [row["row"] for row in rows(daemon, killed)] == list(range(1, 41))
+    assert job["result"]["timings"]["questions"] <= 30
     assert {row["weights"] for row in rows(daemon, killed)} == {wanted["weights"]["digest"]}
 
 
@@ -123,9 +123,9 @@ def test_a_comparison_waits_for_the_job_that_it_names(shared_daemon: Daemon):
     job = shared_daemon.wait(second)
     assert (job["status"], job["result"]["against"]) == ("finished", first)
     answer = client.submit(spec_class("infer").parse({"prompt": "1", "model": "tiny"}))
-    later = client.submit(spec(samples=2), delay_s=3600)
+    later = client.submit(spec(samples=2), Queueing(delay_s=3600))
     with pytest.raises(SpecError, match=f"after: must be {later}, which is still to end, got inf"):
-        client.submit(spec(against=later), after=answer)
+        client.submit(spec(against=later), Queueing(after=answer))
     client.cancel(later)
     with pytest.raises(SpecError, match="against: must be a job of kind eval, got infer-"):
         client.submit(spec(against=answer))

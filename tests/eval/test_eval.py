@@ -486,7 +486,18 @@ def test_an_evaluation_is_compared_with_another_question_by_question(tmp_path, m
     )
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [
+        2,
+        pytest.param(
+            40,
+            marks=pytest.mark.nightly(
+                part="oracles", catches="a comparison of real completions that decides too often"
+            ),
+        ),
+    ],
+)
 def test_no_comparison_of_a_model_with_itself_fails(tmp_path, model, count):
     (tmp_path / "halves.py").write_text(
         "def length(prompts, completions, answers):\n"

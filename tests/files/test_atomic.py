@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 
 from warmd.jobs.files import atomic
-from warmd.jobs.files.atomic import locked, recover, whole_file, whole_folder, write_atomic
+from warmd.jobs.files.atomic import (
+    locked,
+    recover,
+    scratch_folder,
+    whole_file,
+    whole_folder,
+    write_atomic,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -152,6 +159,23 @@ def test_leftovers_of_a_killed_writer_of_a_folder_are_removed_and_those_of_a_liv
     with whole_folder(tmp_path / "alive"):
         recover(tmp_path)
         assert names(tmp_path) == [".lock-alive", ".staging-alive"]
+
+
+def test_a_scratch_folder_ends_with_its_block_or_after_a_kill_with_the_next_one(tmp_path):
+    child = os.fork()
+    if child == 0:
+        with scratch_folder(tmp_path) as scratch:
+            (scratch / "half").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    [lock, left] = names(tmp_path)
+    assert left.startswith(".staging-scratch-")
+    with scratch_folder(tmp_path) as one, scratch_folder(tmp_path) as other:
+        (one / "file").touch()
+        assert len(names(tmp_path)) == 4
+        assert not {lock, left} & set(names(tmp_path))
+        assert names(other) == []
+    assert names(tmp_path) == []
 
 
 def test_locks_are_on_files_that_are_open_for_writing_as_nfs_wants(tmp_path, monkeypatch):

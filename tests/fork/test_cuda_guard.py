@@ -50,7 +50,18 @@ print(fake_cuda.TOUCHED)
 """
 
 
-@pytest.mark.parametrize("num_gpus", [1, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_gpus",
+    [
+        1,
+        pytest.param(
+            -1,
+            marks=pytest.mark.nightly(
+                part="levels", catches="a zygote that asks CUDA for a GPU that NVML does not know"
+            ),
+        ),
+    ],
+)
 def test_a_zygote_boots_and_loads_models_without_initializing_cuda(tiny_model, num_gpus):
     # -1: NVML does not know the GPU, as with a MIG instance.
     [found] = child(BOOT, str(tiny_model), FAKE_GPUS=str(num_gpus))

@@ -72,8 +72,7 @@ def stored(gateway: Gateway) -> list[bytes]:
 def forget_answers(gateway: Gateway, most: int) -> None:
     from warmd.daemon.supervise import retention
 
-    store = gateway.client.store
-    remover = Retention(store, gateway.home, keep_s=1e6, most=most, most_bytes=10**12)
+    remover = Retention(gateway.client.places, keep_s=1e6, most=most, most_bytes=10**12)
     before, retention.GRACE_S = retention.GRACE_S, 0.0
     try:
         remover.remove_due()

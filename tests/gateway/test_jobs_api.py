@@ -13,8 +13,8 @@ import pytest
 from gateway_requests import OURS
 from gateways import Gateway
 
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.runs.events import EventLog
-from warmd.daemon.runs.labels import Labels
 from warmd.jobs import spec_class
 
 
@@ -84,7 +84,7 @@ def test_jobs_are_filtered_by_kind_status_and_part_of_the_id(gateway, http):
 
 def test_jobs_are_filtered_by_name_and_tag(gateway, http):
     spec = spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
-    named = gateway.client.submit(spec, labels=Labels.parse("night-1", ["baseline"]))
+    named = gateway.client.submit(spec, Queueing(name="night-1", tags=("baseline",)))
 
     def listed(**params: str) -> list[str]:
         return [job["id"] for job in http.get("/v1/warmd/jobs", params=params).json()["data"]]

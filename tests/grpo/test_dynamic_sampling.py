@@ -231,7 +231,7 @@ def test_the_loss_of_a_replayed_completion_is_trls_with_its_old_log_probabilitie
         replayed=behavior * is_replayed[:, None],
         is_replayed=is_replayed,
     )
-    work = Work(Rollouts(made, {}, {}, 0.0, is_flat=False), is_first=True, began=0.0)
+    work = Work(Rollouts(made, {}, {}, {}, 0.0, is_flat=False), is_first=True, began=0.0)
     found = torch.tensor(0.0)
     for part in ours.task.loss(work):
         if part.value.requires_grad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import tiny
 import torch
 from grpo_jobs import rows, same_weights, spec, weights
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Cache
 
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
@@ -211,6 +212,40 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, numbe
     assert all(torch.isfinite(tensor).all() for tensor in weights(latest).values())
     assert all(torch.isfinite(weight).all() for weight in warm.parameters())
     assert not (tmp_path / "model").exists()
+
+
+def test_what_a_reward_sets_in_torch_does_not_change_the_training(tmp_path, monkeypatch):
+    def sets(completions: list[str], **_: Any) -> list[float]:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+        return tiny.digit_share([], completions, [])
+
+    monkeypatch.setattr(tiny, "sets", sets, raising=False)
+    try:
+        found = []
+        for reward in ("digit_share", "sets"):
+            job = tiny.surroundings(tmp_path / reward)
+            run(spec(reward=[f"tiny:{reward}"], steps=2, beta=0.1), job.ctx)
+            found.append([(step["loss"], step["grad_norm"]) for step in job.of_type("step")])
+    finally:
+        torch.set_grad_enabled(True)
+    assert found[0] == found[1]
+    assert all(norm > 0 for _, norm in found[0])
+
+
+def test_no_kv_cache_is_kept_while_completions_are_learned(tmp_path, monkeypatch):
+    caches: list[int] = []
+
+    def counts(completions: list[str], **_: Any) -> list[float]:
+        gc.collect()
+        caches.append(sum(isinstance(one, Cache) for one in gc.get_objects()))
+        return tiny.digit_share([], completions, [])
+
+    monkeypatch.setattr(tiny, "counts", counts, raising=False)
+    padded = tiny.model(dropout=0.1)
+    run(spec(reward=["tiny:counts"], steps=2), tiny.surroundings(tmp_path, padded).ctx)
+    assert caches == [0, 0]
 
 
 def test_weights_that_explode_fail_the_job_and_leave_the_last_good_checkpoint(tmp_path):

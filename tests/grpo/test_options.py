@@ -152,6 +152,14 @@ def test_inputs_that_cannot_work_are_refused_before_they_are_queued(options, mes
     assert str(caught.value).startswith(message)
 
 
+def test_all_prompts_of_a_data_set_must_be_enough_for_a_step(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1"}\n{"prompt": "2"}\n')
+    job = spec(dataset="a.jsonl", samples="all", prompts_per_step=3, steps=4)
+    with pytest.raises(SpecError) as caught:
+        job.located(tmp_path)
+    assert str(caught.value) == "prompts_per_step: must be at most 2 (samples), got 3"
+
+
 def test_a_path_is_that_of_the_shell_it_was_written_in(tmp_path):
     assert spec(dataset="a.jsonl").located(tmp_path).dataset == str(tmp_path / "a.jsonl")
     assert spec(dataset="/a.jsonl").located(tmp_path).dataset == "/a.jsonl"

@@ -18,6 +18,7 @@ from grpo_jobs import spec
 
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.reward_log import RewardLog
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -100,6 +101,51 @@ def test_a_group_whose_rewards_fail_is_left_out_and_the_job_continues(
     steps = job.of_type("step")
     assert [step["left_out"] for step in steps] == [0, 0, 1, 0, 0, 0]
     assert [step["grad_norm"] == 0 for step in steps] == [False, False, True, False, False, False]
+
+
+def test_held_out_completions_have_the_time_limit_of_groups(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+
+    def slow(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        with open(calls, "a") as file:
+            file.write(f"{len(completions)}\n")
+        if trainer_state.global_step == 1 and len(completions) == 2:  # the last held-out ones
+            raise ValueError("out of luck")
+        return tiny.digit_share([], completions, [])
+
+    monkeypatch.setattr(tiny, "slow", slow, raising=False)
+    job = trained(
+        tmp_path / "run", reward=["tiny:slow"], reward_timeout=30, steps=1, eval_samples=6
+    )
+    assert calls.read_text().split() == ["4", "2", "4", "4", "2"]
+    [failure] = job.of_type("reward_failed")
+    assert failure["step"] == 1  # the one that was evaluated, not the next
+    assert [event.get("unscored", 0) for event in job.of_type("eval")] == [0, 2]
+
+
+def test_a_metric_without_a_number_comes_back_from_the_reward_process(tmp_path, monkeypatch):
+    def unknown(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
+        log_metric("unknown", float("nan"))
+        return tiny.digit_share([], completions, [])
+
+    monkeypatch.setattr(tiny, "unknown", unknown, raising=False)
+    options = {"reward": ["tiny:unknown"], "steps": 2}
+    apart = trained(tmp_path / "apart", reward_timeout=30, **options)
+    assert outcomes(apart) == outcomes(trained(tmp_path / "usual", **options))
+    assert not apart.of_type("reward_failed")
+
+
+def test_without_the_process_that_forks_the_rewards_the_job_fails_in_one_line(
+    tmp_path, monkeypatch
+):
+    def dies_with_its_parent(completions: list[str], **_: Any) -> list[float]:
+        for pid in (os.getppid(), os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+        return []
+
+    monkeypatch.setattr(tiny, "dies", dies_with_its_parent, raising=False)
+    with pytest.raises(JobFailed, match=r"^reward: the process that forks the reward process has"):
+        trained(tmp_path, reward=["tiny:dies"], reward_timeout=30)
 
 
 def test_a_stop_request_to_all_processes_leaves_no_group_out(tmp_path, monkeypatch):
@@ -218,6 +264,33 @@ def test_a_log_keeps_the_steps_before_a_stop(tmp_path):
     trained(tmp_path / "run", reward_log=str(path))
     assert path.read_bytes().startswith(kept)
     assert [line["step"] for line in lines(path)] == [s for s in range(1, 7) for _ in range(4)]
+
+
+@pytest.mark.parametrize("left", [b'{"job":"gr', b"\0" * 5000, b"\0" * 4096 + b'": 3}\n'])
+@pytest.mark.parametrize("whole_lines", [0, 2])
+def test_what_a_power_failure_leaves_of_a_line_is_removed(tmp_path, whole_lines, left):
+    path = tmp_path / "log.jsonl"
+    with RewardLog(path, "grpo-1", step=0) as log:
+        for step in range(1, whole_lines + 1):
+            log.add(step, [{"row": 2, "completion": "a", "rewards": {}}])
+    kept = path.read_bytes()
+    path.write_bytes(kept + left)
+    if left.strip(b"\0") and left.startswith(b"\0") and not kept:
+        with pytest.raises(JobFailed, match="which has other content"):  # it may be another file
+            RewardLog(path, "grpo-1", step=whole_lines)
+    else:
+        RewardLog(path, "grpo-1", step=whole_lines).close()
+        assert path.read_bytes() == kept
+
+
+def test_a_text_that_is_not_unicode_is_logged_as_in_events(tmp_path):
+    with RewardLog(tmp_path / "log.jsonl", "job", step=0) as log:
+        log.add(1, [{"row": 2, "completion": "a\ud800b", "rewards": {"r": float("nan")}}])
+    [line] = lines(log.path)
+    assert line == {
+        **{"job": "job", "step": 1, "row": 2},
+        **{"completion": "a?b", "rewards": {"r": None}},
+    }
 
 
 def test_a_file_with_other_content_is_never_truncated(tmp_path):

@@ -173,6 +173,31 @@ def test_completions_without_a_score_have_no_effect(tmp_path):
     assert all(torch.equal(before[k], v) for k, v in trained.state_dict().items())
 
 
+def logs_names_of_the_training(
+    completions: list[str], log_metric: Any, **kwargs: Any
+) -> list[float]:
+    for name in ("loss", "parts", "kl", "entropy", "reward", "frac_reward_zero_std", "seconds"):
+        log_metric(name, 100.0)
+    return tiny.digit_share([], completions, [])
+
+
+def does_not_log(completions: list[str], **kwargs: Any) -> list[float]:
+    return tiny.digit_share([], completions, [])
+
+
+def test_what_a_reward_logs_never_takes_the_place_of_a_metric_of_the_training(tmp_path):
+    found = []
+    for reward in ("does_not_log", "logs_names_of_the_training"):
+        job = tiny.surroundings(tmp_path / reward)
+        run(spec(tmp_path / "rows.jsonl", rows(False), reward), job.ctx)
+        names = ("loss", "kl", "entropy", "reward", "clip_ratio")
+        found.append([[step[name] for name in names] for step in job.of_type("step")])
+    assert found[0] == found[1]
+    assert [event["message"] for event in job.of_type("warning")] == [
+        "reward: log_metric cannot record entropy, a metric of the training: choose another name"
+    ]
+
+
 def test_values_that_a_reward_logs_in_an_evaluation_are_not_in_a_step(tmp_path):
     job = tiny.surroundings(tmp_path / "run")
     options: dict[str, Any] = {"samples": 2, "eval_samples": 1}

@@ -111,6 +111,8 @@ def test_every_folder_and_link_on_the_way_counts(place: str, public: Path):
 def test_a_wide_home_is_narrowed_in_one_line_and_not_refused(public: Path, caplog):
     home = public / "state" / "home"
     (home / "cache" / "corpora").mkdir(parents=True)
+    Home(home).code_caches.mkdir()
+    (Home(home).code_caches / "planted").write_bytes(b"a pickle")
     (home / "config.yaml").write_text("http_port: off\n")
     (home / "config.yaml").chmod(0o666)
     for folder in (home.parent, home, home / "cache"):
@@ -119,6 +121,7 @@ def test_a_wide_home_is_narrowed_in_one_line_and_not_refused(public: Path, caplo
     (line,) = caplog.messages
     assert f"{home.parent} 1777 (before: 0777)" in line
     assert f"{home} 0700 (before: 0777)" in line
+    assert not Home(home).code_caches.exists()  # what libraries would read
     assert open_to_others(home) == {"cache/corpora": f"{0o755:04o}"}  # which nobody can enter
     assert list(ownership.exposures(home)) == []
     caplog.clear()

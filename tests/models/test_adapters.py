@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from shell import warmd
 
 from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon.client import control
 from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.host import fetch
@@ -285,48 +283,6 @@ def test_base_that_is_neither_here_nor_on_the_hub_is_refused(hub, tiny_model, tm
         model_folder(folder)
 
 
-# Loads an adapter as a zygote does, and forks a child that computes with several threads.
-FORKING = """
-import os, pathlib, sys
-from warmd.daemon.fork import libraries
-os.environ.update(libraries.ENVIRONMENT)
-libraries.import_libraries()
-import torch
-from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon.fork.models import WarmModels
-
-def threads():
-    return len(os.listdir("/proc/self/task"))
-
-before = threads()
-folder = pathlib.Path(sys.argv[1])
-config = ModelConfig(name="a", path=str(folder))
-model = WarmModels(10**9).ensure(config, folder, in_use=()).warm.model
-grown = threads() - before
-# Not pause_openmp: there must be nothing to pause.
-pid = os.fork()
-if pid == 0:
-    torch.set_num_threads(2)
-    torch.ones(2000, 2000) @ torch.ones(2000, 2000)
-    os._exit(0)
-print(grown, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-
-
-@pytest.mark.slow  # imports all that a zygote does
-def test_merging_leaves_no_threads_that_a_child_would_wait_for(tiny_model, tmp_path):
-    write_adapter(tmp_path / "adapter", tiny_model, lora(use_dora=True))
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(tmp_path / "adapter")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-    )
-    assert done.stdout.split() == ["0", "0"], done.stderr
-
-
 @pytest.fixture(scope="module")
 def daemon(shared_daemon: Daemon) -> Daemon:
     return shared_daemon
@@ -345,6 +301,17 @@ def full_model(folder: Path, adapter: Path) -> Path:
 
 def said(daemon: Daemon, model: str) -> str:
     return warmd("run", "--model", model, *GREEDY, "1+1=", home=daemon.home.path).out
+
+
+def test_merging_leaves_no_threads_that_a_job_would_wait_for(daemon, tiny_model, tmp_path):
+    write_adapter(tmp_path / "adapter", tiny_model, lora(use_dora=True))
+    merged = ModelConfig(name="merged", path=str(tmp_path / "adapter"))
+    threads = Path(f"/proc/{daemon.pid('zygote')}/task")
+    before = set(threads.iterdir())
+    assert control.load_model(daemon.config, merged)["merged"] == "use_dora"
+    assert set(threads.iterdir()) == before
+    assert daemon.wait(daemon.submit(model="merged"))["status"] == "finished"
+    control.unload_model(daemon.config, "merged")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from warmd.configs.config import ModelConfig
 from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import Loaded, WarmModels
 from warmd.daemon.host import fetch
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.jobs.engine.engines import engine_of
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
@@ -282,7 +283,7 @@ def test_adapters_are_loaded_listed_and_served_by_one_horse(shared_daemon: Daemo
     names = ["tiny", "m-a0", "m-a1", "m-a2"]
     found = [warmd("run", "--model", name, *GREEDY, "1+1=", home=home).out for name in names]
     assert len(set(found)) == 4
-    jobs = shared_daemon.client.jobs(statuses=("finished",))[: len(names)]
+    jobs = shared_daemon.client.jobs(JobFilter(statuses=("finished",)))[: len(names)]
     pids = [e["pid"] for job in jobs for e in shared_daemon.events(job["id"], "started")]
     assert pids == pids[:1] * len(names)  # each has run once
     requested: dict[str, Any] = {"prompt": "1+1=", "max_tokens": 12, "temperature": 0}

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def circles(arrows: dict[str, frozenset[str]]) -> list[list[str]]:
             del left[one]
 
 
+def floors(package: str) -> int:
+    """The length of the longest chain of imports inside a package."""
+    own = {module for module in SOURCES if within(module, package) and module != package}
+
+    @cache
+    def depth(module: str) -> int:
+        return 1 + max((depth(other) for other in ARROWS[module] & own), default=0)
+
+    return max(map(depth, own))
+
+
 def importers(target: str) -> set[str]:
     return {module for module, others in ARROWS.items() if target in others}
 
@@ -123,6 +135,11 @@ def test_packages_have_no_import_cycles():
         packages.setdefault(package_of(module), set()).update(found)
     arrows = {one: frozenset(others - {one}) for one, others in packages.items()}
     assert circles(arrows) == []
+
+
+@pytest.mark.parametrize("package", ["daemon.queue", "daemon.lifecycle"])
+def test_a_package_has_at_most_six_floors(package):
+    assert floors(package) <= 6
 
 
 # Package -> the packages of warmd that it may import.
@@ -180,40 +197,51 @@ ALLOWED = {
     "daemon.runs": ("jobs",),
     "daemon.host": ("configs", "jobs"),
     "daemon.store": ("configs", "jobs", "daemon.host", "daemon.runs"),
-    "daemon.queue": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store"),
+    "daemon.queue": ("configs", "jobs"),
+    "daemon.lifecycle": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store", "daemon.queue"),
+    ),
     "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.work": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store", "daemon.queue"),
+        "daemon.lifecycle",
     ),
-    "daemon.sweeps": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.sweeps": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.lifecycle"),
+    ),
     "daemon.curriculum": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.lifecycle",
         "daemon.store",
     ),
     "daemon.supervise": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.lifecycle",
         "daemon.store",
         "daemon.notify",
     ),
     "daemon.client": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.lifecycle",
         "daemon.store",
         "daemon.curriculum",
     ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
+        "daemon.lifecycle",
     ),
     "daemon.notify": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.gateway": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
+        "daemon.lifecycle",
     ),
     "daemon.gateway.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs"),
-        *("daemon.gateway.core", "daemon.gateway.http"),
+        *("daemon.gateway.core", "daemon.gateway.http", "daemon.lifecycle"),
     ),
     "daemon.gateway.core": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
-        "daemon.gateway.http",
+        *("daemon.gateway.http", "daemon.lifecycle"),
     ),
     "daemon.gateway.http": ("configs", "jobs"),
     "daemon.gateway.page": ("daemon.gateway.http",),
@@ -265,6 +293,19 @@ def test_a_library_is_imported_only_where_it_belongs(library, packages):
     found = importers(library)
     assert found
     assert [module for module in found if not within(module, *packages)] == []
+
+
+def test_only_submissions_queue_a_job():
+    """So a job is nowhere queued without its whole run directory, or without its needs."""
+    found = {
+        module
+        for module, path in SOURCES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "enqueue"
+        and ast.unparse(node.value).endswith("store")
+    }
+    assert found == {"daemon.lifecycle.submit"}
 
 
 def test_no_process_sends_pickles_to_another():

@@ -12,7 +12,8 @@ import pytest
 from daemons import Daemon
 from desks import Desk
 
-from warmd.daemon.queue import adoption, keys
+from warmd.daemon.lifecycle import adopt
+from warmd.daemon.queue import keys
 from warmd.daemon.queue.jobs import EndedJob
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict
@@ -115,12 +116,12 @@ def test_of_two_redis_on_one_folder_the_last_to_resume_owns_the_job(desk, other)
     other.home.runs.symlink_to(desk.home.runs)
     assert other.warmd("resume", job_id).out == f"{job_id} queued\n"
     rundir = desk.client.rundir(job_id)
-    assert adoption.is_foreign(desk.client.connection, rundir)
-    assert not adoption.is_foreign(other.client.connection, rundir)
+    assert adopt.is_foreign(desk.client.connection, rundir)
+    assert not adopt.is_foreign(other.client.connection, rundir)
     # The first one's worker refuses it: see Worker._begin. Its user takes it back by resume.
     desk.warmd("cancel", job_id)
     assert desk.warmd("resume", job_id).out == f"{job_id} queued\n"
-    assert not adoption.is_foreign(desk.client.connection, rundir)
+    assert not adopt.is_foreign(desk.client.connection, rundir)
 
 
 @pytest.mark.slow
@@ -139,7 +140,7 @@ def test_a_worker_of_the_other_redis_does_not_run_a_job_that_was_taken_over(
 def test_only_one_of_two_simultaneous_resumes_registers_the_job(desk):
     job_id = desk.submit()
     lose_redis(desk)
-    past = adoption.past_of(RunDir(desk.home.runs / job_id))
+    past = adopt.past_of(RunDir(desk.home.runs / job_id))
     job = EndedJob(job_id, "train", **past.__dict__)
     assert desk.client.store.adopt_many([job]) == [job_id]
     assert not desk.client.store.adopt_many([job])
@@ -154,7 +155,7 @@ def test_a_folder_with_another_jobs_name_is_refused(desk):
     assert done.is_refusal(2)
     assert f"holds {job_id}" in done.err
     with pytest.raises(Conflict):
-        adoption.take_over(desk.client.connection, RunDir(desk.home.runs / renamed))
+        adopt.take_over(desk.client.connection, RunDir(desk.home.runs / renamed))
 
 
 def test_an_unreadable_folder_does_not_hide_other_jobs(desk):

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from waiting import wait_until
-from workplaces import NAME, Workplace, workplace
+from workplaces import NAME, Workplace
 
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.due import DueJobs
-
-
-@pytest.fixture(scope="module")
-def shared_place() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
-
-
-@pytest.fixture
-def place(shared_place: Workplace) -> Workplace:
-    """The same for all tests, empty."""
-    shared_place.connection.flushdb()
-    return shared_place
 
 
 def run(place: Workplace, job_id: str, how: str = "finish") -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from waiting import wait_until
-from workplaces import NAME, Workplace, workplace
+from workplaces import NAME, Workplace
 
 from warmd.configs.config import WorkerConfig
 from warmd.configs.labels import GANG_ADDRESS, GANG_SOFTWARE, NODES, line_of
@@ -17,7 +16,7 @@ from warmd.daemon.host.messages import RunJob
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.gang_records import ENDED, STARTED, Gang, Seat
 from warmd.daemon.queue.gangs import Gangs
-from warmd.daemon.queue.lease import LEASE_S
+from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.daemon.work.leaving import Leaving
 from warmd.daemon.work.taking import JobTaker
@@ -25,12 +24,6 @@ from warmd.jobs import spec_class
 from warmd.jobs.errors import NotFound
 
 LEADER, SECOND, THIRD, FOURTH = (f"train-0:{name}:1" for name in ("aaaa", "bbbb", "cccc", "dddd"))
-
-
-@pytest.fixture(scope="module")
-def shared_place() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
 
 
 @pytest.fixture

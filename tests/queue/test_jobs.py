@@ -16,6 +16,7 @@ from rq import Queue
 from rq.job import Job
 from waiting import wait_until
 
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.daemon.queue import health, keys
 from warmd.jobs import spec_class
 from warmd.jobs.errors import Conflict, NotFound, SpecError, Unavailable
@@ -34,7 +35,9 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
     yield shared
     for name in ("gate", "broken"):
         (shared.folder / name).unlink(missing_ok=True)
-    wait_until(lambda: not shared.client.jobs(statuses=("queued", "started")), timeout_s=60)
+    wait_until(
+        lambda: not shared.client.jobs(JobFilter(statuses=("queued", "started"))), timeout_s=60
+    )
 
 
 def hold(daemon: Daemon, **options: Any) -> str:
@@ -55,7 +58,9 @@ def test_jobs_run_in_order_and_front_jumps_the_queue(daemon: Daemon):
     running = hold(daemon)
     first, second = daemon.submit(), daemon.submit()
     urgent = daemon.submit(front=True)
-    places = {job["id"]: job["position"] for job in daemon.client.jobs(statuses=("queued",))}
+    places = {
+        job["id"]: job["position"] for job in daemon.client.jobs(JobFilter(statuses=("queued",)))
+    }
     assert places == {urgent: 1, first: 2, second: 3}
     (daemon.folder / "gate").unlink()
     starts = [started_at(daemon, job_id) for job_id in (running, urgent, first, second)]
@@ -298,7 +303,7 @@ def test_bad_spec_queues_nothing_and_leaves_no_files(daemon: Daemon):
         with pytest.raises((SpecError, NotFound)):
             daemon.submit(**options)
     assert sorted(daemon.home.runs.iterdir()) == runs
-    assert daemon.client.jobs(statuses=("queued", "started")) == []
+    assert daemon.client.jobs(JobFilter(statuses=("queued", "started"))) == []
 
 
 def test_without_redis_submit_shows_how_to_start_the_daemon(make_daemon: Any):

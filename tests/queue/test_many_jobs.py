@@ -13,7 +13,8 @@ from desks import Desk
 from ended_jobs import FEW, WORKER, end, reads, wait
 
 from warmd.configs.queues import QUEUES
-from warmd.daemon.queue import index_builder, job_index, keys, listing
+from warmd.daemon.lifecycle import index as indexing
+from warmd.daemon.queue import job_index, keys, listing
 from warmd.daemon.runs.rundir import RunDir
 
 MANY = 120
@@ -102,12 +103,10 @@ def test_the_job_index_of_an_earlier_versions_home_is_built_from_its_jobs(desk: 
     assert all(before[key] for key in before if key != keys.stopped("infer"))
     for key in (*before, keys.INDEXED):
         desk.client.connection.delete(key)
-    index_builder.ensure(desk.client.connection, desk.home.runs)
+    indexing.ensure(desk.client.connection, desk.home.runs)
     after = index(desk)
     assert after == before
-    index_builder.build(
-        desk.client.connection, desk.home.runs
-    )  # as every daemon does when it starts
+    indexing.build(desk.client.connection, desk.home.runs)  # as every daemon does when it starts
     assert index(desk) == after
 
 

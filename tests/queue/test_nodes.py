@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from workplaces import Workplace, workplace
+from workplaces import Workplace
 
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.election import LEASE_S, Election, leader
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.jobs.errors import NotFound, SpecError
-
-
-@pytest.fixture(scope="module")
-def shared_place() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
-
-
-@pytest.fixture
-def place(shared_place: Workplace) -> Workplace:
-    """The same for all tests, empty."""
-    shared_place.connection.flushdb()
-    return shared_place
 
 
 def record(**changes: Any) -> NodeRecord:

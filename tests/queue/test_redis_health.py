@@ -16,7 +16,7 @@ import pytest
 import redis
 from needs import needs
 from waiting import wait_until
-from workplaces import Workplace, workplace
+from workplaces import Workplace
 
 from warmd.configs.sentinel import parse_sentinel
 from warmd.configs.values import ConfigError, redacted_url, redis_url
@@ -25,12 +25,6 @@ from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.queue.reasons import reason
 from warmd.daemon.supervise.redis_server import check_redis, find_binary
 from warmd.jobs.errors import Unavailable
-
-
-@pytest.fixture(scope="module")
-def shared_place() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
 
 
 @pytest.fixture

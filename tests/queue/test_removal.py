@@ -14,7 +14,8 @@ import pytest
 from desks import Desk, Run
 
 from warmd.configs.queues import QUEUES
-from warmd.daemon.queue import keys, removal
+from warmd.daemon.lifecycle import remove
+from warmd.daemon.queue import keys
 from warmd.daemon.runs.rundir import REMOVED
 
 
@@ -188,7 +189,7 @@ def remove_and_die(desk: Desk, job_id: str, at: str) -> None:
 
     target: Any = {"record": desk.client.store, "files": shutil}[at]
     setattr(target, {"record": "remove", "files": "rmtree"}[at], die)
-    removal.remove(desk.client.store, desk.home.runs, job_id)
+    remove.remove(desk.client.places, job_id)
 
 
 @pytest.mark.parametrize("at", ["record", "files"])
@@ -235,17 +236,17 @@ def test_a_home_path_with_a_symlink_is_recognized_as_the_same_home(desk, tmp_pat
     job_id = finished(desk, model=True)
     link = tmp_path / "link"
     link.symlink_to(desk.home.runs)
-    assert removal.owner_of(link, str(desk.home.runs / job_id / "model")) == job_id
+    assert remove.owner_of(link, str(desk.home.runs / job_id / "model")) == job_id
 
 
 def test_a_job_is_needed_by_the_path_that_it_has_on_another_machine(desk: Desk):
     job_id = desk.submit()
     elsewhere = f"/home/of/another/runs/{job_id}/model"
-    assert removal.owner_of(desk.home.runs, elsewhere) == job_id
-    assert removal.owner_of(desk.home.runs, "/models/base/model") is None
+    assert remove.owner_of(desk.home.runs, elsewhere) == job_id
+    assert remove.owner_of(desk.home.runs, "/models/base/model") is None
     reader = desk.submit("--lora", "4")
     rundir = desk.client.rundir(reader)
     rundir.annotate(model={"name": job_id, "path": elsewhere})
     rundir.write_result({}, revision=1)
-    found = removal.dependents(desk.home.runs, [reader])
+    found = remove.dependents(desk.home.runs, [reader])
     assert found == {job_id: [reader]}  # its adapter is in a run store alone

@@ -14,6 +14,7 @@ from rq.job import Job
 from rq_versions import IS_3
 from workplaces import Workplace, workplace
 
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.daemon.queue import key_prefix, keys, listing, rq_format
 from warmd.daemon.queue.due import DueJobs
 from warmd.daemon.queue.rq_workers import WorkerState
@@ -58,7 +59,7 @@ def test_a_job_that_rq_3_made_ready_is_listed_and_then_queued(place: Workplace):
     place.connection.hset(f"rq:job:{first}", "status", "finished")
     make_ready(place, waiting)
     assert place.status(waiting) == "deferred"
-    assert [job["id"] for job in place.client.jobs(statuses=("deferred",))] == [waiting]
+    assert [job["id"] for job in place.client.jobs(JobFilter(statuses=("deferred",)))] == [waiting]
     assert listing.counts(place.connection, "infer")["deferred"] == 1
     assert waiting in listing.every_id(place.connection)
     DueJobs(place.store).enqueue()
@@ -87,7 +88,7 @@ def test_a_job_with_a_status_of_rq_3_can_be_paused_continued_and_canceled(
 def test_a_rate_limited_job_is_listed_and_counted(place: Workplace):
     job_id = place.submit()
     make_rate_limited(place, job_id)
-    assert [job["id"] for job in place.client.jobs(statuses=("deferred",))] == [job_id]
+    assert [job["id"] for job in place.client.jobs(JobFilter(statuses=("deferred",)))] == [job_id]
     assert listing.counts(place.connection, "infer")["deferred"] == 1
     assert listing.counts(place.connection, "train")["deferred"] == 0
     assert listing.every_id(place.connection) == [job_id]

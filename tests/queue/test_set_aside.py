@@ -5,36 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shell import warmd
 from waiting import wait_until
-from workplaces import NAME, Workplace, workplace
+from workplaces import NAME, Workplace
 
 from warmd import configs
 from warmd.configs.labels import SCHEMA as SCHEMA_LABEL, model_need
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.set_aside import Offer
+from warmd.daemon.queue.waiting import Offer
 from warmd.daemon.runs.rundir import SCHEMA
 
 OWN = {SCHEMA_LABEL: str(SCHEMA)}
 H200 = {**OWN, "gpu": "h200", "memory": "64G"}
-
-
-@pytest.fixture(scope="module")
-def shared_place() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
-
-
-@pytest.fixture
-def place(shared_place: Workplace) -> Workplace:
-    """The same for all tests, empty."""
-    shared_place.connection.flushdb()
-    return shared_place
 
 
 def offer(labels: dict[str, str], *, has_nodes: bool = False) -> Offer:

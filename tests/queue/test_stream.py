@@ -13,8 +13,9 @@ import redis
 from waiting import wait_until
 
 from warmd.daemon.host.home import Home
+from warmd.daemon.lifecycle.follow import Publisher, follow
 from warmd.daemon.queue import keys, stream
-from warmd.daemon.queue.stream import Publisher, StreamWriter
+from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
@@ -111,7 +112,7 @@ def test_entries_with_zeros_are_not_read_and_the_stream_is_written_anew(
     assert [event["seq"] for event in stream.newest(server, {job: 9})[0]] == [4, 2, 1]
     if not is_in_file:
         path.write_bytes(b"".join(lines[:1]))
-    found = list(stream.follow(server, job, path, has_ended=lambda: True))
+    found = list(follow(server, job, path, has_ended=lambda: True))
     assert found == (written if is_in_file else written[:1])
     publisher = Publisher(writer, job, path)
     ahead = publisher.ahead()

@@ -12,7 +12,7 @@ from rq.job import Job
 from workplaces import NAME, Workplace, workplace
 
 from warmd.daemon.queue import keys, others
-from warmd.daemon.queue.executions import StartedExecution
+from warmd.daemon.queue.claims import StartedExecution
 
 
 @pytest.fixture(scope="module")

@@ -370,6 +370,11 @@ def test_a_module_that_does_not_exist_is_refused():
         ("['1', 2]", "got '1' for completion 1"),
         ("[0, float('nan')]", "got nan for completion 2"),
         ("[0, 10**400]", "got 1" + "0" * 76 + "... for completion 2"),
+        ("[0, 10**5000]", "got an object of type int for completion 2"),
+        (
+            "[type('Broken', (), {'__float__': lambda self: 1 / 0})()] * 2",
+            "got a list that cannot be read: ZeroDivisionError: division by zero",
+        ),
     ],
 )
 def test_a_user_function_with_an_invalid_result_fails_the_job(user_module, result, problem):

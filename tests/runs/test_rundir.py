@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from warmd.daemon.runs.rundir import RunDir, by_time, job_ids, remove_stale_staging
+from warmd.daemon.runs.rundir import RunDir, job_ids, remove_stale_staging
 from warmd.jobs.errors import Conflict
+from warmd.jobs.ids import by_time
 
 # Takes the lock, prints a line, and holds it until it is killed or its stdin ends.
 HOLD = """
@@ -73,9 +74,7 @@ def test_ids_sort_by_creation_even_if_the_clock_is_set_back(tmp_path, monkeypatc
 def test_an_existing_job_id_is_not_reused(tmp_path, monkeypatch):
     first = RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=False)
     for slot in (1, 2):
-        monkeypatch.setattr(
-            "warmd.daemon.runs.rundir._slots.take", iter([slot, slot, slot + 9]).__next__
-        )
+        monkeypatch.setattr("warmd.jobs.ids._slots.take", iter([slot, slot, slot + 9]).__next__)
         made = [RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=slot == 1) for _ in range(2)]
         assert len({path.path for path in made}) == 2
     assert len(job_ids(tmp_path)) == 5

@@ -75,7 +75,7 @@ def test_jobs_that_an_old_sweep_submits_later_have_its_prompt(desk):
     folder = SweepFolder(desk.home, sweep_id)
     without_template(folder.path / "plan.json")
     with folder.changing():
-        submit_all(desk.client.store, desk.home.runs, folder)
+        submit_all(desk.client.places, folder)
     stored = [desk.client.rundir(one).path / "spec.json" for one in queued(desk)]
     assert stored
     for path in stored:
@@ -93,7 +93,7 @@ def test_jobs_that_an_old_curriculum_submits_later_have_its_prompt(desk, questio
     without_template(folder.path / "plan.json")
     run = desk.begin()
     run.finish({})
-    stages.advance(desk.client.store, desk.home.runs, folder)
+    stages.advance(desk.client.places, folder)
     evaluation = folder.state().attempts[0].rounds[0].before
     path = desk.client.rundir(evaluation).path / "spec.json"
     assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE

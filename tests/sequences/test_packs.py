@@ -237,7 +237,7 @@ def learn_group(
                 advantages=advantages,
                 entropies=torch.zeros(completions.shape),
             )
-            rollouts = Rollouts(task._with_reference(batch), {}, {}, 0.0, is_flat=False)
+            rollouts = Rollouts(task._with_reference(batch), {}, {}, {}, 0.0, is_flat=False)
             return learn_parts(made, Work(rollouts, is_first=True, began=0.0))
         inputs = {
             "prompt_ids": prompts,

@@ -15,8 +15,8 @@ import pytest
 import sft_jobs
 import tiny
 import torch
+from grpo_jobs import same_weights, steps, weights
 from sft_jobs import message, spec, write
-from transformers import AutoModelForCausalLM
 
 from warmd.jobs import spec_class
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
@@ -26,25 +26,6 @@ from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.training.options import FORMER_TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
-
-CLOCKS = {"seconds"}
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    return dict(model.state_dict())
-
-
-def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
-def steps(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {
-        event["step"]: {key: event[key] for key in event.keys() - CLOCKS}
-        for event in events
-        if event["type"] == "step"
-    }
 
 
 def chatty(folder: Path, warm: Any = None) -> tiny.Surroundings:

@@ -23,6 +23,7 @@ from warmd.daemon.client.client import Client
 from warmd.daemon.curriculum import stages
 from warmd.daemon.curriculum.folder import Attempt, Curriculum, Stage, State
 from warmd.daemon.host.home import Home
+from warmd.daemon.lifecycle.places import Places
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.runs import events
@@ -715,14 +716,15 @@ def test_a_stage_is_rolled_back_whose_result_alone_a_list_of_jobs_has_fetched(ma
     other.remote.refresh_summaries([job_id])
     assert other.rundir(job_id).read_result() == {}
     assert not other.rundir(job_id).events.exists()
-    store = JobStore(keys.connect_once("redis://127.0.0.1:1/0"), other.remote)
+    store = JobStore(keys.connect_once("redis://127.0.0.1:1/0"))
+    places = Places(other.home, store, other.remote)
     plan = Curriculum(
         id="curriculum-1", kind="grpo", created=0.0, name=None, tags=[], gate=None, questions=1,
         most_questions=1, queueing={}, stages=[Stage("one", {"spec": {"samples": 4}}, True)],
     )  # fmt: skip
     again = Attempt(stage=0, number=1, job="grpo-2")
     state = State("running", [Attempt(stage=0, number=0, job=job_id), again])
-    document = stages._training(store, other.home.runs, plan, state, again)
+    document = stages._training(places, plan, state, again)
     assert document["spec"] == {"samples": 4, "learning_rate": 0.25}
 
 

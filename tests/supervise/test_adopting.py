@@ -18,15 +18,16 @@ from desks import Desk
 from shell import warmd
 from waiting import wait_until
 
-from warmd.daemon.queue import adoption, keys
+from warmd.daemon.lifecycle.adopt import standing
+from warmd.daemon.lifecycle.recover import Adopter, Adoption, has_lost, latest
+from warmd.daemon.queue import keys
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.daemon.runs import asked
 from warmd.daemon.runs.rundir import RunDir
-from warmd.daemon.supervise.adopting import Adopter, Adoption, has_lost, latest
 
 
 def adopt(desk: Desk, *, repairs: list[str] | None = None, is_shared: bool = False) -> Adoption:
-    adopter = Adopter(desk.client.store, desk.home, is_shared=is_shared)
+    adopter = Adopter(desk.client.places, is_shared=is_shared)
     later = 61.0 if is_shared else 0.0
     return adopter.run(begun_at=time.time() + later, repairs=repairs or [])
 
@@ -92,7 +93,7 @@ def test_waiting_jobs_are_queued_in_their_order_with_what_was_asked(desk: Desk):
     assert now[scheduled]["scheduled_at"] == wanted[scheduled]["scheduled_at"]
     assert now[dependent]["status"] == "deferred"
     assert now[needy]["needs"] == {"gpu": "a100"}
-    job = desk.client.fetch(first)
+    job = desk.client.places.fetch(first)
     assert job.timeout == 300
     assert desk.client.store.retries_left(job) == 3
     desk.begin()
@@ -407,7 +408,7 @@ def test_a_node_of_a_shared_redis_adopts_no_job_that_another_node_runs(desk: Des
     assert "is running in another daemon" in found.missing[locked]
     assert queue_of(desk) == [here]
     os.close(lock)
-    again = Adopter(desk.client.store, desk.home, is_shared=True)
+    again = Adopter(desk.client.places, is_shared=True)
     more = again.run(begun_at=time.time() + 1, repairs=[], earlier=found)
     assert more.adopted == [here, locked]
     assert list(more.missing) == [there]
@@ -416,9 +417,9 @@ def test_a_node_of_a_shared_redis_adopts_no_job_that_another_node_runs(desk: Des
 def test_a_job_that_is_being_submitted_is_left_to_its_client(desk: Desk):
     job_id = desk.submit()
     lose_all(desk)
-    adopter = Adopter(desk.client.store, desk.home, is_shared=False)
+    adopter = Adopter(desk.client.places, is_shared=False)
     assert not adopter.run(begun_at=time.time() - 60, repairs=[]).describe()
-    shared = Adopter(desk.client.store, desk.home, is_shared=True)
+    shared = Adopter(desk.client.places, is_shared=True)
     found = shared.run(begun_at=time.time() + 1, repairs=[])
     assert "submitted just now" in found.missing[job_id]
     assert shared.run(begun_at=time.time() + 1, repairs=[], earlier=found).adopted == [job_id]
@@ -450,7 +451,7 @@ def test_a_request_is_recorded_also_where_the_disk_is_full_or_not_at_all(desk: D
     assert asked.read(rundir) is None
     asked.note(RunDir(desk.home.runs / "grpo-20261121-184200-aaaa"), asked.PAUSED)
     assert not (desk.home.runs / "grpo-20261121-184200-aaaa").exists()
-    assert adoption.standing(rundir).ended is None
+    assert standing(rundir).ended is None
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -35,25 +36,6 @@ NOTICED_S = 10.0
 def daemon(sturdy: Daemon) -> Daemon:
     """Whatever is done to it, it must come back for the next test."""
     return sturdy
-
-
-@pytest.mark.slow
-def test_start_reports_every_part_and_returns_when_workers_are_warm(sturdy_daemon: Daemon):
-    daemon = sturdy_daemon  # it need not run yet: most often this is its first start
-    if daemon.home.is_locked():
-        daemon.stop()
-    reports = daemon.start()
-    assert [report["stage"] for report in reports if report.get("done", True)] == [
-        "server",
-        "imports",
-        "model",
-        "ready",
-    ]
-    assert all(report["seconds"] > 0 for report in reports if "seconds" in report)
-    status = daemon.status()
-    assert status["zygote"]["state"] == "ready"
-    assert [model["name"] for model in status["models"]] == ["tiny"]
-    assert not Path(status["server"]["url"].removeprefix("unix://")).parent.stat().st_mode & 0o077
 
 
 @pytest.mark.slow
@@ -100,26 +82,6 @@ def test_a_second_daemon_in_a_home_reports_where_the_first_runs(shared_daemon: D
 
 
 @pytest.mark.slow
-def test_dead_daemon_does_not_hold_its_home(daemon: Daemon):
-    daemon.kill_everything()
-    daemon.start()
-    assert daemon.status()["zygote"]["state"] == "ready"
-
-
-@pytest.mark.slow
-def test_queue_outlives_the_daemon(daemon: Daemon):
-    (daemon.folder / "gate").touch()
-    running = daemon.submit("behaviours:gated")
-    wait_until(lambda: len(daemon.events(running, "step")) == 2)
-    waiting = daemon.submit()
-    daemon.kill_everything()
-    (daemon.folder / "gate").unlink()
-    daemon.start()
-    assert daemon.wait(running)["status"] == "finished"
-    assert daemon.wait(waiting)["status"] == "finished"
-
-
-@pytest.mark.slow
 def test_stop_leaves_no_process_and_requeues_the_running_job_which_the_next_start_finishes(
     daemon: Daemon,
 ):
@@ -140,22 +102,22 @@ def test_stop_leaves_no_process_and_requeues_the_running_job_which_the_next_star
     # Stopped at a step's end, with nothing lost although no checkpoint was due.
     step = daemon.events(job_id, "requeued")[0]["step"]
     assert step >= 3
-    daemon.start()
+    check_is_complete(daemon.start())
+    status = daemon.status()
+    assert status["zygote"]["state"] == "ready"
+    assert [model["name"] for model in status["models"]] == ["tiny"]
+    assert not Path(status["server"]["url"].removeprefix("unix://")).parent.stat().st_mode & 0o077
     job = daemon.wait(job_id)
     assert (job["status"], job["execution"], job["step"]) == ("finished", 2, 6)
     assert [event["step"] for event in daemon.events(job_id, "step")] == [1, 2, 3, 4, 5, 6]
     assert daemon.events(job_id, "begin")[1]["resumed_from"] == step
 
 
-@pytest.mark.slow
-def test_stop_now_does_not_wait_for_the_step(daemon: Daemon):
-    (daemon.folder / "gate").touch()
-    job_id = daemon.submit("behaviours:gated")
-    wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
-    daemon.stop(now=True)
-    (daemon.folder / "gate").unlink()
-    daemon.start()
-    assert daemon.wait(job_id)["status"] == "finished"
+def check_is_complete(reports: list[dict[str, Any]]) -> None:
+    """Check that a start has reported every part, and returned when the workers were warm."""
+    stages = [report["stage"] for report in reports if report.get("done", True)]
+    assert stages == ["server", "imports", "model", "ready"]
+    assert all(report["seconds"] > 0 for report in reports if "seconds" in report)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +132,6 @@ def untroubled(shared_daemon: Daemon) -> bytes:
     "victim",
     [
         *("horse", "worker", "server"),
-        *(pytest.param(v, marks=pytest.mark.slow) for v in ("supervisor", "everything")),
         pytest.param(
             "zygote",
             marks=pytest.mark.nightly(
@@ -182,48 +143,84 @@ def untroubled(shared_daemon: Daemon) -> bytes:
 def test_after_any_process_is_killed_the_job_resumes_with_the_same_result(
     daemon: Daemon, untroubled: bytes, victim: str
 ):
+    job_id = held(daemon)
+    process = psutil.Process(daemon.pid(victim))
+    process.kill()
+    if victim == "horse":
+        wait_until(lambda: daemon.events(job_id, "requeued"), timeout_s=NOTICED_S)
+    wait_until(lambda: not process.is_running(), timeout_s=NOTICED_S)
+    (daemon.folder / "gate").unlink()
+    check_resumed(daemon, job_id, untroubled)
+    wait_until(daemon.is_settled, timeout_s=60)
+    assert all(worker["state"] == "idle" for worker in daemon.status()["workers"])
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_and_the_zygote_of_its_successor_are_started_again(
+    daemon: Daemon, untroubled: bytes
+):
+    job_id = held(daemon)
+    old = daemon.pid("zygote")
+    counted = totals.read(daemon.client.connection).restarted
+    daemon.kill("supervisor")
+
+    def warming() -> psutil.Process | None:
+        with contextlib.suppress(psutil.Error, WarmdError):
+            for process in psutil.Process(daemon.pid("supervisor")).children():
+                if "warmd.daemon.fork.zygote" in process.cmdline() and process.pid != old:
+                    return process
+        return None
+
+    wait_until(warming).kill()
+    (daemon.folder / "gate").unlink()
+    check_resumed(daemon, job_id, untroubled)
+    now = totals.read(daemon.client.connection).restarted
+    for process in ("supervisor", "zygote"):
+        assert now[process] == counted.get(process, 0) + 1
+
+
+@pytest.mark.slow
+def test_after_all_processes_are_killed_every_job_of_the_queue_is_run(
+    daemon: Daemon, untroubled: bytes
+):
+    running = held(daemon)
+    popped, waiting = daemon.submit(), daemon.submit()
+    # A worker of this home that popped a job and died before it began.
+    worker = f"train-0:{daemon.home.key}:dead00"
+    connection = daemon.client.connection
+    registry = WorkerRegistry(JobStore(connection))
+    registry.register(worker, "train", lease_s=60)
+    connection.lmove("rq:queue:train", keys.taken(worker), "LEFT", "RIGHT")
+    assert registry.taken(worker) == [popped.encode()]
+    daemon.kill_everything()
+    (daemon.folder / "gate").unlink()
+    daemon.start()
+    assert daemon.status()["zygote"]["state"] == "ready"
+    check_resumed(daemon, running, untroubled)
+    for job_id in (popped, waiting):
+        job = daemon.wait(job_id)
+        assert (job["status"], job["execution"]) == ("finished", 1)
+
+
+def held(daemon: Daemon) -> str:
+    """A job that has two checkpoints and waits in its third step."""
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated")
     wait_until((daemon.home.runs / job_id / "checkpoints" / "checkpoint-2").exists)
-    if victim == "everything":
-        daemon.kill_everything()
-        daemon.start()
-    else:
-        process = psutil.Process(daemon.pid(victim))
-        process.kill()
-        if victim == "horse":
-            wait_until(lambda: daemon.events(job_id, "requeued"), timeout_s=NOTICED_S)
-        wait_until(lambda: not process.is_running(), timeout_s=NOTICED_S)
-    (daemon.folder / "gate").unlink()
+    return job_id
+
+
+def check_resumed(daemon: Daemon, job_id: str, untroubled: bytes) -> None:
+    """Check that the job ends as an uninterrupted one, with each step once."""
     job = daemon.wait(job_id)
     assert job["status"] == "finished", job["error"]
     assert [event["step"] for event in daemon.events(job_id, "step")] == [1, 2, 3, 4, 5, 6]
     assert weights(daemon, job_id) == untroubled
-    wait_until(daemon.is_settled, timeout_s=60)
-    assert all(worker["state"] == "idle" for worker in daemon.status()["workers"])
 
 
 def weights(daemon: Daemon, job_id: str) -> bytes:
     """The bytes of a job's final model."""
     return (daemon.home.runs / job_id / "model" / "model.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_job_that_a_killed_worker_had_popped_is_run(daemon: Daemon):
-    # A worker of this home that popped the job and died before it began.
-    worker = f"train-0:{daemon.home.key}:dead00"
-    connection = daemon.client.connection
-    os.kill(daemon.pid("worker"), signal.SIGSTOP)
-    wait_until(lambda: connection.info("clients")["blocked_clients"] == 0)  # it waits no more
-    job_id = daemon.submit()
-    registry = WorkerRegistry(JobStore(connection))
-    registry.register(worker, "train", lease_s=60)
-    connection.lmove("rq:queue:train", keys.taken(worker), "LEFT", "RIGHT")
-    assert registry.taken(worker) == [job_id.encode()]
-    daemon.kill_everything()
-    daemon.start()
-    job = daemon.wait(job_id)
-    assert (job["status"], job["execution"]) == ("finished", 1)
 
 
 @pytest.mark.slow
@@ -267,26 +264,6 @@ def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
     assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 11))
 
 
-@pytest.mark.slow
-def test_a_zygote_killed_while_starting_is_restarted(daemon: Daemon):
-    old = daemon.pid("zygote")
-    counted = totals.read(daemon.client.connection).restarted
-    daemon.kill("supervisor")
-
-    def warming() -> psutil.Process | None:
-        with contextlib.suppress(psutil.Error, WarmdError):
-            for process in psutil.Process(daemon.pid("supervisor")).children():
-                if "warmd.daemon.fork.zygote" in process.cmdline() and process.pid != old:
-                    return process
-        return None
-
-    wait_until(warming).kill()
-    assert daemon.wait(daemon.submit())["status"] == "finished"
-    now = totals.read(daemon.client.connection).restarted
-    for process in ("supervisor", "zygote"):
-        assert now[process] == counted.get(process, 0) + 1
-
-
 @pytest.mark.nightly(
     part="homes", catches="a daemon that ends because the folder of a warm model is gone"
 )
@@ -310,7 +287,12 @@ def test_a_running_daemon_survives_the_removal_of_a_model_folder(
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        pytest.param("train-0", "work.worker", marks=pytest.mark.slow),
+        pytest.param(
+            *("train-0", "work.worker"),
+            marks=pytest.mark.nightly(
+                part="storms", catches="a daemon that goes on with a worker that never starts"
+            ),
+        ),
         pytest.param("zygote", "fork.zygote"),
     ],
 )

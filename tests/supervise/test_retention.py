@@ -19,6 +19,7 @@ from gateways import Gateway
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.queue import keys
 from warmd.daemon.supervise.retention import Retention
 from warmd.jobs import spec_class
@@ -63,9 +64,7 @@ def clear(
     most: int = 1000,
     most_bytes: int = 10_000_000_000,
 ) -> None:
-    Retention(
-        queue.client.store, queue.home, keep_s=keep_s, most=most, most_bytes=most_bytes
-    ).remove_due()
+    Retention(queue.client.places, keep_s=keep_s, most=most, most_bytes=most_bytes).remove_due()
 
 
 def traces(queue: Gateway, job_id: str) -> list[str]:
@@ -130,7 +129,7 @@ def test_jobs_that_are_not_old_answers_stay(queue, tmp_path):
     execution = queue.take()
     waiting = submit(queue)
     train = queue.client.submit(
-        spec_class("grpo").parse({"model": "tiny", "num_generations": 2}), after=waiting
+        spec_class("grpo").parse({"model": "tiny", "num_generations": 2}), Queueing(after=waiting)
     )
     queue.client.cancel(train)
     date_back(queue, train, 25)
@@ -147,7 +146,7 @@ def test_job_that_others_wait_for_stays(queue):
     first = submit(queue)
     queue.take().fail("no reason")
     behind = queue.client.submit(
-        spec_class("infer").parse({"model": "tiny", "prompt": "a"}), after=first
+        spec_class("infer").parse({"model": "tiny", "prompt": "a"}), Queueing(after=first)
     )
     date_back(queue, first, 25)
     clear(queue)
@@ -192,9 +191,7 @@ def test_beyond_max_answers_size_the_oldest_are_removed(queue):
 
 def test_sizes_are_updated_when_answers_end_or_are_removed_elsewhere(queue):
     clear(queue, keep_s=0)
-    retention = Retention(
-        queue.client.store, queue.home, keep_s=86_400, most=1000, most_bytes=250_000
-    )
+    retention = Retention(queue.client.places, keep_s=86_400, most=1000, most_bytes=250_000)
     first, second = large(queue, 4, 100_000), large(queue, 3, 100_000)
     retention.remove_due()
     queue.client.remove(second)
@@ -211,9 +208,7 @@ def test_jobs_with_an_input_file_stay_and_do_not_count_towards_the_size(queue, t
         queue, hours_ago=1, input=str(tmp_path / "in"), output=str(tmp_path / "out.jsonl")
     )
     (queue.home.runs / rows / "log.txt").write_bytes(bytes(900_000))
-    retention = Retention(
-        queue.client.store, queue.home, keep_s=86_400, most=1000, most_bytes=250_000
-    )
+    retention = Retention(queue.client.places, keep_s=86_400, most=1000, most_bytes=250_000)
     retention.remove_due()
     retention.remove_due()
     assert traces(queue, rows)

@@ -23,6 +23,7 @@ from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
 from warmd.daemon.host.machine import node_name
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.nodes import Node
 from warmd.daemon.supervise.redis_server import find_binary
@@ -183,7 +184,9 @@ class Cluster:
         before = Path.cwd()
         os.chdir(Path(__file__).parent)  # where nodes find `behaviours`
         try:
-            return self.client.submit(spec_class("grpo").parse(values), needs=needs, after=after)
+            return self.client.submit(
+                spec_class("grpo").parse(values), Queueing(needs=needs or {}, after=after)
+            )
         finally:
             os.chdir(before)
 

@@ -16,6 +16,8 @@ from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from warmd.daemon.client import control
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
+from warmd.daemon.lifecycle.queueing import Queueing
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.daemon.supervise import aof_format
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
@@ -87,7 +89,7 @@ class Daemon:
 
         def is_idle() -> bool:
             with contextlib.suppress(WarmdError):  # the server may be away for a moment
-                for job in (jobs := self.client.jobs(statuses=("queued", "started"))):
+                for job in (jobs := self.client.jobs(JobFilter(statuses=("queued", "started")))):
                     self.client.cancel(job["id"])
                 return not jobs
             return False
@@ -154,7 +156,7 @@ class Daemon:
             **options,
         }
         with contextlib.chdir(folder):
-            return self.client.submit(spec_class("grpo").parse(values), **how)
+            return self.client.submit(spec_class("grpo").parse(values), Queueing(**how))
 
     def wait(self, job_id: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until the job has one of the statuses (or has ended)."""

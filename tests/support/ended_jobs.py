@@ -12,6 +12,7 @@ from warmd.configs.queues import INFER
 from warmd.daemon.client.client import Client
 from warmd.daemon.gateway.core.metrics import Metrics
 from warmd.daemon.gateway.core.models_index import ModelIndex
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.daemon.queue import keys
 from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.supervise.retention import Retention
@@ -62,20 +63,20 @@ def end(client: Client, number: int, kind: str = "infer", origin: str = "http") 
 def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
     """All commands and requests that read jobs."""
     client = desk.client
-    waiting = client.jobs(statuses=["queued"])[0]["id"]
-    retention = Retention(
-        client.store, desk.home, keep_s=86_400, most=10_000, most_bytes=10_000_000_000
-    )
+    waiting = client.jobs(JobFilter(statuses=["queued"]))[0]["id"]
+    retention = Retention(client.places, keep_s=86_400, most=10_000, most_bytes=10_000_000_000)
     metrics, index = Metrics(client), ModelIndex(client)
     retention.remove_due()  # new jobs are measured once
     return {
-        "queue": lambda: client.jobs(statuses=("started", "queued", "scheduled", "deferred")),
-        "status": lambda: (client.queues(), client.jobs(statuses=["started"])),
+        "queue": lambda: client.jobs(
+            JobFilter(statuses=("started", "queued", "scheduled", "deferred"))
+        ),
+        "status": lambda: (client.queues(), client.jobs(JobFilter(statuses=["started"]))),
         "show": lambda: client.job(waiting),
         "the latest job": lambda: client.find(None),
         "the only job that runs": client.pending,
-        "jobs --limit --all": lambda: client.jobs(limit=FEW),
-        "jobs --limit": lambda: client.jobs(limit=FEW, kinds=("grpo", "eval")),
+        "jobs --limit --all": lambda: client.jobs(JobFilter(limit=FEW)),
+        "jobs --limit": lambda: client.jobs(JobFilter(limit=FEW, kinds=("grpo", "eval"))),
         "/metrics": metrics.text,
         "/v1/models": index.all,
         "/v1/fine_tuning/jobs": lambda: client.trainings(20),

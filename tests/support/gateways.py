@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from desks import kill_redis
 from openai import DefaultHttpxClient, OpenAI
 from waiting import wait_until
 
@@ -23,8 +24,9 @@ from warmd.daemon.client.client import Client
 from warmd.daemon.gateway.http.connection import OTHER_FILES
 from warmd.daemon.host.home import Home
 from warmd.daemon.host.messages import GatewaySettings, encode
+from warmd.daemon.lifecycle.follow import Publisher
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.stream import Publisher, StreamWriter
+from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
@@ -87,7 +89,7 @@ class Gateway:
         self.hang_up()
         self.kill()
         self.client.close()
-        self.server.stop()
+        kill_redis(self.server)
 
     def openai(self, **settings: Any) -> OpenAI:
         self._clients.append(openai_client(self.url, **settings))

@@ -21,12 +21,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.grpo.advantages import RewardWeights
+from warmd.jobs.grpo.batch import completion_order
 from warmd.jobs.grpo.judging import Judge
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.rollouts import GroupSampler
 from warmd.jobs.grpo.sampler import Sampler
 from warmd.jobs.grpo.task import Reinforcement
-from warmd.jobs.keyed_numbers import permutation, uniform
+from warmd.jobs.keyed_numbers import uniform
 from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.rewards.reward_calls import RewardCalls
 from warmd.jobs.rewards.user_rewards import KeywordReward
@@ -141,7 +142,7 @@ class Stock(GRPOTrainer):
         def shuffled(batch: dict[str, Any]) -> dict[str, Any]:
             count = len(batch["prompt_ids"])
             step = self.state.global_step
-            order = permutation(count, use="shuffle", seed=self.args.seed, step=step)
+            order = completion_order(count, seed=self.args.seed, step=step)
             return {
                 name: value[order] if value.ndim else value
                 for name, value in batch.items()

@@ -35,6 +35,7 @@ from old_homes import ORIGINAL, OldHome, save_bucket
 from s3_servers import s3_server
 from waiting import wait_until
 
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs import spec_class
 
@@ -252,7 +253,7 @@ class Maker(OldHome):
         with contextlib.chdir(PROJECT):
             spec = spec_class(kind).parse(values)
             before = None if after is None else self.jobs[after]
-            self.jobs[name] = self.client.submit(spec, after=before)
+            self.jobs[name] = self.client.submit(spec, Queueing(after=before))
         return self.jobs[name]
 
     def rundir(self, name: str) -> RunDir:

@@ -39,7 +39,7 @@ from machines import Machines, machines
 from random_storm import reap_for
 
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.lease import LEASE_S
+from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.runs import events
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError

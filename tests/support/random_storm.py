@@ -42,6 +42,7 @@ from small_disks import fill, make_room
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.runs import events
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
@@ -142,7 +143,7 @@ class Storm:
             values |= {"input": str(self._rows), "output": str(self._output(number))}
         else:
             values |= {"prompt": "1 and 2", "n": 4}
-        return self.daemon.client.submit(spec_class("infer").parse(values), retries=9)
+        return self.daemon.client.submit(spec_class("infer").parse(values), Queueing(retries=9))
 
     def _train(self, seed: int) -> str:
         return self.daemon.submit(

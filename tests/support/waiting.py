@@ -8,15 +8,20 @@ from typing import Any
 
 
 def wait_until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
-    """Return the condition's first true value; fail with its last one after `timeout_s`."""
+    """Return the condition's first true value; fail with its last one after `timeout_s`.
+
+    It is asked less often where the answer takes long: what it waits for needs the processors.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
+        asked = time.monotonic()
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not so after {timeout_s:g} s; last seen: {value!r}")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, 2 * (now - asked)), 0.1))
 
 
 def holds_for(seconds: float, condition: Callable[[], Any]) -> None:

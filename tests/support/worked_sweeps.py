@@ -15,7 +15,14 @@ from desks import Desk, Run
 from warmd.configs.config import load
 from warmd.daemon.client.client import Client
 
-WATCHED = ("sweeps", "curriculum", "runs", "queue", "files")  # folders whose lines count
+WATCHED = (
+    "sweeps",
+    "curriculum",
+    "lifecycle",
+    "runs",
+    "queue",
+    "files",
+)  # folders whose lines count
 
 
 def planned(desk: Desk, **given: Any) -> str:
@@ -24,8 +31,6 @@ def planned(desk: Desk, **given: Any) -> str:
 
     values = {"model": desk.grpo[3], "samples": 9, "num_generations": 2}
     sweep, state = desk.client.plan_sweep("grpo", values, given)
-    queueing = {"front": False, "after": None, "at": None, "retries": 0, "timeout_s": None}
-    sweep.queueing.update(queueing)
     with SweepFolder.creating(desk.home, sweep, state):
         pass
     return sweep.id
@@ -36,7 +41,7 @@ def advance(desk: Desk, sweep_id: str) -> None:
     from warmd.daemon.sweeps.folder import SweepFolder
     from warmd.daemon.sweeps.progress import advance
 
-    advance(desk.client.store, desk.home.runs, SweepFolder(desk.home, sweep_id))
+    advance(desk.client.places, SweepFolder(desk.home, sweep_id))
 
 
 def lines_of_advance(desk: Desk, sweep_id: str) -> int:
@@ -54,7 +59,7 @@ def _advance_anew(home: Path, sweep_id: str) -> None:
     from warmd.daemon.sweeps.progress import advance
 
     client = Client(load(home=home, environ={}))  # with a connection of its own
-    advance(client.store, client.home.runs, SweepFolder(client.home, sweep_id))
+    advance(client.places, SweepFolder(client.home, sweep_id))
 
 
 def ended_at(line: int | None, work: Callable[[], None]) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from desks import kill_redis
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, WorkerConfig
@@ -29,12 +30,12 @@ from warmd.daemon.host.messages import (
     WorkerSettings,
     encode,
 )
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.jobs import JobStore
-from warmd.daemon.queue.lease import Lease
 from warmd.daemon.queue.mailbox import Mailbox
 from warmd.daemon.queue.stream import StreamWriter
-from warmd.daemon.queue.workers import WorkerRegistry
+from warmd.daemon.queue.workers import Lease, WorkerRegistry
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 from warmd.daemon.work.gangs import GangWork
 from warmd.daemon.work.held import Held
@@ -68,14 +69,13 @@ class Workplace:
         for worker in self._workers:
             worker.kill()
             worker.wait()
-        self.resume_redis()
         self.client.close()
-        self.redis.stop()
+        kill_redis(self.redis)
 
     def submit(self, *, model: str | None = None, **how: Any) -> str:
         """Queue a prompt, by default for the built-in model."""
         values = {"prompt": "a", **({"model": model} if model is not None else {})}
-        return self.client.submit(spec_class("infer").parse(values), **how)
+        return self.client.submit(spec_class("infer").parse(values), Queueing(**how))
 
     def status(self, job_id: str) -> str:
         status: str = self.client.job(job_id)["status"]

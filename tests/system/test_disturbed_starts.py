@@ -46,10 +46,11 @@ DEATHS = pytest.mark.nightly(
 @pytest.mark.parametrize(
     "trouble",
     [
-        "zygote",
-        "stop --now",
-        "SIGTERM",
-        *(pytest.param(name, marks=DEATHS) for name in ("horse", "worker", "server", "supervisor")),
+        *("stop --now", "SIGTERM"),
+        *(
+            pytest.param(name, marks=DEATHS)
+            for name in ("horse", "worker", "server", "supervisor", "zygote")
+        ),
     ],
 )
 def test_stop_ends_soon_and_loses_nothing_whatever_happens_meanwhile(sturdy: Daemon, trouble: str):

@@ -19,7 +19,7 @@ from disturbing import STEPS, MakeDaemon, frozen, hold, let_go, pids, steps, wai
 from waiting import wait_until
 
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.lease import LEASE_S
+from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.supervise.children import HUNG_S
 from warmd.jobs.errors import WarmdError
 

@@ -15,7 +15,9 @@ from daemons import gone
 from machines import Machines, check_tools, machines
 from waiting import holds_for, wait_until
 
-from warmd.daemon.queue.lease import LEASE_S, RENEWALS
+from warmd.daemon.lifecycle.view import JobFilter
+from warmd.daemon.queue.keys import LEASE_S
+from warmd.daemon.queue.workers import RENEWALS
 from warmd.jobs import spec_class
 from warmd.jobs.training.gloo_group import UNREACHABLE_S
 
@@ -128,7 +130,7 @@ def test_times_use_the_clock_of_redis_whatever_the_clocks_of_the_machines(networ
             assert begun - 1 < event["time"] < time.time() + 1
     assert network.client.job(jobs[0])["started_at"] >= begun + 2
     # The leader keeps answers for five minutes after their end, also those of the third machine.
-    holds_for(6, lambda: len(network.client.jobs(limit=None)) == len(jobs))
+    holds_for(6, lambda: len(network.client.jobs(JobFilter(limit=None))) == len(jobs))
 
 
 def test_an_eta_does_not_depend_on_the_clock_of_the_machine(network: Machines):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -30,23 +31,62 @@ def machines(tiny_model: Path) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def shared(tiny_model: Path) -> Iterator[Cluster]:
+    """One cluster for tests that may use the same node, `first`."""
+    with cluster(tiny_model) as made:
+        yield made
+
+
+def start_first(shared: Cluster) -> subprocess.Popen[bytes]:
+    """Start the node unless it runs; wait until it is ready."""
+    if "first" not in shared.nodes or shared.nodes["first"].poll() is not None:
+        shared.node("first", "--labels", "gpu=h200")
+    shared.wait_ready("first")
+    return shared.nodes["first"]
+
+
 def is_exact(machines: Cluster, job_id: str) -> bool:
     """Whether the job has reported each of its steps once."""
     steps = [event["step"] for event in machines.events(job_id, "step")]
     return bool(steps) and steps == list(range(1, len(steps) + 1))
 
 
+def test_a_gateway_without_a_worker_is_served_by_the_nodes_of_its_redis(shared: Cluster):
+    gateway = shared.node("gateway", "--port", "0", command="gateway")
+    wait_until(lambda: "listening on" in shared.log("gateway"), timeout_s=60)
+    url = shared.log("gateway").partition("listening on ")[2].split()[0]
+
+    def health() -> int:
+        try:
+            with urllib.request.urlopen(f"{url}/health") as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert health() == 503
+    start_first(shared)
+    assert health() == 200
+    body = json.dumps({"model": "tiny", "prompt": "1", "max_tokens": 2}).encode()
+    request = urllib.request.Request(
+        f"{url}/v1/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as reply:
+        assert json.load(reply)["choices"]
+    gateway.terminate()
+    assert gateway.wait(30) == 0
+
+
 def test_a_node_runs_its_jobs_to_their_end_when_drained_and_another_takes_the_rest(
-    machines: Cluster,
+    shared: Cluster,
 ):
-    first = machines.node("first", "--labels", "gpu=h200")
-    machines.wait_ready("first")
-    running = machines.submit(needs={"gpu": "h200"}, epochs=40)
-    machines.wait(running, "started")
-    waiting = machines.submit()
+    first = start_first(shared)
+    running = shared.submit(needs={"gpu": "h200"}, epochs=40)
+    shared.wait(running, "started")
+    waiting = shared.submit()
 
     def reported() -> Node | None:
-        found = machines.seen("first")
+        found = shared.seen("first")
         return found if found is not None and found.jobs else None
 
     node = wait_until(reported)  # the node's next heartbeat has its jobs
@@ -55,14 +95,14 @@ def test_a_node_runs_its_jobs_to_their_end_when_drained_and_another_takes_the_re
         "h200",
         {"train": 1, "infer": 4},
     )
-    machines.client.drain(node.name)
-    machines.node("second", "--queues", "train")
+    shared.client.drain(node.name)
+    shared.node("second", "--queues", "train")
     assert first.wait(90) == 0
-    job = machines.wait(running)
+    job = shared.wait(running)
     assert (job["status"], job["execution"]) == ("finished", 1)
-    assert machines.wait(waiting)["status"] == "finished"
-    assert "drained on request" in machines.log("first")
-    assert [n.name for n in machines.client.nodes()] == [machines.name_of("second")]
+    assert shared.wait(waiting)["status"] == "finished"
+    assert "drained on request" in shared.log("first")
+    assert [n.name for n in shared.client.nodes()] == [shared.name_of("second")]
 
 
 @pytest.mark.nightly(
@@ -83,30 +123,6 @@ def test_a_node_leaves_when_idle_for_long_or_after_its_number_of_jobs(machines: 
     assert "took 2 jobs (max_jobs: 2)" in machines.log("first")
     assert "had no job for 2 s (idle_exit)" in machines.log("second")
     assert machines.client.nodes() == []
-
-
-def test_a_gateway_without_a_worker_is_served_by_the_nodes_of_its_redis(machines: Cluster):
-    machines.node("gateway", "--port", "0", command="gateway")
-    wait_until(lambda: "listening on" in machines.log("gateway"), timeout_s=60)
-    url = machines.log("gateway").partition("listening on ")[2].split()[0]
-
-    def health() -> int:
-        try:
-            with urllib.request.urlopen(f"{url}/health") as reply:
-                return int(reply.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    assert health() == 503
-    machines.node("first", "--queues", "infer")
-    machines.wait_ready("first")
-    assert health() == 200
-    body = json.dumps({"model": "tiny", "prompt": "1", "max_tokens": 2}).encode()
-    request = urllib.request.Request(
-        f"{url}/v1/completions", body, {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as reply:
-        assert json.load(reply)["choices"]
 
 
 @pytest.mark.nightly(

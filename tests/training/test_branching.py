@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from shell import Done, warmd
 from transformers import AutoModelForMaskedLM, BertConfig
 
-from warmd.daemon.runs.rundir import by_time
+from warmd.daemon.lifecycle.view import JobFilter
+from warmd.jobs.ids import by_time
 
 SUPPORT = Path(__file__).parents[1] / "support"  # where `behaviours` is
 
@@ -112,7 +113,7 @@ def test_the_latest_job_is_the_latest_that_trained_the_same_type_of_model(shared
     shared_daemon.wait(answer.out.strip())
     assert shared_daemon.client.find("-") == answer.out.strip()
     latest = max(
-        (job["id"] for job in shared_daemon.client.jobs(kinds=("grpo", "sft", "dpo"))),
+        (job["id"] for job in shared_daemon.client.jobs(JobFilter(kinds=("grpo", "sft", "dpo")))),
         key=by_time,
     )
     typed = ("submit", "grpo", "--samples", "2", "--dry-run", "--json", "--init-from", "-")

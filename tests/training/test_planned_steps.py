@@ -12,6 +12,7 @@ import sft_jobs
 import tiny
 from daemons import Daemon
 
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.context import RULES
 from warmd.jobs.dpo.kind import run as run_dpo
@@ -104,7 +105,7 @@ def test_the_number_of_steps_is_shown_and_kept_by_the_jobs_of_earlier_versions(
     client = shared_daemon.client
     spec = sft_jobs.spec(tmp_path, "long prompts", **SHORT, model="tiny")
     new = client.submit(spec)
-    old = client.submit(spec, delay_s=3)
+    old = client.submit(spec, Queueing(delay_s=3))
     rundir = RunDir(shared_daemon.home.runs / old)
     assert rundir.read_spec()["rules"] == RULES
     rundir.annotate(rules=0)

@@ -14,7 +14,7 @@ import pytest
 from daemons import Daemon
 from disturbing import MakeDaemon, hold, let_go, steps, weights
 from shell import warmd
-from small_disks import fill, fill_inodes, make_room, quota, small_disk, use_up
+from small_disks import FILLER, fill, fill_inodes, make_room, quota, small_disk, use_up
 from waiting import holds_for, wait_until
 
 from warmd.daemon.client import control
@@ -25,16 +25,40 @@ SHORT = pytest.mark.nightly(
 LONG = 40  # steps, whose events fill more than the pages that the files have already
 
 
-@pytest.fixture
-def full(make_daemon: MakeDaemon) -> Iterator[Daemon]:
-    """A daemon whose run directories are on a disk of six megabytes and 300 files."""
-    daemon = make_daemon()
-    daemon.home.runs.mkdir(mode=0o700, parents=True)
+def on_small_disk(daemon: Daemon, folder: Path, size: str, *, inodes: int = 0) -> Iterator[Daemon]:
+    """A daemon with a folder on a small disk, which it finds when it starts."""
+    folder.mkdir(mode=0o700, parents=True)
     daemon.home.path.chmod(0o700)
-    with small_disk(daemon.home.runs, "6m", inodes=300):
-        daemon.start()
+    with small_disk(folder, size, inodes=inodes):
         yield daemon
         daemon.close()
+
+
+def emptied(daemon: Daemon, disk: Path) -> Iterator[Daemon]:
+    """The daemon, up and idle, with nothing of earlier tests on its small disk."""
+    if not daemon.home.is_locked():
+        daemon.start()
+    wait_until(daemon.is_settled, timeout_s=60)
+    yield daemon
+    (daemon.folder / "gate").unlink(missing_ok=True)
+    if (disk / FILLER).exists():
+        make_room(disk)
+    if daemon.home.is_locked():
+        daemon.leave_idle()
+        for ended in daemon.client.jobs():
+            daemon.client.remove(ended["id"])
+
+
+@pytest.fixture(scope="module")
+def daemon_of_small_runs(daemons: MakeDaemon) -> Iterator[Daemon]:
+    daemon = daemons()
+    yield from on_small_disk(daemon, daemon.home.runs, "6m", inodes=300)
+
+
+@pytest.fixture
+def full(daemon_of_small_runs: Daemon) -> Iterator[Daemon]:
+    """A daemon whose run directories are on a disk of six megabytes and 300 files."""
+    yield from emptied(daemon_of_small_runs, daemon_of_small_runs.home.runs)
 
 
 def job(daemon: Daemon, job_id: str) -> dict[str, Any]:
@@ -189,7 +213,7 @@ def test_a_waiting_job_can_be_paused_and_continues(full: Daemon):
     check_events(full, job_id)
 
 
-@pytest.mark.slow
+@SHORT
 def test_the_daemon_stops_while_a_job_waits_and_resumes_it(full: Daemon):
     job_id = hold_and_fill(full)
     full.stop()
@@ -202,8 +226,8 @@ def test_the_daemon_stops_while_a_job_waits_and_resumes_it(full: Daemon):
 
 @pytest.mark.slow
 def test_waiting_counts_neither_as_a_stall_nor_for_the_time_limit(full: Daemon):
-    job_id = hold_and_fill(full, timeout_s=4.0, on_stall="stop")
-    holds_for(6.0, lambda: job(full, job_id)["status"] == "started")
+    job_id = hold_and_fill(full, timeout_s=8.0, on_stall="stop")
+    holds_for(9.0, lambda: job(full, job_id)["status"] == "started")
     make_room(full.home.runs)
     assert full.wait(job_id)["status"] == "finished"
     assert full.events(job_id, "stall") == []
@@ -223,15 +247,16 @@ def test_a_job_that_needs_checkpoints_trains_no_step_without_one(full: Daemon):
     assert len(full.events(job_id, "save_failed")) == 1
 
 
+@pytest.fixture(scope="module")
+def daemon_of_small_home(daemons: MakeDaemon) -> Iterator[Daemon]:
+    daemon = daemons()
+    yield from on_small_disk(daemon, daemon.home.path, "12m")
+
+
 @pytest.fixture
-def cramped(make_daemon: MakeDaemon) -> Iterator[Daemon]:
+def cramped(daemon_of_small_home: Daemon) -> Iterator[Daemon]:
     """A daemon whose whole home is on a disk of twelve megabytes: runs, Redis, logs, state."""
-    daemon = make_daemon()
-    daemon.home.path.mkdir(mode=0o700, parents=True)
-    with small_disk(daemon.home.path, "12m"):
-        daemon.start()
-        yield daemon
-        daemon.close()
+    yield from emptied(daemon_of_small_home, daemon_of_small_home.home.path)
 
 
 @pytest.mark.slow

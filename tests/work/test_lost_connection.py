@@ -14,7 +14,8 @@ from workplaces import NAME, Workplace, workplace
 from warmd.configs.config import WorkerConfig
 from warmd.configs.labels import NODES
 from warmd.daemon.host.messages import RunJob
-from warmd.daemon.queue import adoption, keys
+from warmd.daemon.lifecycle import adopt
+from warmd.daemon.queue import keys
 from warmd.daemon.queue.gangs import Gangs
 from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.queue.stream import StreamWriter
@@ -57,7 +58,7 @@ def test_a_job_that_arrives_late_goes_back_to_the_queue_of_a_busy_worker(place: 
 
 def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(place: Workplace):
     job_id = place.submit()
-    adoption.take_over(place.connection, place.client.rundir(job_id))  # Redis is asked whose it is
+    adopt.take_over(place.connection, place.client.rundir(job_id))  # Redis is asked whose it is
     pop(place, job_id)
     begun = place.store.begin(job_id.encode(), "infer", NAME)
     assert begun is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -17,22 +16,40 @@ SHORT = pytest.mark.nightly(
 )
 
 
-@pytest.fixture
-def limit(tmp_path: Path) -> Iterator[ProcessLimit]:
-    with process_limit(f"warmd-{tmp_path.name}") as limit:
+@pytest.fixture(scope="module")
+def limit() -> Iterator[ProcessLimit]:
+    with process_limit("warmd-no-threads") as limit:
         yield limit
 
 
-@pytest.fixture
-def limited(limit: ProcessLimit, make_daemon: MakeDaemon) -> Iterator[Daemon]:
-    """A daemon whose processes are in the limited group."""
-    daemon = make_daemon()
-    daemon.start()
-    for process in daemon.processes():
-        limit.add(process.pid)
+@pytest.fixture(scope="module")
+def limited_daemon(limit: ProcessLimit, daemons: MakeDaemon) -> Iterator[Daemon]:
+    daemon = daemons()
     yield daemon
     limit.set(more=None)
     daemon.close()
+
+
+@pytest.fixture
+def limited(limited_daemon: Daemon, limit: ProcessLimit) -> Iterator[Daemon]:
+    """A daemon, up and idle, whose processes are in the limited group, as all that it starts."""
+    daemon = limited_daemon
+    if not daemon.home.is_locked():
+        daemon.start()
+        for process in daemon.processes():
+            limit.add(process.pid)
+    wait_until(daemon.is_settled, timeout_s=60)
+    yield daemon
+    limit.set(more=None)
+    (daemon.folder / "gate").unlink(missing_ok=True)
+    if daemon.home.is_locked():
+        daemon.leave_idle()
+
+
+def logged(daemon: Daemon) -> Callable[[], str]:
+    """What the daemon writes to its log from now on."""
+    before = daemon.home.log.stat().st_size
+    return lambda: daemon.home.log.read_bytes()[before:].decode()
 
 
 @pytest.mark.slow
@@ -69,12 +86,12 @@ def test_a_process_that_dies_is_started_again_when_the_machine_can(
     limited: Daemon, limit: ProcessLimit, name: str
 ):
     job_id = hold(limited)
-    log = limited.home.log
+    log = logged(limited)
     victim = psutil.Process(limited.pid(name))
     limit.forbid()  # the processes that end make no room
     victim.kill()
     let_go(limited)
-    wait_until(lambda: "no process" in log.read_text() or "no supervisor" in log.read_text())
+    wait_until(lambda: "no process" in log() or "no supervisor" in log())
     limit.set(more=None)
     assert limited.wait(job_id, timeout_s=120)["status"] == "finished"
 
@@ -84,12 +101,12 @@ def test_a_redis_that_dies_is_started_again_when_the_machine_can(
     limited: Daemon, limit: ProcessLimit
 ):
     job_id = hold(limited)
+    log = logged(limited)
     supervisor, redis = (psutil.Process(limited.pid(name)) for name in ("supervisor", "server"))
     limit.forbid()
     redis.kill()
     let_go(limited)
-    log = limited.home.log
-    wait_until(lambda: "Redis: not restarted: the machine lacks a free thread" in log.read_text())
+    wait_until(lambda: "Redis: not restarted: the machine lacks a free thread" in log())
     holds_for(3.0, supervisor.is_running)
     limit.set(more=None)
     assert limited.wait(job_id, timeout_s=120)["status"] == "finished"

@@ -21,6 +21,8 @@ from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.client import control
+from warmd.daemon.lifecycle.queueing import Queueing
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.jobs.infer.options import InferSpec
 
 pytestmark = pytest.mark.slow
@@ -46,7 +48,7 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
     """The same, with nothing left to do when the test is over."""
     yield shared
     gate(shared).unlink(missing_ok=True)
-    wait_until(lambda: not shared.client.jobs(statuses=("queued", "started")))
+    wait_until(lambda: not shared.client.jobs(JobFilter(statuses=("queued", "started"))))
 
 
 def gate(daemon: Daemon) -> Path:
@@ -197,7 +199,7 @@ def test_a_horse_that_has_grown_gives_memory_back_or_is_replaced_when_idle(daemo
 def test_time_limit_ends_one_job_and_leaves_the_others(daemon: Daemon):
     (other,) = hold(daemon, 1)
     spec = drill.DrillSpec.parse({"gate": str(gate(daemon))})
-    late = daemon.client.submit(spec, timeout_s=1)
+    late = daemon.client.submit(spec, Queueing(timeout_s=1))
     job = daemon.wait(late)
     assert (job["status"], job["error"]) == ("failed", "took longer than its time limit of 1 s")
     gate(daemon).unlink()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
 from ...client.client import Client
-from ...runs.labels import Labels
+from ...lifecycle.queueing import Queueing
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
 from ..http.client import current_name
@@ -117,13 +117,13 @@ async def create_curriculum(
     given: dict[str, Any] = {"stages": stages}
     if body.gate is not None:
         given["gate"] = await state.in_data_thread(_gate, body.gate, state)
-    labels = Labels.parse(body.name, body.tags)
+    queueing = Queueing(name=body.name, tags=tuple(body.tags))
     submitted_by = current_name()
 
     def submit() -> dict[str, Any]:
         options = {**state.config.defaults.get(kind, {}), **values}
         submitted = state.client.submit_curriculum(
-            kind, options, given, origin="http", submitted_by=submitted_by, labels=labels
+            kind, options, given, queueing, origin="http", submitted_by=submitted_by
         )
         return state.client.curriculum(submitted)
 

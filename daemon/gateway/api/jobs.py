@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs import KINDS
 from ....jobs.errors import SpecError
-from ...client.removing import refuse_removal
-from ...runs.labels import Labels
-from ...runs.rundir import is_id_prefix, is_job_id
+from ....jobs.ids import is_id_prefix, is_job_id
+from ...lifecycle.remove import refuse_removal
+from ...lifecycle.view import JobFilter, JobView
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
@@ -27,51 +27,6 @@ _MAX_JOBS = 200  # of one page of the list
 _STATUSES = ("queued", "started", "finished", "failed", "stopped", "canceled")
 _ALL_STATUSES = (*_STATUSES, "deferred", "scheduled", "unregistered")
 _MAX_CHANGES = 20  # options changed by one resume
-
-
-class JobView(BaseModel):
-    """The known fields of a job, as in `warmd show --json`; times are unix seconds."""
-
-    id: str
-    kind: str
-    name: str | None
-    tags: list[str]
-    notes: list[dict[str, Any]]
-    status: str
-    paused: bool
-    paused_at: float | None
-    queue: str
-    model: str | None
-    init_from: str | None
-    sweep: str | None
-    curriculum: str | None
-    submitted_by: str | None
-    step: int
-    steps_total: int | None
-    rows_done: int | None
-    rows_total: int | None
-    execution: int
-    run_dir: str
-    error: str | None
-    problem: str | None
-    alert: str | None
-    result: dict[str, Any] | None
-    created_at: float | None
-    enqueued_at: float | None
-    started_at: float | None
-    ended_at: float | None
-    scheduled_at: float | None
-    position: int | None
-    after: list[str]
-    needs: dict[str, str]
-    missing_model: str | None
-    nodes: list[str]
-    awaited_nodes: str | None
-    worker: str | None
-    seconds_per_step: float | None
-    eta_s: float | None
-    retries_left: int
-    waits_for: str | None
 
 
 class JobPage(BaseModel):
@@ -157,12 +112,15 @@ async def list_jobs_of_all_kinds(
 
     def page() -> dict[str, Any]:
         found = state.client.jobs(
-            statuses=status or None,
-            kinds=kind or None,
-            labels=Labels(name=name, tags=tuple(tag)),
-            text=text,
-            older_than=after,
-            limit=limit + 1,
+            JobFilter(
+                statuses=status or None,
+                kinds=kind or None,
+                name=name,
+                tags=tuple(tag),
+                text=text,
+                older_than=after,
+                limit=limit + 1,
+            )
         )
         return {"data": found[:limit], "has_more": len(found) > limit}
 

@@ -10,12 +10,12 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from ....configs.tokens import RIGHTS
+from ...lifecycle.view import JobView
 from ..core import live
 from ..core.state import AppState, StateDep
 from ..http.client import current
 from ..http.errors import RESPONSES
 from ..http.rights import READ
-from .jobs import JobView
 
 router = APIRouter(prefix="/v1/warmd/overview", tags=["operation"], responses=RESPONSES)
 

@@ -15,7 +15,7 @@ from ....jobs.errors import SpecError
 from ....jobs.spec import OptionInfo
 from ...client.client import Client
 from ...client.sweep_views import steps_total
-from ...runs.labels import Labels
+from ...lifecycle.queueing import Queueing
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
 from ..http.client import current_name
@@ -146,7 +146,7 @@ class _SweepRequest:
     kind: str
     values: dict[str, Any]
     given: dict[str, Any]
-    labels: Labels
+    queueing: Queueing
 
 
 def _read_request(body: CreateSweep, state: AppState) -> _SweepRequest:
@@ -163,7 +163,7 @@ def _read_request(body: CreateSweep, state: AppState) -> _SweepRequest:
     if not given:
         raise SpecError("sweep", "must be given, or else seeds or array, got none")
     values = {**state.config.defaults.get(kind, {}), **options}
-    return _SweepRequest(kind, values, given, Labels.parse(body.name, body.tags))
+    return _SweepRequest(kind, values, given, Queueing(name=body.name, tags=tuple(body.tags)))
 
 
 @contextmanager
@@ -191,9 +191,9 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
                 request.kind,
                 request.values,
                 request.given,
+                request.queueing,
                 origin="http",
                 submitted_by=submitted_by,
-                labels=request.labels,
             )
         return state.client.sweep(sweep_id)
 
@@ -208,7 +208,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
         request = _read_request(body, state)
         with _named_by_request(request.kind):
             sweep, planned = state.client.plan_sweep(
-                request.kind, request.values, request.given, labels=request.labels
+                request.kind, request.values, request.given, request.queueing
             )
         search = sweep.search
         ranges = {name: one.text for name, one in search.ranges.items()} if search else {}

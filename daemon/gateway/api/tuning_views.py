@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from ....jobs.errors import NotFound
+from ....jobs.ids import is_job_id, kind_of
 from ...client.client import Client
-from ...client.views import UNREGISTERED
+from ...lifecycle.view import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
-from ...runs.rundir import is_job_id
 from .methods import method_of
 
 ABOUT = "http"  # key in spec.json for the fields of the request that are not options
@@ -34,7 +34,7 @@ _COMMON = {"seq", "execution", "time", "type"}  # fields of every event
 
 
 def _check(client: Client, job_id: str) -> None:
-    if not is_job_id(job_id) or method_of(job_id.split("-")[0]) is None:
+    if not is_job_id(job_id) or method_of(kind_of(job_id)) is None:
         raise NotFound(f"fine_tuning_job_id: no training job {job_id[:80]!r}")
     client.rundir(job_id)
 

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import Request
 
 from ....jobs import spec_class
+from ....jobs.ids import kind_of
 from ..http.errors import CLIENT_DISCONNECTED, ApiError, unavailable
 from .event_reader import JobState
 from .state import AppState
@@ -166,7 +167,7 @@ def _failure(job_id: str, status: str | None, failed: dict[str, Any] | None) -> 
     if status == "failed":
         reason = failed["error"] if failed is not None else "see `warmd logs`"
         field = reason.partition(": ")[0]
-        options = spec_class(job_id.split("-")[0]).options()
+        options = spec_class(kind_of(job_id)).options()
         if failed is not None and failed["traceback"] is None and field in options:
             return ApiError(400, reason, param=field)  # an option that only the worker can check
         return ApiError(500, f"{job_id} failed: {reason}", code="job_failed", headers=_NO_RETRY)

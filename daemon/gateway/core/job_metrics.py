@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from ....configs.queues import QUEUES
 from ....jobs import KINDS
 from ...client.client import Client
-from ...queue import nodes, totals, waiting
+from ...queue import listing, nodes, totals
 from ...queue.totals import BOUNDS_S, Durations, Totals
 from ...queue.workers import WorkerRegistry
 
@@ -53,7 +53,7 @@ class JobMetrics(Collector):
             name = queue.pop("name")
             for status, number in queue.items():
                 jobs.add_metric([name, status], number)
-            oldest.add_metric([name], waiting.oldest_s(self._client.connection, name))
+            oldest.add_metric([name], listing.oldest_wait_s(self._client.connection, name))
         return [jobs, oldest]
 
     def _processes(self) -> Iterable[Metric]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ....jobs.context import step_of
+from ....jobs.ids import is_job_id
 from ....jobs.models.adapters import is_model
 from ...client.client import Client
 from ...host.home import Home
 from ...host.warm_set import known_models, on_demand_models
 from ...runs.checkpoints import Checkpoints
-from ...runs.rundir import RunDir, is_job_id
+from ...runs.rundir import RunDir
 from ..http.errors import ApiError
 
 

@@ -21,6 +21,7 @@ import redis
 from ....jobs.errors import WarmdError
 from ...client import control
 from ...client.client import Client
+from ...lifecycle.view import JobFilter
 from .shared import Shared
 
 log = logging.getLogger(__name__)
@@ -140,9 +141,9 @@ class Overview:
         return {"jobs": changed, "gone": gone} if changed or gone else {}
 
     def _read_jobs(self) -> dict[str, dict[str, Any]]:
-        found = self._client.jobs(limit=_NEWEST)
-        found += self._client.jobs(statuses=("started",))
-        found += self._client.jobs(statuses=_WAITING, limit=_MAX_WAITING)
+        found = self._client.jobs(JobFilter(limit=_NEWEST))
+        found += self._client.jobs(JobFilter(statuses=("started",)))
+        found += self._client.jobs(JobFilter(statuses=_WAITING, limit=_MAX_WAITING))
         return {job["id"]: job for job in found}
 
     async def _read_status(self) -> Part:

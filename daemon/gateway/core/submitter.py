@@ -12,20 +12,21 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from ....configs.labels import with_ranks
 from ....configs.queues import TRAIN
+from ....jobs import spec_class
 from ....jobs.errors import NotFound, SpecError
+from ....jobs.ids import kind_of
 from ....jobs.spec import Spec
-from ...client.capacity import check_ranks
 from ...client.client import Client
 from ...host.image_store import ImageStore
-from ...queue import adoption, keys
+from ...lifecycle.check import check_ranks
+from ...lifecycle.submit import enqueue, write
+from ...queue import keys
 from ...queue.jobs import JobStatus
 from ...runs.rundir import RunDir
 from ..http.client import HttpClient, current, current_name
@@ -83,8 +84,7 @@ class Submitter:
 
     async def submit(self, submission: Submission) -> str:
         """Check and queue a job; return its id once it is durable. Raises WarmdError."""
-        rundir = await self._prepared(submission)
-        return await self._queue(rundir, submission.spec.queue)
+        return await self._queue(*await self._prepared(submission))
 
     async def submit_once(
         self, key: str, fingerprint: str, submission: Submission
@@ -108,18 +108,16 @@ class Submitter:
                         code="idempotency_key_reused",
                         headers={"x-should-retry": "false"},
                     )
-                if await self._can_answer(known["job"], submission.spec.queue):
+                if await self._can_answer(known["job"]):
                     return known["job"], False
-            rundir = await self._prepared(submission)
-            document = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
+            rundir, document = await self._prepared(submission)
+            about = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
             try:
-                await self._in_thread(
-                    lambda: self._client.connection.set(note, document, ex=KEPT_S)
-                )
+                await self._in_thread(lambda: self._client.connection.set(note, about, ex=KEPT_S))
             except BaseException:
                 rundir.remove()
                 raise
-            return await self._queue(rundir, submission.spec.queue), True
+            return await self._queue(rundir, document), True
 
     @asynccontextmanager
     async def _locked(self, name: str) -> Any:
@@ -142,7 +140,7 @@ class Submitter:
         is_note = isinstance(document, dict) and {"job", "fingerprint"} <= document.keys()
         return document if is_note else None
 
-    async def _can_answer(self, job_id: str, queue: str) -> bool:
+    async def _can_answer(self, job_id: str) -> bool:
         """Whether a recorded job has or will have a result. Queues it if it never was queued."""
         try:
             rundir = await self._in_thread(self._client.rundir, job_id)
@@ -150,74 +148,66 @@ class Submitter:
             return False
         job = await self._in_thread(self._client.store.fetch, job_id)
         if job is None:
-            await self._queue(rundir, queue)
+            await self._queue(rundir, await self._in_thread(rundir.read_spec))
             return True
         return job.get_status(refresh=False) not in _WITHOUT_RESULT
 
-    @cached_property
-    def _queueing(self) -> dict[str, Any]:
-        """What the adoption of a job needs: this home and its Redis, the same for all jobs."""
-        return adoption.queueing(self._client.home, self._client.connection)
-
-    async def _prepared(self, submission: Submission) -> RunDir:
+    async def _prepared(self, submission: Submission) -> tuple[RunDir, dict[str, Any]]:
         """Check a job in a thread: one whose data or schema is read, apart from the others."""
         spec = submission.spec
         reads = "schema" if getattr(spec, "json_schema", "") else None
         run = self._threads["data" if spec.queue == TRAIN else reads]
-        rundir: RunDir = await run(self._prepare, submission, current_name())
-        return rundir
+        prepared: tuple[RunDir, dict[str, Any]] = await run(
+            self._prepare, submission, current_name()
+        )
+        return prepared
 
-    def _prepare(self, submission: Submission, submitted_by: str | None) -> RunDir:
+    def _prepare(
+        self, submission: Submission, submitted_by: str | None
+    ) -> tuple[RunDir, dict[str, Any]]:
         # No folder to import from: an HTTP request must not name code.
         about = {**submission.about, "python_path": [], "origin": "http"}
         about |= {"submitted_by": submitted_by}
-        about |= self._queueing
         # The job refuses a prompt that is too long as soon: the client waits for it. Tokenizing in
         # this process would let a few such requests delay all others.
         is_awaited = submission.spec.kind == "infer"
         checked = self._client.check(submission.spec, reads_tokenizer=not is_awaited)
-        check_ranks(self._client, [checked["spec"]])
+        check_ranks(self._client.places, self._client.config, [checked["spec"]])
         document = {**checked, **about}
-        runs = self._client.home.runs
         try:
-            rundir = RunDir.create(runs, submission.spec.kind, document, durable=False)
+            rundir, document = write(self._client.places, submission.spec.kind, document)
         except SpecError as error:
             raise unwritable(str(error)) from error
         if submission.images:
             try:
-                ImageStore(runs).hold(rundir.path, submission.images)
+                ImageStore(self._client.home.runs).hold(rundir.path, submission.images)
             except OSError as error:
                 rundir.remove()
                 raise unwritable(f"home: cannot store an image: {error}") from error
-        return rundir
+        return rundir, document
 
-    async def _queue(self, rundir: RunDir, queue: str) -> str:
+    async def _queue(self, rundir: RunDir, document: Mapping[str, Any]) -> str:
         """Queue a job and flush its files concurrently: one flush takes as long as all of them.
 
         A power failure in between loses only a job whose id was not returned yet.
         """
-        job_id = rundir.path.name
         try:
-            spec = rundir.read_spec()["spec"] if queue == TRAIN else {}
-            enqueue = partial(self._enqueue, job_id, queue, current())
             await asyncio.gather(
-                self._in_thread(partial(enqueue, needs=with_ranks(None, spec))),
+                self._in_thread(self._enqueue, rundir.path.name, document, current()),
                 *(self._in_thread(_flush, path) for path in rundir.unflushed),
             )
         except BaseException:
             rundir.remove()
             raise
-        return job_id
+        return rundir.path.name
 
-    def _enqueue(
-        self, job_id: str, queue: str, client: HttpClient | None, *, needs: dict[str, str] | None
-    ) -> None:
-        store = self._client.store
+    def _enqueue(self, job_id: str, document: Mapping[str, Any], client: HttpClient | None) -> None:
         if self._shares is None or client is None:
-            store.enqueue(job_id, queue, needs=needs)
+            enqueue(self._client.places, job_id, document)
             return
         self._shares.note(job_id, client.share)
-        store.enqueue(job_id, queue, needs=needs)
+        enqueue(self._client.places, job_id, document)
+        store, queue = self._client.store, spec_class(kind_of(job_id)).queue
         if queue == TRAIN:  # its order is the user's
             return
         others = [other for other in store.order(queue) if other != job_id]

@@ -9,8 +9,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ....configs.queues import TRAIN
+from ....jobs.ids import kind_of
 from ...client.client import Client
-from ...queue import listing, stream, totals
+from ...queue import listing, stream
 from ...runs.estimate import Estimate
 
 _RECENT = 64  # events per job: enough for the rate of the recent steps
@@ -43,7 +44,7 @@ class TrainingMetrics(Collector):
         ids = [job_id for job_id, _ in listing.started(connection, TRAIN)]
         recent = stream.newest(connection, dict.fromkeys(ids, _RECENT))
         for job_id, events in zip(ids, recent, strict=True):
-            labels = [totals.kind_of(job_id), job_id]
+            labels = [kind_of(job_id), job_id]
             estimate = Estimate()
             for event in reversed(events):
                 estimate.update(event)

@@ -8,7 +8,8 @@ from dashboard import HOSTILE, Page, finished, running
 from gateway_requests import TOKEN
 
 from warmd.daemon.client import tokens
-from warmd.daemon.queue.stream import Publisher, StreamWriter
+from warmd.daemon.lifecycle.follow import Publisher
+from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.jobs import spec_class
 

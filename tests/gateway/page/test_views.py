@@ -9,6 +9,7 @@ from dashboard import OPTIONS, WIDTHS, assert_clean, finished, running
 from waiting import wait_until
 
 from warmd.configs.labels import model_need
+from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.jobs import spec_class
 
 pytestmark = pytest.mark.slow
@@ -147,7 +148,7 @@ def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon
 
 def test_a_job_that_no_machine_could_run_shows_what_it_waits_for(page, daemon):
     needs = {"gpu": "h200", **model_need("/models/away")}
-    job_id = daemon.client.submit(spec_class("grpo").parse(OPTIONS), needs=needs)
+    job_id = daemon.client.submit(spec_class("grpo").parse(OPTIONS), Queueing(needs=needs))
     wait_until(lambda: daemon.client.job(job_id)["missing_model"] == "/models/away")
     shown = "waits for a machine with /models/away, gpu=h200"
     for view in ("", "jobs", f"jobs/{job_id}"):

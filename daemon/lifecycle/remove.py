@@ -9,27 +9,38 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fcntl import LOCK_EX
 from pathlib import Path
+from typing import Any
 
+from ...configs.queues import TRAIN
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.files.atomic import locked
+from ...jobs.ids import is_job_id, kind_of
 from ...jobs.models.adapters import base_of, is_adapter
-from ..runs.rundir import REMOVED, RunDir, is_job_id, trainer_of
-from . import job_index
-from .jobs import ENDED, Job, JobStore
+from ..host.warm_set import known_models
+from ..queue import job_index, listing
+from ..queue.jobs import ENDED, Job
+from ..runs.rundir import REMOVED, RunDir, job_ids, trainer_of
+from .find import PENDING
+from .places import Places
+from .view import UNREGISTERED
+
+_ENDED = {UNREGISTERED, *(status.value for status in ENDED)}
 
 
-def remove(store: JobStore, runs: Path, job_id: str) -> int:
+def remove(places: Places, job_id: str) -> int:
     """Remove an ended job, or the rest of one; return the bytes freed.
 
     Raises Conflict for a job that is not ended, or that another daemon runs.
     """
+    runs = places.runs
     with locked(runs, LOCK_EX):
         run_dir, removed_dir = runs / job_id, runs / f"{REMOVED}{job_id}"
-        job = store.fetch(job_id)
+        job = places.store.fetch(job_id)
         if job is None and RunDir(run_dir).is_held():
             raise Conflict(f"job: {job_id} is running in another daemon: cancel it there first")
         if job is not None and job.get_status(refresh=False) not in ENDED:
@@ -38,15 +49,16 @@ def remove(store: JobStore, runs: Path, job_id: str) -> int:
             if removed_dir.exists():  # of an earlier copy of the job
                 shutil.rmtree(removed_dir)
             run_dir.rename(removed_dir)
-        elif store.remote is not None:
+        elif places.remote is not None:
             # It marks the removal as unfinished, if this process is killed.
             removed_dir.mkdir(mode=0o700, exist_ok=True)
-        return _finish(store, run_dir, removed_dir)
+        return _finish(places, run_dir, removed_dir)
 
 
-def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
+def finish_all(places: Places) -> dict[str, int]:
     """Finish interrupted removals; return the bytes freed for each job."""
     freed: dict[str, int] = {}
+    runs = places.runs
     # The lock changes the folder, after which every list of jobs reads all of it again.
     if not _removed_dirs(runs):
         return freed
@@ -54,7 +66,7 @@ def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
         for removed_dir in _removed_dirs(runs):
             job_id = removed_dir.name.removeprefix(REMOVED)
             with suppress(Conflict):  # resumed meanwhile, and renamed back
-                freed[job_id] = _finish(store, runs / job_id, removed_dir)
+                freed[job_id] = _finish(places, runs / job_id, removed_dir)
     return freed
 
 
@@ -65,17 +77,17 @@ def _removed_dirs(runs: Path) -> list[Path]:
     return []
 
 
-def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:
+def _finish(places: Places, run_dir: Path, removed_dir: Path) -> int:
     """Delete `removed_dir` and the job's data in Redis; return the bytes freed."""
-    job = store.fetch(run_dir.name)
+    job = places.store.fetch(run_dir.name)
     if job is None:
-        job_index.forget(store.connection, run_dir.name)
-    elif not store.remove(job):
+        job_index.forget(places.connection, run_dir.name)
+    elif not places.store.remove(job):
         if removed_dir.exists() and not run_dir.exists():
             removed_dir.rename(run_dir)
         raise _not_ended(job)  # it was resumed just now
-    if store.remote is not None:
-        store.remote.withdraw(run_dir.name)
+    if places.remote is not None:
+        places.remote.withdraw(run_dir.name)
     freed = size_bytes(removed_dir)
     if removed_dir.is_dir():
         shutil.rmtree(removed_dir)
@@ -86,17 +98,17 @@ def _not_ended(job: Job) -> Conflict:
     return Conflict(f"job: {job.id} is {job.get_status(refresh=False).value}: cancel it first")
 
 
-def remove_resume_state(rundir: RunDir) -> int:
+def _remove_resume_state(rundir: RunDir) -> int:
     """Remove the files to resume an ended job, but not its model; return the bytes freed."""
     freed = 0
-    for folder in resumable(rundir):
+    for folder in _resumable(rundir):
         freed += size_bytes(folder)
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
     return freed
 
 
-def resumable(rundir: RunDir) -> list[Path]:
+def _resumable(rundir: RunDir) -> list[Path]:
     """Return the folders that are needed to resume a job, but not to use its model."""
     return [rundir.checkpoints, rundir.path / "init"]
 
@@ -110,6 +122,40 @@ def size_bytes(folder: Path) -> int:
                 found = os.lstat(os.path.join(root, name))
                 freed += found.st_size if found.st_nlink == 1 else 0
     return freed
+
+
+def remove_resume_state(places: Places, job_id: str) -> int:
+    """Remove the files to resume an ended job, but not its model; return the bytes freed."""
+    job = places.fetch(job_id)
+    if job.get_status() not in ENDED:
+        raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
+    stored = resume_bytes(places, job_id)
+    freed = _remove_resume_state(places.current(job_id))
+    if places.remote is not None:
+        places.remote.note_removed_checkpoints(job_id)
+    return freed if places.remote is None else stored
+
+
+def has_model(places: Places, job_id: str) -> bool:
+    """Whether a job has made a model, on this machine or in the run store."""
+    if (places.runs / job_id / "model").is_dir():
+        return True
+    return places.remote is not None and places.remote.size_bytes(job_id, "model") > 0
+
+
+def resume_bytes(places: Places, job_id: str) -> int:
+    """Return the bytes of what an ended job would resume from; in the run store, if any."""
+    folders = _resumable(RunDir(places.runs / job_id))
+    if places.remote is not None:
+        return sum(places.remote.size_bytes(job_id, folder.name) for folder in folders)
+    return sum(map(size_bytes, folders))
+
+
+def ended(places: Places, statuses: Collection[str], *, before: float) -> list[str]:
+    """Return the ids of jobs with one of the statuses that ended before then, newest first."""
+    jobs = listing.with_status(places.connection, statuses)
+    old = [job for job in jobs if job.ended_at and job.ended_at.timestamp() < before]
+    return [job.id for job in sorted(old, key=lambda job: job.created_at, reverse=True)]
 
 
 # --- dependencies between jobs --------------------------------------------------------------------
@@ -153,3 +199,33 @@ def _read_by(rundir: RunDir) -> Iterator[str]:
         for folder in (rundir.path / "model", rundir.path / "init"):
             if is_adapter(folder):
                 yield base_of(folder)
+
+
+def refuse_removal(job: Mapping[str, Any], needed_by: Sequence[str]) -> None:
+    """Raise Conflict for a job (as `Client.job` returns it) that runs, waits or is needed."""
+    if job["status"] not in _ENDED:
+        raise Conflict(f"job: {job['id']} is {job['status']}: cancel it first")
+    if needed_by:
+        raise Conflict(f"job: {job['id']} is still needed by {', '.join(needed_by[:3])}")
+
+
+def needed(places: Places) -> dict[str, list[str]]:
+    """Return the jobs that others still need, each with those other jobs and warm models."""
+    if places.remote is not None:
+        places.remote.refresh_summaries(places.remote.ids())
+    trainings = [
+        job_id
+        for job_id in job_ids(places.runs)
+        if (kind := kind_of(job_id)) in KINDS and spec_class(kind).queue == TRAIN
+    ]
+    pending = listing.with_status(places.connection, PENDING)
+    readers = list(dict.fromkeys([*trainings, *(job.id for job in pending)]))
+    found = dependents(places.runs, readers)
+    for job in pending:
+        for parent in job._dependency_ids:
+            found.setdefault(parent, []).append(job.id)
+    for name, model in known_models(places.home).items():
+        owner = owner_of(places.runs, model.path)
+        if owner is not None:
+            found.setdefault(owner, []).append(f"warm model {name} (`warmd unload {name}`)")
+    return found

@@ -15,16 +15,25 @@ from typing import Any
 import orjson
 import redis
 
+from ...configs.config import DaemonConfig
 from ...jobs.errors import Conflict
 from ...jobs.files.atomic import locked, write_atomic
 from ..host.home import Home
+from ..queue import key_prefix, keys
 from ..store.bucket import Bucket, Changed
 from ..store.copies import ID
 from ..store.remote import RemoteRuns
-from . import key_prefix, keys
+from .places import Places
 
 
-def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None = None) -> None:
+def prepare(places: Places, config: DaemonConfig) -> None:
+    """Create the home, and claim a Redis that others may use, before a job is queued."""
+    places.home.create()
+    if config.redis_url is not None:
+        claim(places.connection, places.home, places.remote)
+
+
+def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None) -> None:
     """Mark a Redis with the run directories of a home, and with the prefix of RQ's keys.
 
     Raises Conflict if it has other marks. The home's folders must exist. `remote`: the run store

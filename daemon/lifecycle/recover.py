@@ -17,18 +17,20 @@ from pathlib import Path
 
 import orjson
 
-from ...configs.labels import with_ranks
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.files.atomic import write_atomic
+from ...jobs.ids import by_time
 from ..host.home import Home
-from ..queue import adoption, listing
-from ..queue.adoption import Standing
-from ..queue.jobs import ENDED, WAITING, EndedJob, Job, JobStore
+from ..queue import listing
+from ..queue.jobs import ENDED, WAITING, EndedJob, Job
 from ..queue.nodes import NodeRegistry
 from ..runs import asked
 from ..runs.order import Order
-from ..runs.rundir import RunDir, by_time, job_ids
+from ..runs.rundir import RunDir, job_ids
+from . import adopt
+from .adopt import Standing
+from .places import Places
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +93,12 @@ def has_lost(home: Home, repairs: Collection[str]) -> bool:
 class Adopter:
     """Compares the jobs of a home with its Redis."""
 
-    def __init__(self, store: JobStore, home: Home, *, is_shared: bool) -> None:
+    def __init__(self, places: Places, *, is_shared: bool) -> None:
         """`is_shared`: the Redis is an external one, which other nodes may use."""
-        self._store = store
-        self._home = home
+        self._places = places
+        self._store = places.store
+        self._home = places.home
         self._is_shared = is_shared
-        self._own = adoption.queueing(home, store.connection)
         self._patient_until = time.monotonic() + _PATIENCE_S
 
     def run(
@@ -158,7 +160,7 @@ class Adopter:
         if changed_at >= begun_at:
             return None
         try:
-            is_own = adoption.is_of(rundir, self._own)
+            is_own = adopt.is_of(rundir, self._places)
         except Conflict:
             if found.has_lost:
                 raise
@@ -171,7 +173,7 @@ class Adopter:
         if is_own and changed_at >= settled_at:
             found.missing[rundir.path.name] = _JUST_SUBMITTED
             return None
-        return adoption.standing(rundir) if is_own else None
+        return adopt.standing(rundir) if is_own else None
 
     def _restore(
         self,
@@ -193,18 +195,23 @@ class Adopter:
         while rundir.is_held() and time.monotonic() < self._patient_until:
             time.sleep(0.05)  # its horse ends soon: its worker is dead
         queue = _queue_of(rundir)  # raises Conflict: before the run directory is changed
-        adoption.take_over(self._store.connection, rundir)
+        adopt.take_over(self._store.connection, rundir)
         document = rundir.read_spec()
+        self._places.publish(job_id)
         if self._store.restore(
             job_id,
             queue,
-            asked={**standing.queueing, "front": is_front},
+            front=is_front,
+            after=standing.queueing.after,
+            at=standing.queueing.at,
+            retries=standing.queueing.retries,
+            timeout_s=standing.queueing.timeout_s,
             from_cli=rundir.origin() == "cli",
-            needs=with_ranks(document.get("needs"), document["spec"]),
+            needs=adopt.needs_of(document),
             created_at=rundir.created_at(),
             executions=standing.executions,
             paused_at=standing.paused_at,
-            is_deferred=standing.queueing.get("after") in names,
+            is_deferred=standing.queueing.after in names,
         ):
             found.adopted.append(job_id)
 
@@ -232,20 +239,20 @@ class Adopter:
 
     def _correct_one(self, job: Job, rundir: RunDir, found: Adoption, begun_at: float) -> None:
         store = self._store
-        if not adoption.is_of(rundir, self._own):
+        if not adopt.is_of(rundir, self._places):
             return
-        standing = adoption.standing(rundir)
+        standing = adopt.standing(rundir)
         if standing.asked is not None and standing.asked.at >= begun_at:
             return
         status, number = job.get_status(refresh=False), store.num_executions(job.id)
         is_corrected = False
         if status in ENDED and standing.asked is not None:
             is_lost = standing.asked.state == asked.RESUMED and standing.asked.executions >= number
-            is_corrected = is_lost and store.enqueue_again(job, front=standing.asked.front)
+            is_corrected = is_lost and self._queue_again(job, front=standing.asked.front)
         if status in WAITING or is_corrected:
             # A worker takes a result from the run directory.
             if standing.ended is not None and rundir.read_result() is None:
-                ended_at = adoption.ended_at(rundir)
+                ended_at = adopt.ended_at(rundir)
                 is_corrected |= store.end_waiting(job, standing.ended, ended_at)
             elif standing.paused_at is not None and store.pause_of(job) is None:
                 is_corrected |= store.pause_waiting(job)
@@ -253,6 +260,10 @@ class Adopter:
             store.note_executions(job, standing.executions)
         if is_corrected:
             found.corrected.append(job.id)
+
+    def _queue_again(self, job: Job, *, front: bool) -> bool:
+        self._places.publish(job.id)
+        return self._store.enqueue_again(job, front=front)
 
 
 @contextmanager
@@ -265,13 +276,13 @@ def _noting(found: Adoption, job_id: str) -> Iterator[None]:
 
 
 def _ended_job(rundir: RunDir, standing: Standing) -> EndedJob:
-    past = adoption.past_of(rundir)
+    past = adopt.past_of(rundir)
     return EndedJob(
         job_id=rundir.path.name,
         queue=_queue_of(rundir),
         status=standing.ended or past.status,
         created_at=past.created_at,
-        ended_at=adoption.ended_at(rundir).timestamp(),
+        ended_at=adopt.ended_at(rundir).timestamp(),
         executions=standing.executions,
         from_cli=past.from_cli,
         needs=past.needs,
@@ -305,8 +316,8 @@ def _in_order(
     ranked = [job for job in waiting if is_ranked(*job)]
     ranked.sort(key=lambda job: ranks[job[0].path.name][0])
     others = [job for job in waiting if not is_ranked(*job)]
-    front = [job for job in others if job[1].queueing.get("front")]
-    back = [job for job in others if not job[1].queueing.get("front")]
+    front = [job for job in others if job[1].queueing.front]
+    back = [job for job in others if not job[1].queueing.front]
     return [
         *((*job, False) for job in (*ranked, *back)),
         *((*job, True) for job in (*front, *reversed(begun))),

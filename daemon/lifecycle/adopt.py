@@ -11,27 +11,27 @@ adopted by `warmd resume` only.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import redis
 
-from ...configs.labels import with_ranks
+from ...configs.labels import SCHEMA as SCHEMA_LABEL, with_ranks
 from ...jobs.errors import Conflict
-from ..host.home import Home
+from ..queue import keys
+from ..queue.jobs import JobStatus
 from ..runs import asked, events
 from ..runs.asked import Asked
-from ..runs.rundir import RunDir
-from . import keys
-from .rq_format import JobStatus
+from ..runs.rundir import SCHEMA, RunDir
+from .places import Places
+from .queueing import Queueing
 
 _OWNER = "redis"  # in spec.json
-_QUEUEING = "queueing"  # in spec.json: the home, its Redis, and the options for the queue
+QUEUEING = "queueing"  # in spec.json: the home, its Redis, and the options for the queue
 _RECENT = 1000  # events that are searched for the retries left
 
 
@@ -58,7 +58,7 @@ def past_of(rundir: RunDir) -> Past:
         ended_at=created_at if latest is None else latest["time"],
         executions=0 if latest is None else latest["execution"],
         from_cli=rundir.origin() == "cli",
-        needs=with_ranks(document.get("needs"), document["spec"]),
+        needs=needs_of(document),
     )
 
 
@@ -70,19 +70,17 @@ def _status(rundir: RunDir, latest: dict[str, Any] | None) -> JobStatus:
     return JobStatus.FAILED if latest["type"] == "failed" else JobStatus.STOPPED
 
 
-def queueing(
-    home: Home, connection: redis.Redis, how: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the part of a new job's spec.json for its adoption. The home must exist.
+def needs_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels that the node of a job must have; `document`: its spec.json.
 
-    `how`: `front`, `after`, `at` (ISO 8601), `retries`, `timeout_s`; those that are not given have
-    the defaults of `JobStore.enqueue`. `needs` is left out: spec.json has it anyway.
+    Every job needs a node that reads this version's run directories.
     """
-    place = keys.place(connection)
-    if os.path.realpath(place) == os.path.realpath(home.redis_socket):
-        place = "embedded"  # also if the home is moved
-    options = {name: value for name, value in (how or {}).items() if name != "needs"}
-    return {_QUEUEING: {"home": home.id(), "redis": place, **options}}
+    return {**with_ranks(document.get("needs"), document["spec"]), SCHEMA_LABEL: str(SCHEMA)}
+
+
+def asked_of(document: Mapping[str, Any]) -> Queueing:
+    """Return how a job was to be queued at its submission; `document`: its spec.json."""
+    return Queueing.from_json(document.get(QUEUEING) or {})
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Standing:
     executions: int
     has_begun: bool  # it has events, and no request (paused, resumed, …) came after them
     since: float  # when it was queued, in unix seconds
-    queueing: dict[str, Any]  # the options for the queue, as they are now
+    queueing: Queueing  # as it is now
     asked: Asked | None  # the latest request
 
 
@@ -120,14 +118,14 @@ def standing(rundir: RunDir) -> Standing:
         paused_at = request.at
     elif request is None and latest is not None and latest["type"] == "paused":
         paused_at = float(latest["time"])  # by an earlier version
-    how = dict(document.get(_QUEUEING) or {})
+    how = asked_of(document)
     left = (event["retries_left"] for event in recent if "retries_left" in event)
-    how["retries"] = next(left, how.get("retries", 0))
+    how = replace(how, retries=next(left, how.retries))
     has_events = latest is not None
     if request is not None and is_latest and (has_events or request.state == asked.RESUMED):
-        how |= {"after": None, "at": None}  # a request after the first execution or an end
+        how = replace(how, after=None, at=None)  # a request after the first execution or an end
     if request is not None:
-        how["front"] = request.front or how.get("front", False)
+        how = replace(how, front=request.front or how.front)
     return Standing(
         ended=ended,
         paused_at=paused_at,
@@ -147,22 +145,18 @@ def ended_at(rundir: RunDir) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def is_of(rundir: RunDir, own: Mapping[str, Any]) -> bool | None:
-    """Whether the job was submitted from a home to its Redis; None: by an earlier version.
-
-    `own`: what `queueing` returns for this home and Redis.
-    """
-    about = rundir.read_spec().get(_QUEUEING)
+def is_of(rundir: RunDir, places: Places) -> bool | None:
+    """Whether the job was submitted from a home to its Redis; None: by an earlier version."""
+    about = rundir.read_spec().get(QUEUEING)
     if not isinstance(about, dict):
         return None
-    own = own[_QUEUEING]
-    return all(about.get(name) == value for name, value in own.items())
+    return all(about.get(name) == value for name, value in places.own.items())
 
 
-def move_to(rundir: RunDir, home: Home, connection: redis.Redis) -> None:
+def move_to(rundir: RunDir, places: Places) -> None:
     """Record that the job is now one of this home and Redis."""
-    about = rundir.read_spec().get(_QUEUEING) or {}
-    rundir.annotate(queueing={**about, **queueing(home, connection)[_QUEUEING]})
+    about = rundir.read_spec().get(QUEUEING) or {}
+    rundir.annotate(**{QUEUEING: {**about, **places.own}})
 
 
 def identity(connection: redis.Redis) -> str:

@@ -1,26 +1,38 @@
-"""Finding jobs by id or prefix, and listing them, with or without a record in Redis."""
+"""Finding jobs by id or prefix, and listing them, with or without a record in Redis.
+
+`Lookup` reads Redis and run directories; `Offline` the run directories alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import redis
 
 from ...configs.queues import QUEUES, TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ..queue import index_builder, job_index, listing
-from ..queue.jobs import Job, JobStore
+from ...jobs.ids import by_time, is_id_prefix, is_job_id, kind_of
+from ..queue import job_index, listing
+from ..queue.jobs import Job
 from ..runs import labels
 from ..runs.labels import NO_LABELS, Labels
-from ..runs.rundir import RunDir, by_time, is_id_prefix, is_job_id, job_ids
+from ..runs.rundir import RunDir, job_ids
 from ..store.reading import ReadableRuns
-from .views import UNREGISTERED, view_of_folder, views_of
+from . import index
+from .places import Places
+from .view import (
+    UNREGISTERED,
+    JobFilter,
+    JobView,
+    view_of_folder,
+    view_without_redis,
+    views_of,
+)
 
 PENDING = ("started", "queued", "scheduled", "deferred")
 _BATCH = 20  # jobs per round trip in the search for the latest
@@ -36,18 +48,19 @@ class Pending:
 
 
 class Lookup:
-    """The jobs in a folder of run directories and in its Redis."""
+    """The jobs of a home in its folder of run directories and in its Redis."""
 
-    def __init__(self, store: JobStore, runs: Path, remote: ReadableRuns | None) -> None:
-        """`remote`: the run store, if `runs` has only copies."""
-        self._store = store
-        self._runs = runs
+    def __init__(self, places: Places, remote: ReadableRuns | None) -> None:
+        """`remote`: the run store for reading, if run directories here are only copies."""
+        self._places = places
+        self._store = places.store
+        self._runs = places.runs
         self._remote = remote
 
     @cached_property
     def indexed(self) -> redis.Redis:
         """The connection to Redis, after the job indices have been built."""
-        index_builder.ensure(self._store.connection, self._runs)
+        index.ensure(self._store.connection, self._runs)
         return self._store.connection
 
     def find(self, text: str | None, *, is_training: bool = False) -> str:
@@ -94,7 +107,7 @@ class Lookup:
         """
 
         def fits(job_id: str) -> bool:
-            return kinds is None or job_id.split("-")[0] in kinds
+            return kinds is None or kind_of(job_id) in kinds
 
         start = 0
         with suppress(redis.RedisError):
@@ -117,47 +130,29 @@ class Lookup:
             return [j for j in job_index.newest(self.indexed, QUEUES, None) if is_job_id(j)]
         return []
 
-    def jobs(
-        self,
-        statuses: Collection[str] | None,
-        limit: int | None,
-        kinds: Collection[str] | None = None,
-        wanted: Labels = NO_LABELS,
-        text: str = "",
-        older_than: str | None = None,
-        hidden: Collection[str] = (),
-    ) -> list[dict[str, Any]]:
-        """Return every job, or those that the filters leave, newest first, at most `limit`.
-
-        `text`: a part of the id. `older_than`: a job id, to continue a list behind it. `hidden`:
-        ids that are left out.
-        """
-
-        def fits(job_id: str) -> bool:
-            is_kind = kinds is None or job_id.split("-")[0] in kinds
-            is_older = older_than is None or by_time(job_id) < by_time(older_than)
-            return is_kind and is_older and text in job_id and job_id not in hidden
-
-        is_exact = not text and older_than is None and not hidden
-        if wanted != NO_LABELS:
-            return self._labeled(wanted, statuses, limit, fits)
+    def jobs(self, wanted: JobFilter) -> list[JobView]:
+        """Return the jobs of a filter, newest first."""
+        statuses, limit = wanted.statuses, wanted.limit
+        if wanted.labels != NO_LABELS:
+            self._refresh_all()
+            ids = list(filter(wanted.fits_id, labels.fitting(self._runs, wanted.labels)))
+            fitting = filter(wanted.fits, self._views(ids, self._store.fetch_many(ids)))
+            return sorted(fitting, key=_age, reverse=True)[:limit]
         if statuses is None:
-            return self._newest(limit, kinds, None if is_exact else fits)
-        found = listing.with_status(self._store.connection, statuses, limit, fits)
+            return self._newest(wanted)
+        found = listing.with_status(self._store.connection, statuses, limit, wanted.fits_id)
         self._refresh(job.id for job in found)
-        views = views_of(found, self._store, self._runs)
+        views = views_of(found, self._places)
         if UNREGISTERED in statuses:
-            every = self._newest(None, kinds, fits)
-            views += [job for job in every if job["status"] == UNREGISTERED]
+            every = self._newest(replace(wanted, limit=None))
+            views += [job for job in every if job.status == UNREGISTERED]
         return sorted(views, key=_age, reverse=True)[:limit]
 
-    def _newest(
-        self, limit: int | None, kinds: Collection[str] | None, fits: Callable[[str], bool] | None
-    ) -> list[dict[str, Any]]:
-        """The latest jobs of some kinds whose ids fit, with and without a record in Redis."""
-        index_builder.add_folders(self.indexed, self._runs)
+    def _newest(self, wanted: JobFilter) -> list[JobView]:
+        """The latest jobs by ids and kinds, with and without a record in Redis."""
+        index.add_folders(self.indexed, self._runs)
         while True:
-            ids = self._newest_ids(limit, kinds, fits)
+            ids = self._newest_ids(wanted)
             records = self._store.fetch_many(ids)
             self._refresh(ids)
             lost = [
@@ -169,38 +164,23 @@ class Lookup:
                 job_index.forget(self._store.connection, job_id)
             if not lost:
                 break
-        return sorted(self._views(ids, records), key=_age, reverse=True)[:limit]
+        return sorted(self._views(ids, records), key=_age, reverse=True)[: wanted.limit]
 
-    def _newest_ids(
-        self, limit: int | None, kinds: Collection[str] | None, fits: Callable[[str], bool] | None
-    ) -> list[str]:
+    def _newest_ids(self, wanted: JobFilter) -> list[str]:
         """The ids of the latest jobs that fit; older ones are read only while some are missing."""
+        kinds, limit = wanted.kinds, wanted.limit
         number = limit
         while True:
             if kinds is None:
                 ids = job_index.newest(self.indexed, QUEUES, number)
             else:
                 ids = job_index.newest_of_kinds(self.indexed, kinds, number)
-            found = list(filter(fits, ids))[:limit]
+            found = (list(filter(wanted.fits_id, ids)) if wanted.is_by_id else ids)[:limit]
             if limit is None or number is None or len(found) == limit or len(ids) < number:
                 return found
             number = max(4 * number, _BATCH)
 
-    def _labeled(
-        self,
-        wanted: Labels,
-        statuses: Collection[str] | None,
-        limit: int | None,
-        fits: Callable[[str], bool],
-    ) -> list[dict[str, Any]]:
-        """The latest jobs whose ids and labels fit."""
-        self._refresh_all()
-        ids = list(filter(fits, labels.fitting(self._runs, wanted)))
-        views = self._views(ids, self._store.fetch_many(ids))
-        of_statuses = [job for job in views if statuses is None or job["status"] in statuses]
-        return sorted(of_statuses, key=_age, reverse=True)[:limit]
-
-    def several(self, ids: list[str]) -> list[dict[str, Any]]:
+    def several(self, ids: list[str]) -> list[JobView]:
         """Return all known fields of these jobs, without jobs that were removed."""
         records = self._store.fetch_many(ids) if ids else []
         self._refresh(ids)
@@ -211,26 +191,24 @@ class Lookup:
         ]
         return self._views([job_id for job_id, _ in known], [record for _, record in known])
 
-    def _views(self, ids: list[str], records: list[Job | None]) -> list[dict[str, Any]]:
+    def _views(self, ids: list[str], records: list[Job | None]) -> list[JobView]:
         """The jobs with these ids, each by its record in Redis or else by its run directory."""
         known = [record for record in records if record is not None]
-        views = views_of(known, self._store, self._runs)
+        views = views_of(known, self._places)
         for job_id, record in zip(ids, records, strict=True):
             if record is None:
                 with suppress(Conflict):  # its spec.json cannot be read
-                    views.append(
-                        view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
-                    )
+                    views.append(view_of_folder(RunDir.open(self._runs, job_id)))
         return views
 
-    def job(self, job_id: str) -> dict[str, Any]:
+    def job(self, job_id: str) -> JobView:
         """Return all known fields of a job. Raises NotFound and Conflict."""
         record = self._store.fetch(job_id)
         if self._remote is not None:
             self._remote.refresh(job_id)
         if record is not None:
-            return views_of([record], self._store, self._runs)[0]
-        return view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
+            return views_of([record], self._places)[0]
+        return view_of_folder(RunDir.open(self._runs, job_id))
 
     def _refresh(self, ids: Iterable[str]) -> None:
         """Fetch the files of these jobs that lists show, if they are in a run store."""
@@ -255,6 +233,38 @@ class Lookup:
         ]
 
 
+class Offline:
+    """The jobs in a folder of run directories, while no daemon runs."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+
+    def job(self, job_id: str) -> JobView:
+        """Return the known fields of a job. Raises NotFound and Conflict."""
+        return view_without_redis(RunDir.open(self._runs, job_id))
+
+    def several(self, ids: list[str]) -> list[JobView]:
+        """Return the known fields of these jobs, without jobs that were removed."""
+        found = []
+        for job_id in ids:
+            with suppress(Conflict, NotFound):
+                found.append(self.job(job_id))
+        return found
+
+    def jobs(self, wanted: JobFilter) -> list[JobView]:
+        """Return the jobs of a filter, newest first."""
+        found: list[JobView] = []
+        ids = filter(wanted.fits_id, job_ids(self._runs))
+        for job_id in sorted(ids, key=by_time, reverse=True):
+            if len(found) == wanted.limit:
+                break
+            with suppress(Conflict):  # a spec.json that cannot be read
+                if labels.read(RunDir(self._runs / job_id)).fits(wanted.labels):
+                    job = self.job(job_id)
+                    found += [job] if wanted.fits(job) else []
+        return found
+
+
 def _training_kinds() -> list[str]:
     return [name for name in KINDS if spec_class(name).queue == TRAIN]
 
@@ -264,6 +274,6 @@ def _first(ids: list[str]) -> str:
     return ", ".join(ids[:4])
 
 
-def _age(job: Mapping[str, Any]) -> tuple[float, str]:
+def _age(job: JobView) -> tuple[float, str]:
     """The sort key of jobs, oldest first; ids order jobs of the same second."""
-    return job["created_at"], by_time(job["id"])
+    return job.created_at or 0.0, by_time(job.id)

@@ -18,10 +18,10 @@ from redis.client import Pipeline
 from ...configs.queues import INFER, QUEUES
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import WarmdError
-from ..runs.rundir import RunDir, is_job_id, job_ids
-from . import job_index, keys, listing
-from .records import ENDED
-from .rq_format import Job, JobStatus, status_of
+from ...jobs.ids import is_job_id, kind_of
+from ..queue import job_index, keys, listing
+from ..queue.jobs import ENDED, Job, JobStatus, status_of
+from ..runs.rundir import RunDir, job_ids
 
 _VERSION = b"2"
 _BATCH = 500  # jobs per transaction
@@ -101,7 +101,7 @@ def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> Non
         return  # not one of warmd's jobs
     at = {job_id: _seconds(created_at)}
     pipeline.zadd(keys.jobs(keys.text(queue)), at, nx=True)
-    pipeline.zadd(keys.of_kind(job_id.partition("-")[0]), at, nx=True)
+    pipeline.zadd(keys.of_kind(kind_of(job_id)), at, nx=True)
     if from_cli:
         pipeline.zadd(keys.FROM_CLI, at, nx=True)
     if status_of(status) in ENDED and keys.text(queue) == INFER:
@@ -112,7 +112,7 @@ def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> Non
 
 def _add_folder(connection: redis.Redis, runs: Path, job_id: str, *, from_cli: bool) -> None:
     """Add a run directory without a job in Redis, so that it is listed."""
-    kind = job_id.split("-")[0]
+    kind = kind_of(job_id)
     if kind not in KINDS:
         return
     with suppress(WarmdError):
