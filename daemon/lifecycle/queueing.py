@@ -12,7 +12,10 @@ from ..runs.labels import Labels
 
 @dataclass(frozen=True, kw_only=True)
 class Queueing:
-    """What a submission may ask for besides the options of its kind."""
+    """What a submission may ask for besides the options of its kind.
+
+    Raises SpecError for a wrong name or tag.
+    """
 
     name: str | None = None
     tags: tuple[str, ...] = ()
@@ -24,9 +27,12 @@ class Queueing:
     timeout_s: float | None = None  # its longest running time
     needs: Mapping[str, str] = field(default_factory=dict)  # labels of the machine that runs it
 
+    def __post_init__(self) -> None:
+        _ = self.labels
+
     @property
     def labels(self) -> Labels:
-        """The name and the tags, checked. Raises SpecError."""
+        """The name and the tags."""
         return Labels.parse(self.name, self.tags)
 
     def begun_at(self, now: float) -> Queueing:
