@@ -138,10 +138,12 @@ class Child:
         """Count a death; return whether the daemon should give up."""
         assert self.process is not None
         lived = time.monotonic() - self.started
-        # A process that was never ready counts too: it may take long to fail every time.
-        was_quick = lived < _QUICK_DEATH_S or not self.is_ready
+        code = self.process.returncode
+        # A process that was never ready counts too: it may take long to fail every time. One that
+        # was ready and ends with 0 was told to.
+        was_quick = (lived < _QUICK_DEATH_S and code != 0) or not self.is_ready
         self.quick_deaths = self.quick_deaths + 1 if was_quick else 0
-        killed = self.process.returncode < 0
+        killed = code < 0
         return self.quick_deaths >= (MAX_QUICK_KILLS if killed else _MAX_QUICK_FAILURES)
 
 

@@ -65,9 +65,10 @@ def test_a_signal_loses_no_job_and_leaves_the_daemon_whole(sturdy: Daemon, proce
     target.send_signal(getattr(signal, f"SIG{name}"))
     stops = process in ("guardian", "supervisor") and name in STOPPING
     ignored = name in IGNORED[process]
-    if not (stops or ignored or (name == "TERM" and process in ("worker", "horse", "zygote"))):
-        # The other ones end at once, and not when their job does; USR1 drains a worker.
-        wait_until(lambda: gone(target) or (process, name) == ("worker", "USR1"))
+    drains = (process, name) == ("worker", "USR1")
+    ends_later = drains or (name == "TERM" and process in ("worker", "horse", "zygote"))
+    if not (stops or ignored or ends_later):
+        wait_until(lambda: gone(target))  # at once, and not when its job ends
     let_go(sturdy)
     if stops:
         wait_until(lambda: not sturdy.home.is_locked(), timeout_s=60)
@@ -77,6 +78,8 @@ def test_a_signal_loses_no_job_and_leaves_the_daemon_whole(sturdy: Daemon, proce
     assert sorted(set(steps(sturdy, job_id))) == STEPS
     continued = stops or name in CONTINUES.get(process, ())
     assert job["execution"] == (2 if continued else 1)
+    if drains:
+        wait_until(lambda: gone(target))
     after = wait_until(lambda: all_processes(sturdy), timeout_s=60)
     changed = {one for one in NAMES if before[one] != after[one]}
     if stops:
