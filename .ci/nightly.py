@@ -9,8 +9,8 @@
 
 A part is all tests marked `nightly(part=NAME, catches=FAULT)`, or a command of its own; FAULT is
 what no test of every change would find. When a part passes, the digest of each file or folder that
-it covers goes into `.ci/nightly.json`, which is committed with the change: CI then need not run the
-part again. Run it with the Python that has the tests' packages.
+it covers, and that of its own tests, goes into `.ci/nightly.json`, which is committed with the
+change: CI then need not run the part again. Run it with the Python that has the tests' packages.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = ROOT / ".ci" / "nightly.json"  # by part: date, seconds, processor, digests
 LIMIT_S = 40 * 60  # for one part
+TESTS = "its tests"  # all files with tests of a part, in the list of what it covers
 # The variable that marks all processes of a part, including those in sessions of their own.
 RUN = "WARMD_NIGHTLY_RUN"
 _MARK = re.compile(r'nightly\(\s*part="(?P<part>\w+)",\s*catches="(?P<catches>[^"]+)",?\s*\)')
@@ -247,13 +249,13 @@ def _marks(path: str) -> list[tuple[str, str, str]]:
 
 def _digests(name: str) -> dict[str, str]:
     """Return the digest of the content of each file or folder that a part covers."""
-    part = PARTS[name]
-    return {path: _digest(path) for path in sorted({*part.sources, *_test_files(name)})}
+    found = {path: _digest(_files(path)) for path in PARTS[name].sources}
+    return {**found, TESTS: _digest(_test_files(name))}
 
 
-def _digest(path: str) -> str:
+def _digest(files: Iterable[str]) -> str:
     whole = hashlib.sha256()
-    for file in _files(path):
+    for file in files:
         whole.update(f"{file}\0".encode() + hashlib.sha256((ROOT / file).read_bytes()).digest())
     return whole.hexdigest()[:16]
 
