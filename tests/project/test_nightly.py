@@ -108,7 +108,7 @@ def test_a_changed_test_runs_again_and_a_failure_is_not_remembered(project: Proj
     assert code == 1
     assert line.endswith("failed: exit code 1")
     assert json.loads((project.folder / ".ci" / "nightly.json").read_text()) == before
-    assert project.run("--list", "slurm")[1].endswith("changed: tests/test_it.py")
+    assert project.run("--list", "slurm")[1].endswith("changed: its tests")
 
 
 def test_an_unknown_part_is_refused_by_name(project: Project):
