@@ -151,7 +151,10 @@ def test_loss_options_give_the_same_results_in_several_packs(tmp_path, case):
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_end_with_the_weights_and_metrics_of_trl(tmp_path, case):
     if case == "vespo" and not hasattr(trl_utils, "add_fused_lm_head"):
-        pytest.skip("TRL 1.14 rounds log-probabilities otherwise: 0.01 % of a loss")
+        # The formula is the same in both, the log-probabilities are rounded otherwise. A loss of
+        # -0.0226 then differs by 2.7e-6, where 2e-6 is allowed; weights that differ in their last
+        # bit change TRL's own losses in this case by up to 1.8e-6. The newest TRL decides.
+        pytest.skip("TRL 1.14 rounds this loss otherwise than TRL 1.16")
     assert_same(tmp_path, tiny.model(), **CASES[case])
 
 
