@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workplaces import NAME, Workplace, workplace
+from workplaces import NAME, Workplace
 
 from warmd.configs.queues import INFER
 from warmd.daemon.queue import keys, listing
@@ -17,19 +17,6 @@ from warmd.daemon.queue.states import ENDED, MOVES, REGISTRIES, WAITING, Move, m
 ID = "infer-20260101-000000-aaaa"
 MANUAL = Path(__file__).parents[2] / "docs" / "jobs.md"
 PARTS = {status.value: status for status in REGISTRIES}
-
-
-@pytest.fixture(scope="module")
-def shared_place() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
-
-
-@pytest.fixture
-def place(shared_place: Workplace) -> Workplace:
-    """The same for all tests, empty."""
-    shared_place.connection.flushdb()
-    return shared_place
 
 
 def row(name: str, found: Move) -> list[str]:

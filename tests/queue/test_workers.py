@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rq import Queue
 from rq.executions import Execution
 from rq.job import Job
-from workplaces import NAME, Workplace, workplace
+from workplaces import NAME, Workplace
 
 from warmd.daemon.queue import keys, others
 from warmd.daemon.queue.claims import StartedExecution
-
-
-@pytest.fixture(scope="module")
-def workplace_() -> Iterator[Workplace]:
-    with workplace() as made:
-        yield made
-
-
-@pytest.fixture
-def place(workplace_: Workplace) -> Workplace:
-    """The same for all tests, empty."""
-    workplace_.connection.flushdb()
-    return workplace_
 
 
 def pop(place: Workplace, worker: str = NAME) -> Any:

@@ -28,6 +28,7 @@ from warmd.jobs.sft import dataset as rows
 from warmd.jobs.sft.kind import tokenization_of
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.training_templates import marks_assistant
+from warmd.jobs.training.arguments import KEPT_ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -82,7 +83,7 @@ def theirs(folder: Path, given: list[dict[str, Any]], warm: Any, **options: Any)
         use_cpu=True,
         bf16=False,
         max_length=LONG,
-        activation_checkpointing=False,
+        **KEPT_ACTIVATIONS,
         **options,
     )
     stock = sft_jobs.Stock(
@@ -149,7 +150,7 @@ def test_dpo_learns_the_tokens_of_trl(tmp_path, family):
             use_cpu=True,
             bf16=False,
             max_length=LONG,
-            activation_checkpointing=False,
+            **KEPT_ACTIVATIONS,
         ),
         processing_class=warm.tokenizer,
         train_dataset=Dataset.from_list(given),
