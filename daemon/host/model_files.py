@@ -96,8 +96,8 @@ def _read_digests(folder: Path) -> dict[str, str]:
 def _more_templates(folder: Path) -> Iterator[Path]:
     """Yield the files of the folders with further chat templates."""
     for place in {folder: None, model_folder(folder): None}:
-        with suppress(FileNotFoundError):
-            yield from sorted((place / TEMPLATES).iterdir())
+        with suppress(FileNotFoundError, NotADirectoryError):
+            yield from filter(Path.is_file, sorted((place / TEMPLATES).iterdir()))
 
 
 def _files(folder: Path) -> Iterator[Path]:

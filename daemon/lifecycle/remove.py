@@ -98,16 +98,6 @@ def _not_ended(job: Job) -> Conflict:
     return Conflict(f"job: {job.id} is {job.get_status(refresh=False).value}: cancel it first")
 
 
-def _remove_resume_state(rundir: RunDir) -> int:
-    """Remove the files to resume an ended job, but not its model; return the bytes freed."""
-    freed = 0
-    for folder in _resumable(rundir):
-        freed += size_bytes(folder)
-        with suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-    return freed
-
-
 def _resumable(rundir: RunDir) -> list[Path]:
     """Return the folders that are needed to resume a job, but not to use its model."""
     return [rundir.checkpoints, rundir.path / "init"]
@@ -129,11 +119,13 @@ def remove_resume_state(places: Places, job_id: str) -> int:
     job = places.fetch(job_id)
     if job.get_status() not in ENDED:
         raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
-    stored = resume_bytes(places, job_id)
-    freed = _remove_resume_state(places.current(job_id))
+    freed = resume_bytes(places, job_id)
+    for folder in _resumable(places.current(job_id)):
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
     if places.remote is not None:
         places.remote.note_removed_checkpoints(job_id)
-    return freed if places.remote is None else stored
+    return freed
 
 
 def has_model(places: Places, job_id: str) -> bool:

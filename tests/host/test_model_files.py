@@ -52,6 +52,7 @@ def test_every_change_of_a_file_shows_in_the_fingerprint(folder: Path, tmp_path:
     seen.append(model_files.fingerprint(folder))
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    (folder / "additional_chat_templates" / "gone.jinja").symlink_to(folder / "nothing")
     seen.append(model_files.fingerprint(folder))
     assert len(set(seen)) == len(seen)
     (folder / "training.log").write_text("no model is read from it")
