@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import kubernetes_validate
 import pytest
 import redis
 import yaml
+from ports import free_port
 from waiting import wait_until
 
 from warmd.cli.main import warmd
@@ -178,9 +178,7 @@ def test_redis_takes_the_arguments_and_loses_nothing(where, tmp_path):
         str(tmp_path) if word == "/data" else "secret" if "$" in word else word
         for word in valkey_arguments()[where]
     ]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     here = ["--port", str(port), "--bind", "127.0.0.1"]
     process = subprocess.Popen(
         [find_binary(None), *arguments, *here], cwd=tmp_path, stdout=subprocess.DEVNULL

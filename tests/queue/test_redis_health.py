@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 from needs import needs
+from ports import free_port
 from waiting import wait_until
 from workplaces import Workplace
 
@@ -212,13 +212,6 @@ def test_the_cause_is_named_when_redis_cannot_be_used(tmp_path: Path, url: str, 
         assert words in text
         assert "wrong" not in text
         assert "secret" not in text
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def ping(url: str) -> bool:

@@ -18,6 +18,7 @@ from daemons import Daemon
 from desks import Desk
 from hanging_proxy import HangingProxy
 from needs import needs
+from ports import free_port
 from shell import warmd
 from small_disks import small_disk
 from waiting import wait_until
@@ -161,9 +162,7 @@ def answers(port: int) -> bool:
 @contextmanager
 def external(folder: Path, *options: str) -> Iterator[int]:
     """An external Redis on a loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [
             *(debian_redis(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
@@ -234,12 +233,11 @@ def external_tls(folder: Path, *more: str) -> Iterator[tuple[int, Path]]:
         check=True,
         capture_output=True,
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        tls_port = probe.getsockname()[1]
+    tls_port = free_port()
     options = ["--tls-port", str(tls_port), "--tls-cert-file", str(certificate)]
     options += ["--tls-key-file", str(key), "--tls-auth-clients", "no"]
     with external(folder, *options, *more):
+        wait_until(lambda: answers(tls_port))  # which Redis opens after the other one
         yield tls_port, certificate
 
 
@@ -247,7 +245,10 @@ def test_redis_may_require_a_client_certificate(tmp_path: Path):
     required = ("--tls-auth-clients", "yes", "--tls-ca-cert-file", str(tmp_path / "cert.pem"))
     with external_tls(tmp_path, *required) as (port, certificate):
         url = tls_url(port, certificate)
-        with keys.connect_once(url) as connection, pytest.raises(redis.ConnectionError):
+        with (
+            keys.connect_once(url) as connection,
+            pytest.raises(redis.ConnectionError, match="certificate required"),
+        ):
             connection.ping()
         own = f"&ssl_certfile={certificate}&ssl_keyfile={certificate.with_name('key.pem')}"
         with keys.connect_once(url + own) as connection:

@@ -23,7 +23,7 @@ Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`
     `group_trainers`, `sft_jobs`, `dpo_jobs`, `mlm_jobs`; in several processes: `processes`,
     `warm_imports`
 A GPU that is not there: `fake_cuda`, `cuda_children`
-Waiting, requirements, durations: `waiting`, `needs`, `durations`
+Waiting, requirements, free ports, durations: `waiting`, `needs`, `ports`, `durations`
 Makers of files that are committed: `make_demo_model`, `make_old_home`
 
 Words that only the tests use:

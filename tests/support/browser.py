@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+from ports import free_port
 from waiting import wait_until
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
@@ -26,9 +26,7 @@ class Browser:
     """One Chromium with its driver; the tests of a file share it."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         self._driver = subprocess.Popen(
             ["chromedriver", f"--port={port}"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 import orjson
 import psutil
 import redis
+from ports import free_port
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
@@ -43,9 +43,7 @@ class Cluster:
         self.model = model
         self.runs = folder / "runs"
         self.runs.mkdir(mode=0o700)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"  # for this process
         self._redis: subprocess.Popen[bytes] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +13,7 @@ from typing import Any
 
 from hanging_proxy import HangingProxy
 from needs import needs
+from ports import free_port
 from waiting import wait_until
 
 BUCKET = "runs"
@@ -26,9 +26,7 @@ class S3Server:
     def __init__(self) -> None:
         needs(find_spec("moto"), "moto's server")
         needs(find_spec("obstore"), "obstore")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        self._port = free_port()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)],
             stdout=subprocess.DEVNULL,

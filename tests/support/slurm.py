@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from needs import needs
+from ports import free_port
 from waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "unshare")
@@ -73,7 +73,7 @@ class Slurm:
             (folder / f"spool-{node}").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o400)
-        controller, first, second = _free_ports(3)
+        controller, first, second = (free_port() for _ in range(3))
         config = folder / "slurm.conf"
         config.write_text(
             _CONFIG.format(folder=folder, controller=controller, first=first, second=second)
@@ -125,14 +125,6 @@ class Slurm:
         self._process.kill()
         self._process.wait()
         time.sleep(0.2)  # the namespace's processes are being reaped
-
-
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @contextmanager

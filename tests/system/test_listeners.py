@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -18,6 +17,7 @@ from clusters import Cluster, cluster
 from daemons import Daemon
 from gangs import SETTINGS, run_nodes, submit_sft
 from listeners import Listeners, documented
+from ports import free_port
 from waiting import wait_until
 
 from warmd.configs.values import num_cores
@@ -153,8 +153,7 @@ def test_nodes_listen_for_others_only_during_a_job_of_several(machines: Cluster)
     part="networks", catches="a gateway of its own that listens at more than one port"
 )
 def test_a_gateway_of_its_own(machines: Cluster):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     machines.settings["WARMD_HTTP_PORT"] = str(port)
     gateway = machines.node("alone", command="gateway")
     root = psutil.Process(gateway.pid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from daemons import Daemon
 from dashboard import Page, finished
 from gateways import Gateway
 from needs import needs
+from ports import free_port
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
@@ -30,11 +30,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
-    with socket.socket() as free:  # a fixed port, at which the page finds a restarted gateway
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     started = daemons(
-        http_port=port,
+        http_port=free_port(),  # at which the page finds a restarted gateway
         workers=(
             WorkerConfig(name="train-0", queue="train", threads=1),
             WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),

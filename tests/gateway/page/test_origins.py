@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from dashboard import Page
 from gateway_requests import TOKEN
 from gateways import Gateway
 from hanging_proxy import HangingProxy
+from ports import free_port
 from waiting import wait_until
 from web_pages import OtherServer, TlsProxy
 
@@ -36,9 +36,7 @@ class Site(NamedTuple):
 def site(tiny_model: Path) -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         proxy = TlsProxy(Path(folder), "warmd.test")
-        with socket.socket() as free:  # a fixed port, at which the page finds a restarted gateway
-            free.bind(("127.0.0.1", 0))
-            proxy.target_port = free.getsockname()[1]
+        proxy.target_port = free_port()  # at which the page finds a restarted gateway
         gateway = Gateway(
             Path(folder, "home"),
             tiny_model,
