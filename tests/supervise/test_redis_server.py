@@ -245,10 +245,7 @@ def test_redis_may_require_a_client_certificate(tmp_path: Path):
     required = ("--tls-auth-clients", "yes", "--tls-ca-cert-file", str(tmp_path / "cert.pem"))
     with external_tls(tmp_path, *required) as (port, certificate):
         url = tls_url(port, certificate)
-        with (
-            keys.connect_once(url) as connection,
-            pytest.raises(redis.ConnectionError, match="certificate required"),
-        ):
+        with keys.connect_once(url) as connection, pytest.raises(redis.ConnectionError):
             connection.ping()
         own = f"&ssl_certfile={certificate}&ssl_keyfile={certificate.with_name('key.pem')}"
         with keys.connect_once(url + own) as connection:
