@@ -31,6 +31,8 @@ class Limited:
     """A process of a daemon whose number of open files can be limited."""
 
     def __init__(self, daemon: Daemon, name: str) -> None:
+        if name == "zygote":  # it reads a file while it moves its memory after a job
+            wait_until(lambda: daemon.status()["zygote"].get("settled"), timeout_s=60)
         self.process = psutil.Process(daemon.pid(name))
 
     def allow(self, *, more: int) -> None:
