@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -239,12 +240,24 @@ def _freed_bytes(path: Path) -> int:
     is_flag=True,
     help="Merge the LoRA adapter of JOB into its base model and export the result.",
 )
+@click.option(
+    "--gguf",
+    metavar="TYPE",
+    help="Write a GGUF file for llama.cpp, with weights of this type (f32, f16, bf16, q8_0, q4_0), "
+    "and a Modelfile for Ollama; needs pip install 'warmd[gguf]'.",
+)
 @common_options
 @click.pass_obj
 def export(
-    app: App, job: str, dest: Path, step: int | None, with_optimizer: bool, merge: bool
+    app: App,
+    job: str,
+    dest: Path,
+    step: int | None,
+    with_optimizer: bool,
+    merge: bool,
+    gguf: str | None,
 ) -> None:
-    """Copy a model of JOB to the new folder DEST, for `from_pretrained`.
+    """Copy a model of JOB to the new folder DEST, for `from_pretrained`, or with --gguf.
 
     Exports weights, configuration and tokenizer; if that fails, DEST is not created. For a LoRA job
     these are the adapter's, which needs its base model; --merge exports a complete model.
@@ -252,6 +265,8 @@ def export(
     from ...daemon.runs import weights
     from ...daemon.runs.checkpoints import size_bytes
 
+    if gguf is not None:
+        _check_gguf(gguf, with_optimizer=with_optimizer)
     target = path_of("dest", str(dest), Path.cwd())
     rundir = _rundir(app, job)
     chosen, client = None, app.client()
@@ -264,7 +279,9 @@ def export(
         paths = _checkpoints(rundir).list()
         with _progress(size_bytes(paths[-1]) if paths else 0) as on_bytes:
             chosen = weights.checkpoint(rundir, step, on_bytes=on_bytes)
-    if merge:
+    if gguf is not None:
+        written = _export_gguf(chosen, target, gguf, merge=merge)
+    elif merge:
         written = _export_merged(chosen, target, with_optimizer=with_optimizer)
     else:
         written = weights.export(chosen, target, with_optimizer=with_optimizer)
@@ -278,17 +295,50 @@ def export(
 def _export_merged(chosen: Weights, target: Path, *, with_optimizer: bool) -> int:
     """Write the model of an adapter and its base; return its bytes. Raises SpecError."""
     from ...daemon.runs import weights
-    from ...jobs.compute import cache
 
     if with_optimizer:
         raise SpecError("with_optimizer", "must not go with merge: its state is the adapter's")
+    with weights.new_folder(target) as staging:
+        return _merge(chosen, staging)
+
+
+def _merge(chosen: Weights, folder: Path) -> int:
+    """Write the model of an adapter and its base to `folder`; return its bytes."""
+    from ...jobs.compute import cache
+
     if not is_adapter(chosen.folder):
         raise SpecError("merge", f"must be an adapter, got {chosen.name}, which is a whole model")
     cache.keep_library_caches()
-    with weights.new_folder(target) as staging:
-        from ...daemon.fork.merging import write_merged  # imports torch: after the checks
+    from ...daemon.fork.merging import write_merged  # imports torch: after the checks
 
-        return write_merged(chosen.name, chosen.folder, staging)
+    return write_merged(chosen.name, chosen.folder, folder)
+
+
+def _check_gguf(kind: str, *, with_optimizer: bool) -> None:
+    from ...jobs.models.gguf.writing import check_installed, check_type
+
+    check_type(kind)
+    if with_optimizer:
+        raise SpecError("with_optimizer", "must not go with gguf, which has weights only")
+    check_installed()
+
+
+def _export_gguf(chosen: Weights, target: Path, kind: str, *, merge: bool) -> int:
+    """Write a GGUF file and a Modelfile; print what differs there, and return the file's bytes."""
+    from ...daemon.runs import weights
+    from ...jobs.models.gguf.exporting import export as export_gguf
+
+    with weights.new_folder(target) as staging, tempfile.TemporaryDirectory(dir=target.parent) as t:
+        folder = chosen.folder
+        if merge:
+            folder = Path(t)
+            _merge(chosen, folder)
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        with _progress(size) as on_bytes:
+            written = export_gguf(folder, staging, kind, name=chosen.name, on_bytes=on_bytes)
+    for line in written.notes:
+        note(line)
+    return written.size_bytes
 
 
 def _rundir(app: App, job: str | None) -> RunDir:

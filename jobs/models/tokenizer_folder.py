@@ -44,7 +44,7 @@ class TokenizerFolder:
         if default is None:
             return None
         with_tools = sources.get("tool_use")
-        return ChatTemplate.of_sources(default, with_tools, self._special_tokens())
+        return ChatTemplate.of_sources(default, with_tools, self.special_tokens())
 
     def counter(self) -> Callable[[str], int] | None:
         """Return a function that counts a text's non-special tokens; None: no tokenizer.json."""
@@ -62,7 +62,7 @@ class TokenizerFolder:
                 try_rules(self._rules, text, str(self._folder))
             except JobFailed as error:
                 raise SpecError("model", f"must have a usable tokenizer: {error}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(text, addspecial_tokens=False).ids)
 
     def vocabulary(self, name: str) -> Vocabulary | None:
         """Return the tokens that the model has embeddings for; None: its files do not say.
@@ -123,15 +123,15 @@ class TokenizerFolder:
         # tokens.
         added = self._read("tokenizer_config.json").get("added_tokens_decoder")
         texts = map(_token, added.values()) if isinstance(added, dict) else ()
-        known = {*self._special_tokens().values(), *filter(None, texts)}
-        tokenizer.add_special_tokens(sorted(known))
+        known = {*self.special_tokens().values(), *filter(None, texts)}
+        tokenizer.addspecial_tokens(sorted(known))
         return tokenizer
 
     @cached_property
     def _rules(self) -> str | None:
         return rules_of(self._tokenizer)
 
-    def _special_tokens(self) -> dict[str, str]:
+    def special_tokens(self) -> dict[str, str]:
         """The special tokens by their names, such as eos_token."""
         config = self._read("special_tokens_map.json") | self._read("tokenizer_config.json")
         named = {name: _token(value) for name, value in config.items() if name.endswith("_token")}

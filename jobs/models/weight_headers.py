@@ -107,7 +107,7 @@ def _is_wrapped(name: str) -> bool:
     return name.startswith(tuple(_WRAPPERS))
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files that are loaded: a folder may have copies in other layouts."""
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
@@ -134,7 +134,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises BadFile for a damaged one, and OSError.
     """
-    for path in _files(folder):
+    for path in weight_files(folder):
         yield from header(path).items()
 
 

@@ -48,6 +48,8 @@ from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
 from warmd.jobs.compute.device import processor_name
 from warmd.jobs.compute.levels import instructions
+from warmd.jobs.errors import WarmdError
+from warmd.jobs.models.gguf.writing import write_model
 
 HERE = Path(__file__).parent
 WHEEL = ("xllamacpp==2026.10.11549",)
@@ -325,8 +327,7 @@ def prepare(folder: Path, model: Path, sides: list[Side], wheel: bool) -> dict[S
         newest = max(path.stat().st_mtime for path in model.glob("*.safetensors"))
         if not gguf.is_file() or gguf.stat().st_mtime < newest:
             note(f"writing {gguf}")
-            convert = [str(python), str(HERE / "peer_gguf.py"), str(model), str(gguf), side.format]
-            run(convert, f"cannot write {gguf}")
+            write_gguf(python, model, gguf, side.format)
         if side.runtime == "openvino":
             script = ["peer_openvino.py", str(gguf), str(model)]
         else:
@@ -334,6 +335,20 @@ def prepare(folder: Path, model: Path, sides: list[Side], wheel: bool) -> dict[S
             script = ["peer_llamacpp.py", package, str(gguf), str(model)]
         commands[side] = [str(python), str(HERE / script[0]), *script[1:]]
     return commands
+
+
+def write_gguf(python: Path, model: Path, gguf: Path, kind: str) -> None:
+    """Write the model's GGUF file, with the package `gguf` that is installed for `python`."""
+    [packages] = python.parent.parent.glob("lib/python3*/site-packages")
+    sys.path.append(str(packages))  # behind warmd's own
+    partial = gguf.with_suffix(".part")
+    try:
+        write_model(model, partial, kind.lower(), name=model.name)
+    except WarmdError as error:
+        raise Trouble(f"cannot write {gguf}: {error}") from error
+    finally:
+        sys.path.remove(str(packages))
+    partial.rename(gguf)
 
 
 def pip(python: Path, *packages: str, **variables: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from daemons import Daemon
 from flips import flip
+from gguf_models import make
+from llama_child import LlamaCpp, install
 from shell import Done, warmd
 from terminal import seen_on_a_terminal
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -204,6 +208,33 @@ def test_an_export_with_the_optimizer_has_all_of_the_checkpoint(one_job, tmp_pat
     one_job.checkpoints("export", str(tmp_path / "all"), "--with-optimizer")
     assert names(tmp_path / "all") == names(one_job.path(6)) - {"manifest.json"}
     assert names(tmp_path / "all") >= set(STATE_FILES)
+
+
+def test_a_gguf_export_without_its_package_says_what_to_install(one_job, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    done = one_job.checkpoints("export", str(tmp_path / "x"), "--gguf", "f16")
+    assert done.is_refusal(2)
+    assert done.err == "Error: gguf: needs the package gguf: pip install 'warmd[gguf]'\n"
+    done = one_job.checkpoints("export", str(tmp_path / "x"), "--gguf", "q5_k")
+    assert "gguf: must be one of f32, f16, bf16, q8_0, q4_0, got 'q5_k'" in done.err
+    assert not names(tmp_path)
+
+
+@pytest.mark.nightly(part="oracles", catches="an export for llama.cpp that is not whole")
+def test_a_gguf_export_has_a_file_and_a_modelfile(job, tmp_path, monkeypatch):
+    install(tmp_path / "packages")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    refused = job.checkpoints("export", str(tmp_path / "x"), "--gguf", "f16")
+    assert "tokenizer.json: model.type must be BPE for llama.cpp, got WordLevel" in refused.err
+    assert names(tmp_path) == {"packages"}
+    shutil.rmtree(job.rundir.path / "model")
+    model = make(job.rundir.path / "model", "qwen2", "qwen2")
+    done = job.checkpoints("export", str(tmp_path / "x"), "--gguf", "f32")
+    assert "text: the tokenizer normalizes it to NFC, llama.cpp does not" in done.err
+    assert names(tmp_path / "x") == {"model-f32.gguf", "Modelfile"}
+    with LlamaCpp(tmp_path / "packages", tmp_path / "x" / "model-f32.gguf") as llama:
+        [token] = llama.next([5, 6, 7]).log_probabilities
+    assert token == int(model(torch.tensor([[5, 6, 7]])).logits[0, -1].argmax())
 
 
 def test_the_state_files_are_those_that_a_checkpoint_has():

@@ -16,7 +16,8 @@ Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (
     `process_limits` (no more threads, no memory), `power` (a disk that loses what was not flushed)
 A browser: `browser`, `dashboard`, `web_pages` (servers next to the gateway, a TLS proxy)
 Tiny models and data: `tiny`, `tiny_vision`, `architectures`, `engines`, `adapters`,
-    `odd_tokenizers`, `tool_chats`, `prefill`, `packages` (kinds from other packages)
+    `odd_tokenizers`, `gguf_models`, `tool_chats`, `prefill`, `packages` (kinds from other packages)
+What another program makes of a file: `llama_child`
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`
     (whether bits are comparable)
 Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`,
