@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import SpecError
-from ...files.atomic import write_atomic
+from ...files.atomic import fsync
 from ..adapters import is_adapter, model_folder
 from ..tokenizer_folder import TokenizerFolder
 from .ollama import modelfile
@@ -45,5 +45,6 @@ def export(
     special = tokenizer.special_tokens()
     ends = [special["eos_token"]] if "eos_token" in special else []
     text = modelfile(source, tokenizer.chat_template(), ends, special.get("bos_token"))
-    write_atomic(dest / MODELFILE, text.encode())
+    (dest / MODELFILE).write_text(text)  # with the umask of the user, as all of an export
+    fsync(dest / MODELFILE)
     return written
