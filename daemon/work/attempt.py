@@ -42,7 +42,7 @@ from ..runs.checkpoints import Checkpoints
 from ..runs.events import read
 from ..runs.rundir import RunDir
 from .attempt_log import AttemptLog
-from .horse_pool import Horse
+from .horse import Horse
 from .run_fetches import RunFetch
 from .watchdog import Watchdog
 

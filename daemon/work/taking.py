@@ -25,9 +25,8 @@ from ..queue.waiting import Offer
 from ..runs.rundir import SCHEMA, RunDir
 from . import model_folders
 from .attempt import Attempt
-from .gathering import Gathering
-from .held import Held
-from .leaving import Leaving
+from .gangs import Gathering
+from .held import Held, Leaving
 from .preparation import prepare, request_of
 
 log = logging.getLogger(__name__)

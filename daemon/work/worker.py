@@ -1,4 +1,4 @@
-"""A worker: the loop over its jobs (taking.py), their horses (job_horses.py), Redis and timers.
+"""A worker: the loop over its jobs (taking.py), their horses (horses.py), Redis and timers.
 
 It holds no model and imports no torch: the zygote forks the horses, and the worker has a
 connection to each. RQ's own worker class is not used: all its workers share one hand-off list, its
@@ -38,10 +38,8 @@ from ..queue.workers import RENEWALS, Lease, WorkerRegistry
 from ..store.bucket import Bucket
 from .attempt import Attempt
 from .gangs import GangWork
-from .held import Held
-from .horse_pool import HorsePool
-from .job_horses import TICK_S, JobHorses
-from .leaving import Leaving
+from .held import Held, Leaving
+from .horses import TICK_S, Horses
 from .stored_runs import StoredRuns
 from .taking import JobTaker
 
@@ -91,12 +89,11 @@ class Worker:
             mailbox=Mailbox(self.connection, config.queue, name),
             lease=Lease(url, name, config.queue, length_s=lease_s),
             stored=None if bucket is None else StoredRuns(home, bucket),
-            horses=HorsePool(home.zygote_socket, config),
             gangs=GangWork(store, name, node_name(home), gang_labels, wait_s=gang_wait_s),
         )
         self._leaving = Leaving(held, max_jobs=max_jobs)
         self._taker = JobTaker(held, self._leaving, labels)
-        self._horses = JobHorses(held)
+        self._horses = Horses(held)
         self._num_ended: Counter[str] = Counter()  # by how they ended
         self._reported = JobsHeld([], 0)
         self._lacking: Shortage | None = None  # what it last lacked itself; logged once

@@ -18,7 +18,7 @@ from warmd.daemon.queue.gang_records import ENDED, STARTED, Gang, Seat
 from warmd.daemon.queue.gangs import Gangs
 from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
-from warmd.daemon.work.leaving import Leaving
+from warmd.daemon.work.held import Leaving
 from warmd.daemon.work.taking import JobTaker
 from warmd.jobs import spec_class
 from warmd.jobs.errors import NotFound

@@ -39,7 +39,6 @@ from warmd.daemon.queue.workers import Lease, WorkerRegistry
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 from warmd.daemon.work.gangs import GangWork
 from warmd.daemon.work.held import Held
-from warmd.daemon.work.horse_pool import HorsePool
 from warmd.jobs import spec_class
 
 NAME = "infer-0:abcd1234:1"
@@ -111,7 +110,6 @@ class Workplace:
             mailbox=Mailbox(store.connection, config.queue, NAME),
             lease=Lease(self.redis.url, NAME, config.queue, length_s=15.0),
             stored=None,
-            horses=HorsePool(self.home.zygote_socket, config),
             gangs=GangWork(store, NAME, "node", labels or {}, wait_s=60.0),
         )
 

@@ -20,9 +20,8 @@ from warmd.daemon.queue.gangs import Gangs
 from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.work.attempt import Attempt
-from warmd.daemon.work.gathering import Gathering
-from warmd.daemon.work.leading import LedJobs
-from warmd.daemon.work.leaving import Leaving
+from warmd.daemon.work.gangs import Gathering, LedJobs
+from warmd.daemon.work.held import Leaving
 from warmd.daemon.work.preparation import prepare
 from warmd.daemon.work.taking import JobTaker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from daemons import Daemon
 
-from warmd.daemon.work.job_horses import TICK_S
+from warmd.daemon.work.horses import TICK_S
 
 
 @pytest.mark.slow

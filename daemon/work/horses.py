@@ -1,29 +1,53 @@
-"""The horses of the jobs that a worker holds: it requests them and receives their messages."""
+"""The horses of a worker: requested from the zygote, sent to, read from, and ended.
+
+With isolation "fork" every job has its own horse. A resident worker keeps one horse per model,
+until the model is unloaded or the horse dies. Adapters that are served unmerged share the horse of
+their base: the worker sends the first job with an adapter to the zygote, which names that horse.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import select
 import time
-from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
-from ..host.messages import GangListening, GangMet, JobActivity, JobEvent, JobOutcome, JobWaits
+from ...jobs.files.shortage import shortage
+from ..host.channel import Channel
+from ..host.messages import (
+    GangListening,
+    GangMet,
+    JobActivity,
+    JobEvent,
+    JobOutcome,
+    JobWaits,
+    LocalModel,
+    RunJob,
+)
+from ..host.model_files import fingerprint
 from .attempt import Attempt
 from .held import Held
-from .horse_pool import Horse
-from .seat import Seat
+from .horse import Horse
+from .seats import Seat
+
+log = logging.getLogger(__name__)
 
 TICK_S = 0.25  # maximum duration of one wait; messages end it earlier
 _RETRY_S = 0.02  # the same while a job waits for a zygote
 # Messages of a horse that name their job.
 _ABOUT_A_JOB = (JobEvent, JobActivity, JobOutcome, JobWaits, GangListening, GangMet)
 _FORK_S = 0.5  # for a horse to start whose model is loaded
+_SEND_TIMEOUT_S = 1.0  # for a zygote or a horse to accept a message
 
 
-class JobHorses:
-    """Connects jobs and horses."""
+class Horses:
+    """Connects the jobs that a worker holds with horses."""
 
     def __init__(self, held: Held) -> None:
         self._held = held
+        self._all = held.horses
 
     def wait(self, *, is_redis_up: bool) -> None:
         """Wait for messages from horses, downloads and Redis, for one tick at most; handle them."""
@@ -37,7 +61,7 @@ class JobHorses:
             for a in self._held.attempts
         ) or any(seat.settle is not None for seat in self._held.gangs.seats.taken)
         timeout_s = 0.0 if is_urgent and is_redis_up else TICK_S
-        horses = {horse.channel.fileno(): horse for horse in self._held.horses.horses}
+        horses = {horse.channel.fileno(): horse for horse in self._all}
         downloads = self._held.downloads.channels()
         sources = [*horses, *downloads, *self._held.mailbox.sockets()]
         readable, _, _ = select.select(sources, [], [], _RETRY_S if is_waiting else timeout_s)
@@ -46,7 +70,7 @@ class JobHorses:
                 self._receive(horses[source])
             elif source in downloads:
                 self._held.downloads.read(source)
-        self._held.horses.sweep()  # at once, so that a free slot is filled without a pause
+        self.sweep()  # at once, so that a free slot is filled without a pause
 
     def _receive(self, horse: Horse) -> None:
         attempts = {one.job.id: one for one in self._held.taken if one.job.id in horse.job_ids}
@@ -76,7 +100,7 @@ class JobHorses:
 
     def _hand_over(self, horse: Horse, attempts: list[Attempt | Seat]) -> None:
         """Give the jobs of a horse that the zygote did not fork to the one that has their model."""
-        other = self._held.horses.hand_over(horse)
+        other = self._taker_of(horse)
         for attempt in attempts:
             if other is None:
                 attempt.detach()  # the next step requests a horse again
@@ -95,7 +119,7 @@ class JobHorses:
                 continue
             if horse is None or horse.has_started or now < horse.requested_at + _FORK_S:
                 continue
-            self._held.horses.withdraw(horse)
+            self._withdraw(horse)
             for one in [one for one in self._held.attempts if one.horse is horse]:
                 one.detach()  # those that are not to stop request a horse again
 
@@ -104,15 +128,17 @@ class JobHorses:
         for attempt in self._held.attempts:
             if self._needs_horse(attempt) and attempt.request is not None:
                 try:
-                    horse = self._held.horses.attach(attempt.request, alone=attempt.is_suspect)
+                    horse = self.request(attempt.request, alone=attempt.is_suspect)
                 except OSError as error:  # no descriptor is free
                     attempt.run_again_after(error)
                 else:
                     attempt.horse = horse
         for seat in self._held.gangs.seats.taken:
             if seat.needs_horse:
-                with suppress(OSError):  # no descriptor is free: the next iteration tries again
-                    seat.horse = self._held.horses.attach(seat.request, alone=True)
+                with contextlib.suppress(
+                    OSError
+                ):  # no descriptor is free: the next iteration tries again
+                    seat.horse = self.request(seat.request, alone=True)
 
     def _needs_horse(self, attempt: Attempt) -> bool:
         """Whether a job is to get a horse now. Suspects get one at a time."""
@@ -126,3 +152,78 @@ class JobHorses:
             other for other in self._held.attempts if other.is_suspect and other.settle is None
         ]
         return not any(other.horse is not None for other in suspects) and suspects[0] is attempt
+
+    # --- one horse ----------------------------------------------------------------------------
+
+    def request(self, request: RunJob, *, alone: bool) -> Horse | None:
+        """Send a job to a resident horse or to a new one; return None while there is no zygote.
+
+        Raises OSError if no descriptor is free. `alone`: the job gets its own horse, whatever the
+        worker's isolation.
+        """
+        is_resident = self._held.config.isolation == "resident" and not alone
+        model = _with_fingerprint(request.model)
+        request = replace(request, model=model, isolation="resident" if is_resident else "fork")
+        horse = self._resident(model) if is_resident else None
+        if horse is not None:
+            horse.send(request)
+        else:
+            try:
+                channel = Channel.connect(self._held.home.zygote_socket, timeout_s=_SEND_TIMEOUT_S)
+                channel.send(request)
+            except OSError as error:
+                if shortage(error) is not None:
+                    raise
+                log.debug("zygote: %s", error)
+                return None
+            horse = Horse(channel, request)
+            self._all.append(horse)
+        horse.job_ids.add(request.job_id)
+        return horse
+
+    def _resident(self, model: LocalModel | None) -> Horse | None:
+        for horse in self._all:
+            if horse.is_resident and horse.takes_jobs and model in horse.models:
+                return horse
+        return None
+
+    def _taker_of(self, horse: Horse) -> Horse | None:
+        """Give the jobs of a horse that was not forked to the one in `instead`; return that one.
+
+        None if that one is ending: the jobs need a new horse.
+        """
+        assert horse.instead is not None
+        self._all.remove(horse)
+        horse.channel.close()
+        for other in self._all:
+            if other.pid == horse.instead.pid and other.takes_jobs:
+                other.take_over(horse, horse.instead)
+                return other
+        return None
+
+    def _withdraw(self, horse: Horse) -> None:
+        """Take back the request for a horse that has not started: if it starts, it ends at once."""
+        horse.channel.close()
+        if horse in self._all:
+            self._all.remove(horse)
+
+    def sweep(self) -> None:
+        """Remove horses that have ended, and resident ones that are leaving and have no job."""
+        for horse in list(self._all):
+            horse.kill_if_overdue()
+            if horse.channel.closed_by_peer or (
+                horse.is_resident and horse.is_leaving and not horse.job_ids
+            ):
+                horse.channel.close()  # a living horse ends when its connection closes
+                self._all.remove(horse)
+
+
+def _with_fingerprint(model: LocalModel | None) -> LocalModel | None:
+    """Add the fingerprint of the model's files: a resident horse must have loaded the same ones."""
+    if model is None or model.folder is None:
+        return model
+    files = ""
+    # The zygote reads the same files after this, and reports those that it cannot read.
+    with contextlib.suppress(OSError, ValueError):
+        files = fingerprint(Path(model.folder))
+    return replace(model, files=files)
