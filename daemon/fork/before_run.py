@@ -1,20 +1,86 @@
-"""Checks and choices of a horse before a job runs: its device, processes, threads and weights."""
+"""What a job needs before it runs: its models, device, processes and threads; with checks of them.
+
+The first node of a job (execution.py) and the others (following.py) need it alike.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from ...configs.gpus import AUTO, CPU
 from ...configs.values import num_cores
+from ...jobs import KINDS, run_function, spec_class
 from ...jobs.errors import JobFailed
-from ..host.messages import RunJob
+from ...jobs.files import umask
+from ...jobs.libraries import versions
+from ..host.messages import LocalModel, RunJob
 from ..runs.events import EventLog, read
 from ..runs.rundir import RunDir
 from .horse_models import HorseModels
+from .models import WarmModels
 from .placement import Placement
+
+log = logging.getLogger(__name__)
 
 # Models with fewer parameters are slower with several threads than with one.
 _SMALL_MODEL = 20_000_000
+
+
+def hold_files(warm: WarmModels, model: LocalModel | None) -> None:
+    """Protect the mapped weights against writers of the model's files; see held_files.
+
+    Python runs the signal handler in the main thread, which is the one that trains: the weights
+    do not change while they are copied. A horse with several threads only reads them.
+    """
+
+    def keep(*_: Any) -> None:
+        try:
+            warm.keep_as_mapped()
+        except MemoryError:
+            log.exception("horse: its model's files are being changed: no memory for a copy")
+            os._exit(1)  # it would compute with the changed weights
+
+    signal.signal(signal.SIGIO, keep)
+    warm.hold_in_fork(None if model is None else model.config.name)
+    keep()  # for a writer that came before the handler was set
+
+
+def software_of(weights: dict[str, str] | None) -> dict[str, str | None]:
+    """Return what must be equal on all nodes of a job: versions and the model's files."""
+    return {**versions(), "model": None if weights is None else weights["digest"]}
+
+
+def run_of(kind: str) -> Callable[..., dict[str, Any]]:
+    """Return the `run` of a kind; another package's is user code and creates files as such."""
+    run = run_function(kind)
+    return run if kind in KINDS.own else umask.users()(run)
+
+
+def models_for(
+    document: dict[str, Any],
+    request: RunJob,
+    warm: WarmModels,
+    placement: Placement,
+    *,
+    copies: bool,
+) -> HorseModels:
+    """Return the models of a job, given its spec.json; `copies` as for HorseModels."""
+    names = {}
+    if request.model is not None:
+        names[document["spec"]["model"]] = request.model.config.name
+        warm.attach_in_fork(request.model)
+    return HorseModels(
+        warm,
+        names,
+        copies=copies,
+        takes_adapters=spec_class(document["kind"]).takes_adapters,
+        placement=placement,
+    )
 
 
 def warn_of_changed_weights(

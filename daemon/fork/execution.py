@@ -1,7 +1,13 @@
-"""One execution of a job in a horse: prepares what its kind needs, runs it, and reports its end."""
+"""One execution of a job in a horse, from top to bottom: lock, log, context, run, outcome.
+
+The horse is the only writer of the run directory while it has its lock. Processes that the job's
+own code starts end with the job (host/descendants.py).
+"""
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import resource
 import sys
@@ -10,45 +16,71 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...configs.queues import TRAIN
-from ...jobs import KINDS, run_function, spec_class
-from ...jobs.context import Context, Patiently
+from ...jobs import spec_class
+from ...jobs.context import Context
 from ...jobs.errors import JobFailed, Stopped, WarmdError
-from ...jobs.files import umask
-from ...jobs.files.shortage import Shortage, lacks_space, shortage
-from ...jobs.libraries import versions
-from ...jobs.user_code import tracebacks
+from ...jobs.files.atomic import release
+from ...jobs.files.shortage import Patience, Shortage, lacks_space, shortage
+from ...jobs.user_code import limited_processes, tracebacks
 from ...jobs.user_code.modules import own_modules
 from ..host.channel import check_size
-from ..host.messages import GangListening, GangMet, JobOutcome, Message, RunJob
+from ..host.descendants import end_descendants
+from ..host.messages import (
+    GangListening,
+    GangMet,
+    JobActivity,
+    JobEvent,
+    JobOutcome,
+    JobWaits,
+    Message,
+    RunJob,
+)
 from ..runs import source
 from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog
 from ..runs.fence import Fence, Superseded
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
-from .before_run import check_device, check_processes, choose_threads, warn_of_changed_weights
+from .before_run import (
+    check_device,
+    check_processes,
+    choose_threads,
+    hold_files,
+    models_for,
+    run_of,
+    software_of,
+    warn_of_changed_weights,
+)
+from .following import follow
 from .horse_models import HorseModels
+from .job_output import redirect_output
 from .models import WarmModels
 from .placement import Placement
 from .rank_processes import RanksLost, run_in_processes, run_on_nodes
 from .rendezvous import Rendezvous
-from .worker_connection import JobControl
+from .worker_connection import JobControl, WorkerConnection
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Execution:
-    """A requested execution, the control requests for it, and its run directory."""
+class _Execution:
+    """A requested execution, in a run directory that this process alone writes."""
 
     request: RunJob
     control: JobControl
+    warm: WarmModels
+    placement: Placement
+    is_resident: bool  # this process runs other jobs too
     fence: Fence
     events: EventLog
     activity: ActivityReporter
     send: Callable[[Message], None]  # to the worker
-    patiently: Patiently  # repeats writes while the disk is full
+    patience: Patience  # repeats writes while the disk is full
 
     @property
     def rundir(self) -> RunDir:
@@ -56,37 +88,118 @@ class Execution:
 
 
 def execute(
-    execution: Execution,
+    connection: WorkerConnection,
+    request: RunJob,
+    control: JobControl,
     warm: WarmModels,
     placement: Placement,
     *,
     is_resident: bool,
-    hold_files: Callable[[], None],
-) -> JobOutcome:
-    """Run the job; report any kind of end as an event and an outcome.
+    own_output: bool = True,
+) -> None:
+    """Run a job and report how it ended.
 
-    `is_resident`: this process runs other jobs too. `hold_files` is called in each further process
-    of the job, to protect the mapped weights there. Raises Superseded.
+    `is_resident`: this horse runs other jobs too. `own_output`: stdout and stderr of the process
+    go to the job's log.
     """
+    rundir = RunDir(Path(request.run_dir))
+    job_id = request.job_id
+    reporter = _WaitReporter(job_id, connection.send)
+    patience = Patience(control.stop, on_change=reporter.report)
+    try:
+        if own_output:
+            patience.write(lambda: redirect_output(rundir.log), rundir.path)
+        lock = patience.write(rundir.lock, rundir.path) if request.is_first_node else None
+        try:
+            if lock is None:
+                outcome = follow(request, warm, placement, connection.send)
+            else:
+                outcome = _run_in_log(
+                    *(connection, request, control, warm, placement, reporter, patience),
+                    is_resident=is_resident,
+                )
+        finally:
+            if lock is not None:
+                release(lock)
+            if own_output:  # the horse runs no other job
+                _end_processes()
+    except Superseded as error:
+        log.warning("%s", error)
+        outcome = JobOutcome(job_id, "stopped", reason="superseded")
+    except OSError as error:  # its files cannot be written
+        lacking = shortage(error, rundir.path)
+        if lacks_space(error):  # the job was to stop before it began
+            outcome = JobOutcome(job_id, "stopped", reason=control.reason)
+        elif lacking is not None:
+            outcome = lacking_outcome(job_id, lacking)
+        else:
+            error_text = f"run directory: {error}"
+            outcome = JobOutcome(job_id, "failed", error=error_text, is_logged=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    connection.drop_job(job_id)
+    connection.send(outcome)
+
+
+def _run_in_log(
+    connection: WorkerConnection,
+    request: RunJob,
+    control: JobControl,
+    warm: WarmModels,
+    placement: Placement,
+    reporter: _WaitReporter,
+    patience: Patience,
+    *,
+    is_resident: bool,
+) -> JobOutcome:
+    """Run a job whose run directory is locked, as the only writer there. Raises Superseded."""
+    rundir, job_id = RunDir(Path(request.run_dir)), request.job_id
+    fence = Fence(rundir.path, request.execution)
+    patience.write(fence.claim, rundir.path)
+    open_log = partial(
+        EventLog,
+        rundir.events,
+        execution=request.execution,
+        clock_offset_s=request.clock_offset_s,
+        publish=lambda event: connection.send(JobEvent(job_id, event)),
+        announce=lambda event: connection.send(JobEvent(job_id, event, is_written=False)),
+        patiently=patience.write,
+    )
+    events = reporter.events = patience.write(open_log, rundir.path)
+    activity = ActivityReporter(lambda now: connection.send(JobActivity(job_id, now)))
+    with events, activity:
+        execution = _Execution(
+            *(request, control, warm, placement, is_resident),
+            *(fence, events, activity, connection.send, patience),
+        )
+        return _outcome_of(execution)
+
+
+def _outcome_of(execution: _Execution) -> JobOutcome:
+    """Run the job; report any kind of end as an event and an outcome. Raises Superseded."""
     request, control, events = execution.request, execution.control, execution.events
     job_id, rundir = request.job_id, execution.rundir
     try:
         document = rundir.read_spec()
         kind = spec_class(document["kind"])
         models = models_for(
-            document, request, warm, placement, copies=is_resident and kind.queue == TRAIN
+            document,
+            request,
+            execution.warm,
+            execution.placement,
+            copies=execution.is_resident and kind.queue == TRAIN,
         )
         # Jobs of queue infer run no user code, and several of them share this process.
         folders = document.get("python_path", ()) if kind.queue == TRAIN else None
         with own_modules(folders) if folders is not None else nullcontext():
-            result = _run(document, execution, models, hold_files)
+            result = _run(document, execution, models)
         check_size(result)
-        execution.patiently(events.sync, rundir.path)  # they are on the disk before the result
+        execution.patience.write(events.sync, rundir.path)  # they are on the disk before the result
         write = partial(
             rundir.write_result, result, revision=document["revision"], fence=execution.fence
         )
-        execution.patiently(write, rundir.path)
-        peak_bytes = None if is_resident else _peak_bytes()
+        execution.patience.write(write, rundir.path)
+        peak_bytes = None if execution.is_resident else _peak_bytes()
         events.conclude("finished", result=result, peak_bytes=peak_bytes)
         return JobOutcome(job_id, "finished", result=result)
     except Stopped as stopped:
@@ -108,42 +221,7 @@ def execute(
         return lacking_outcome(job_id, lacking)
 
 
-def lacking_outcome(job_id: str, lacking: Shortage) -> JobOutcome:
-    """Return the outcome of an execution that cannot continue now; the worker runs it later."""
-    return JobOutcome(job_id, "lacking", reason=lacking.reason, error=lacking.what)
-
-
-def _stopped(job_id: str, control: JobControl, events: EventLog, step: int | None) -> JobOutcome:
-    """Report that the job has stopped on request after a step."""
-    if control.reason == "drain":
-        events.conclude("requeued", step=step, reason="the daemon stops")
-    elif control.reason == "pause":
-        events.conclude("paused", step=step, released=True)
-    else:
-        events.conclude("stopped", step=step, reason=f"requested: {control.reason}")
-    return JobOutcome(job_id, "stopped", reason=control.reason)
-
-
-def _failed_with(error: BaseException, job_id: str, rundir: RunDir, events: EventLog) -> JobOutcome:
-    """Report that the job failed with this error."""
-    if isinstance(error, WarmdError):
-        # The error is one line that says what to do; its traceback goes to the log.
-        reason = tracebacks.cut(str(error), tracebacks.MOST_TRACE)
-        cause = error.__cause__
-        trace = tracebacks.trace(cause) if cause else None
-        return _failed(job_id, rundir, events, reason, logged=trace)
-    # Also SystemExit: it ends the job, not the horse.
-    text = tracebacks.trace(error)
-    reason = tracebacks.reason(error)
-    return _failed(job_id, rundir, events, reason, trace=text, logged=text)
-
-
-def _run(
-    document: dict[str, Any],
-    execution: Execution,
-    models: HorseModels,
-    hold_files: Callable[[], None],
-) -> dict[str, Any]:
+def _run(document: dict[str, Any], execution: _Execution, models: HorseModels) -> dict[str, Any]:
     """Run the job's kind on its spec; return its result."""
     request, control, events = execution.request, execution.control, execution.events
     rundir = execution.rundir
@@ -182,7 +260,7 @@ def _run(
         stop=control.stop,
         pause=control.pause,
         working=execution.activity.working,
-        patiently=execution.patiently,
+        patiently=execution.patience.write,
         stop_at=document.get("stop_at"),
         code_folders=tuple(document.get("python_path", ())),
         eval_at_stop=bool(document.get("eval_at_stop")),
@@ -208,52 +286,21 @@ def _run(
         weights=weights,
         **some,
     )
+    # The kernel signals a writer of mapped weights to the horse only, not to its children.
+    hold = partial(hold_files, execution.warm, request.model)
     if request.gang is not None:
         rendezvous = Rendezvous(request.gang, processes)
         execution.send(GangListening(request.job_id, rendezvous.port))
         met = partial(execution.send, GangMet(request.job_id))
         software = software_of(weights)
-        run = partial(run_on_nodes, rendezvous, run, hold_files, on_met=met, software=software)
+        run = partial(run_on_nodes, rendezvous, run, hold, on_met=met, software=software)
     elif processes > 1:
-        run = partial(run_in_processes, processes, run, hold_files)
+        run = partial(run_in_processes, processes, run, hold)
     try:
         return {**run(context), "weights": weights}
     finally:
         # A stop or an error can leave a save unfinished.
         checkpoints.settle()
-
-
-def software_of(weights: dict[str, str] | None) -> dict[str, str | None]:
-    """Return what must be equal on all nodes of a job: versions and the model's files."""
-    return {**versions(), "model": None if weights is None else weights["digest"]}
-
-
-def run_of(kind: str) -> Callable[..., dict[str, Any]]:
-    """Return the `run` of a kind; another package's is user code and creates files as such."""
-    run = run_function(kind)
-    return run if kind in KINDS.own else umask.users()(run)
-
-
-def models_for(
-    document: dict[str, Any],
-    request: RunJob,
-    warm: WarmModels,
-    placement: Placement,
-    *,
-    copies: bool,
-) -> HorseModels:
-    """Return the models of a job, given its spec.json; `copies` as for HorseModels."""
-    names = {}
-    if request.model is not None:
-        names[document["spec"]["model"]] = request.model.config.name
-        warm.attach_in_fork(request.model)
-    return HorseModels(
-        warm,
-        names,
-        copies=copies,
-        takes_adapters=spec_class(document["kind"]).takes_adapters,
-        placement=placement,
-    )
 
 
 def _warn_of_lost_events(events: EventLog, resumed_from: int) -> None:
@@ -266,15 +313,45 @@ def _warn_of_lost_events(events: EventLog, resumed_from: int) -> None:
         )
 
 
-def _record_source(execution: Execution) -> None:
+def _record_source(execution: _Execution) -> None:
     rundir, events = execution.rundir, execution.events
     try:
         record = partial(source.record_execution, rundir, events.execution)
-        execution.patiently(record, rundir.path)
+        execution.patience.write(record, rundir.path)
     except OSError as error:
         if lacks_space(error):
             raise
         events.emit("warning", message=f"source: not kept: {error}")
+
+
+def lacking_outcome(job_id: str, lacking: Shortage) -> JobOutcome:
+    """Return the outcome of an execution that cannot continue now; the worker runs it later."""
+    return JobOutcome(job_id, "lacking", reason=lacking.reason, error=lacking.what)
+
+
+def _stopped(job_id: str, control: JobControl, events: EventLog, step: int | None) -> JobOutcome:
+    """Report that the job has stopped on request after a step."""
+    if control.reason == "drain":
+        events.conclude("requeued", step=step, reason="the daemon stops")
+    elif control.reason == "pause":
+        events.conclude("paused", step=step, released=True)
+    else:
+        events.conclude("stopped", step=step, reason=f"requested: {control.reason}")
+    return JobOutcome(job_id, "stopped", reason=control.reason)
+
+
+def _failed_with(error: BaseException, job_id: str, rundir: RunDir, events: EventLog) -> JobOutcome:
+    """Report that the job failed with this error."""
+    if isinstance(error, WarmdError):
+        # The error is one line that says what to do; its traceback goes to the log.
+        reason = tracebacks.cut(str(error), tracebacks.MOST_TRACE)
+        cause = error.__cause__
+        trace = tracebacks.trace(cause) if cause else None
+        return _failed(job_id, rundir, events, reason, logged=trace)
+    # Also SystemExit: it ends the job, not the horse.
+    text = tracebacks.trace(error)
+    reason = tracebacks.reason(error)
+    return _failed(job_id, rundir, events, reason, trace=text, logged=text)
 
 
 def _failed(
@@ -301,3 +378,37 @@ def _peak_bytes() -> int:
     """The peak resident memory of this process since its fork, shared memory included."""
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+class _WaitReporter:
+    """Reports what a job waits for: to its worker, and as an event once its log is open."""
+
+    def __init__(self, job_id: str, send: Callable[[Message], None]) -> None:
+        self.events: EventLog | None = None
+        self._job_id = job_id
+        self._send = send
+        self._began = 0.0
+
+    def report(self, lacking: Shortage | None) -> None:
+        """Report that the job begins to wait, or that it no longer waits."""
+        if lacking is not None:
+            self._began = time.monotonic()
+            self._send(JobWaits(self._job_id, lacking.what, lacking.reason))
+            if self.events is not None:
+                self.events.announce("waiting", what=lacking.what, reason=lacking.reason)
+            return
+        self._send(JobWaits(self._job_id, None))
+        if self.events is not None:
+            self.events.announce("waited", seconds=round(time.monotonic() - self._began, 3))
+
+
+def _end_processes() -> None:
+    """Kill every process that the job has started and left running.
+
+    Otherwise one of them could write to the run directory after the job is resumed.
+    """
+    gc.collect()  # ends unreferenced multiprocessing pools, which restart killed workers
+    limited_processes.end_idle()
+    ended = end_descendants()
+    if ended:
+        log.warning("killed %d processes that the job had left running", ended)

@@ -19,8 +19,14 @@ from ...jobs.user_code.modules import own_modules
 from ..host.messages import GangMet, JobOutcome, Message, RunJob
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir
-from .before_run import check_processes, choose_threads
-from .execution import models_for, run_of, software_of
+from .before_run import (
+    check_processes,
+    choose_threads,
+    hold_files,
+    models_for,
+    run_of,
+    software_of,
+)
 from .models import WarmModels
 from .placement import Placement
 from .rank_processes import RanksLost, run_on_nodes
@@ -32,12 +38,11 @@ def follow(
     warm: WarmModels,
     placement: Placement,
     send: Callable[[Message], None],
-    hold_files: Callable[[], None],
 ) -> JobOutcome:
-    """Run this node's ranks; return how they ended. Arguments as for `execution.execute`."""
+    """Run this node's ranks; return how they ended."""
     job_id = request.job_id
     try:
-        _follow(request, warm, placement, send, hold_files)
+        _follow(request, warm, placement, send)
     except Stopped:  # rank 0 reports it
         return JobOutcome(job_id, "stopped")
     except RanksLost as error:
@@ -56,7 +61,6 @@ def _follow(
     warm: WarmModels,
     placement: Placement,
     send: Callable[[Message], None],
-    hold_files: Callable[[], None],
 ) -> None:
     assert request.gang is not None
     rundir = RunDir(Path(request.run_dir))
@@ -84,7 +88,7 @@ def _follow(
         run_on_nodes(
             Rendezvous(request.gang, processes),
             run,
-            hold_files,
+            partial(hold_files, warm, request.model),
             context,
             on_met=met,
             software=software_of(models.weights(None)),

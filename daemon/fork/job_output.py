@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from ...jobs.files.shortage import lacks_space
@@ -13,6 +15,17 @@ def survive_full_disks() -> None:
     """Replace stdout and stderr by streams that drop what a full disk has no room for."""
     sys.stdout = _stream(1, line_buffering=False)
     sys.stderr = _stream(2, line_buffering=True)
+
+
+def redirect_output(path: Path) -> None:
+    """Append stdout and stderr of this process to a file; stdin is empty. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
 
 
 def _stream(descriptor: int, *, line_buffering: bool) -> io.TextIOWrapper:

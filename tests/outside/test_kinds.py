@@ -20,7 +20,7 @@ from shell import warmd
 from waiting import wait_until
 
 from warmd.cli.commands import doctor
-from warmd.daemon.fork.execution import run_of
+from warmd.daemon.fork.before_run import run_of
 from warmd.daemon.fork.libraries import import_kind
 from warmd.jobs import KINDS, import_all, run_function, spec_class
 from warmd.jobs.errors import SpecError
