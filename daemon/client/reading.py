@@ -9,11 +9,13 @@ from typing import Any
 import redis
 
 from ...configs.queues import QUEUES, TRAIN
+from ...jobs.errors import NotFound
 from ..lifecycle.find import Pending
 from ..lifecycle.follow import follow as follow_events
 from ..lifecycle.view import EVERY_JOB, JobFilter
 from ..queue import job_index, listing
 from ..queue.jobs import ENDED, JobStatus
+from ..queue.nodes import NodeRegistry
 from ..runs import events, labels as job_labels
 from ..runs.labels import Labels
 from .connection import ClientConnection, needs_redis
@@ -68,11 +70,32 @@ class Reading(ClientConnection):
 
     @needs_redis
     def result(self, job_id: str) -> dict[str, Any] | None:
-        """Return the result of the job, or None if there is none yet."""
-        result = self.rundir(job_id).read_result()
-        if result is None and not self.is_offline and (job := self.store.fetch(job_id)) is not None:
-            result = job.return_value() if job.get_status() == JobStatus.FINISHED else None
+        """Return the result of the job, or None if there is none yet.
+
+        Raises NotFound, with the place of the result, if it is not on this machine or was removed.
+        """
+        try:
+            rundir = self.rundir(job_id)
+        except NotFound:
+            if not self._has_finished(job_id):
+                raise
+            nodes = NodeRegistry(self.connection).all()
+            homes = "".join(f"; {node.machine}: {node.home}" for node in nodes)
+            raise NotFound(
+                f"result: {self.home.runs} has no run directory of {job_id}: it was removed, or is "
+                f"in the home whose node ran the job{homes}"
+            ) from None
+        result = rundir.read_result()
+        if result is None and self._has_finished(job_id):
+            raise NotFound(
+                f"result: {rundir.path / 'result.json'} was removed or is damaged: `warmd resume "
+                f"{job_id}` computes it again from the last checkpoint"
+            )
         return result
+
+    def _has_finished(self, job_id: str) -> bool:
+        job = None if self.is_offline else self.store.fetch(job_id)
+        return job is not None and job.get_status(refresh=False) == JobStatus.FINISHED
 
     def text(self, job_id: str) -> Iterator[str | None]:
         """Yield the text of an answer in pieces until its job ends.

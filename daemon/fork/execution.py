@@ -201,7 +201,7 @@ def _outcome_of(execution: _Execution) -> JobOutcome:
         execution.patience.write(write, rundir.path)
         peak_bytes = None if execution.is_resident else _peak_bytes()
         events.conclude("finished", result=result, peak_bytes=peak_bytes)
-        return JobOutcome(job_id, "finished", result=result)
+        return JobOutcome(job_id, "finished")
     except Stopped as stopped:
         if control.stop.is_set():
             return _stopped(job_id, control, events, stopped.step)

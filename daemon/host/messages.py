@@ -448,7 +448,6 @@ class JobOutcome(Message, op="outcome"):
     # finished, stopped, failed, lost (its other nodes cannot be reached), or lacking: it cannot run
     # before the machine has again what it lacks
     outcome: str
-    result: dict[str, Any] | None = None  # of one that finished
     reason: str = ""  # of one that stopped: as in StopJob, or superseded
     error: str = ""  # of one that failed or is lost; what is lacking
     is_logged: bool = True  # whether its last event has been written

@@ -111,8 +111,8 @@ class Claims(JobRecords):
         else:
             self.connection.hset(job.key, keys.FIELD_WAITS, what)
 
-    def finish(self, job: Job, execution: Execution, result: dict[str, Any]) -> bool:
-        """Finish a job. False if the execution was no longer the current one."""
+    def finish(self, job: Job, execution: Execution) -> bool:
+        """Finish a job, whose result is on disk. False if the execution was not the current one."""
 
         dependents: list[Job] = []
 
@@ -125,7 +125,7 @@ class Claims(JobRecords):
             job.ended_at = self.now()
             job._status = JobStatus.FINISHED
             job.save(pipeline=pipeline, include_meta=False, include_result=False)
-            self._record(job, execution, Result.Type.SUCCESSFUL, pipeline, return_value=result)
+            self._record(job, execution, Result.Type.SUCCESSFUL, pipeline)
             registry = FinishedJobRegistry(job.origin, connection=self.connection)
             registry.add(job, -1, pipeline)
             for dependent in dependents:

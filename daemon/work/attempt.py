@@ -458,7 +458,7 @@ class Attempt:
         """Finish a job whose previous execution wrote its result to disk, but not to Redis."""
         if not self._has_logged_end():
             self._log_event("finished", result=result)
-        self._conclude(JobOutcome(self.job.id, "finished", result=result))
+        self._conclude(JobOutcome(self.job.id, "finished"))
 
     def _has_logged_end(self) -> bool:
         """Whether the last execution that started has logged its `finished` event."""
@@ -493,7 +493,7 @@ class Attempt:
             case _ if self._has_lost_claim:
                 self._conclude_without_claim()
             case "finished":
-                self._settle(store.finish, outcome.result)
+                self._settle(store.finish)
             case "stopped" if outcome.reason in ("drain", "pause", "superseded"):
                 self._settle(store.requeue)
             case "stopped" if outcome.reason == "timeout":

@@ -78,7 +78,7 @@ class Simulated:
             taken = self.store.begin(popped, QUEUE, self.name)
             self.latencies.append(time.perf_counter() - begun)
             if taken is not None:
-                self.store.finish(taken[0], taken[1].claim, {})
+                self.store.finish(taken[0], taken[1].claim)
 
 
 class Leader(threading.Thread):

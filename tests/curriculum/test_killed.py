@@ -70,7 +70,7 @@ def finish(desk: Desk, queue: str, result: dict[str, Any]) -> str:
         log.emit("begin", learning_rate=rundir.read_spec()["spec"].get("learning_rate"))
         rundir.write_result(result, revision=rundir.read_spec()["revision"])
         log.emit("finished", result=result)
-    store.finish(job, started.claim, result)
+    store.finish(job, started.claim)
     return str(job.id)
 
 

@@ -72,7 +72,7 @@ def test_every_time_of_a_job_uses_the_clock_of_redis(url: str):
         popped = connection.lmove(store.queue("infer").key, keys.taken(WORKER), "LEFT", "RIGHT")
         begun = store.begin(bytes(popped), "infer", WORKER)
         assert begun is not None
-        assert store.finish(begun[0], begun[1].claim, {})
+        assert store.finish(begun[0], begun[1].claim)
         job = store.fetch("infer-20261124-184200-x7f2")
         assert job is not None
         for moment in (job.created_at, job.enqueued_at, job.started_at, job.ended_at):

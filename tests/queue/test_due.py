@@ -22,7 +22,7 @@ def run(place: Workplace, job_id: str, how: str = "finish") -> None:
     job, execution = begun[0], begun[1].claim
     assert job.id == job_id
     if how == "finish":
-        place.store.finish(job, execution, {"text": ""})
+        place.store.finish(job, execution)
     else:
         place.store.fail(job, execution, "broken")
 

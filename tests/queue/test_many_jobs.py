@@ -139,7 +139,7 @@ def test_a_job_requeued_by_rqs_tools_is_not_counted_as_ended(desk: Desk):
     begun = desk.client.store.begin(popped, "infer", WORKER)
     assert begun is not None
     assert connection.zscore(keys.ANSWERS, job_id) is None
-    desk.client.store.finish(begun[0], begun[1].claim, {})
+    desk.client.store.finish(begun[0], begun[1].claim)
     assert connection.zscore(keys.ANSWERS, job_id) is not None
 
 

@@ -104,7 +104,7 @@ def test_dependents_are_queued_by_the_transaction_that_finishes_the_job(place: W
     foreign = theirs.enqueue("os.getpid", depends_on=first)
     both = theirs.enqueue("os.getpid", depends_on=[first, second])
     job, started = begin(place, first)
-    assert place.store.finish(job, started.claim, {})
+    assert place.store.finish(job, started.claim)
     assert (place.status(first), place.status(waiting)) == ("finished", "queued")
     assert place.status(canceled) == "canceled"
     assert foreign.get_status() == "queued"
@@ -112,7 +112,7 @@ def test_dependents_are_queued_by_the_transaction_that_finishes_the_job(place: W
     assert both.get_status() == "deferred"
     assert not place.connection.exists("rq:ready:infer", "rq:ready:theirs")
     job, started = begin(place, second)
-    assert place.store.finish(job, started.claim, {})
+    assert place.store.finish(job, started.claim)
     assert theirs.get_job_ids() == [foreign.id, both.id]
     assert not place.connection.exists(Job.dependents_key_for(first))
 
@@ -126,7 +126,7 @@ def test_executions_leave_nothing_behind_whichever_version_of_rq_began_them(plac
     assert not place.connection.exists(key)
     job, started = begin(place, job_id)
     place.connection.delete(key)  # as with RQ 2, which does not have it
-    assert place.store.finish(job, started.claim, {})
+    assert place.store.finish(job, started.claim)
     assert place.connection.keys("rq:execution*") == []
 
 

@@ -48,7 +48,7 @@ def test_rq_info_shows_workers_with_their_jobs(place: Workplace):
             job_id = place.submit()
             horse = zygote.fork()
             wait_until(lambda: "busy infer" in rq(place, "info", "--raw"))
-            horse.end(job_id, outcome, result={}, error="e")
+            horse.end(job_id, outcome, error="e")
             horse.die()
             wait_until(partial(has_ended, place, job_id))
         line = "idle infer. jobs: 1 finished, 1 failed"

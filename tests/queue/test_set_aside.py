@@ -143,7 +143,7 @@ def test_a_job_whose_model_is_not_on_this_machine_waits_for_one_that_has_it(
     with place.zygote() as zygote:
         horse = zygote.fork()
         assert horse.job_id == other
-        horse.end(other, "finished", result={})
+        horse.end(other, "finished")
         horse.die()
         assert place.client.job(job_id)["execution"] == 1
         model.with_name("away").rename(model)

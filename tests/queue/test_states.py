@@ -131,7 +131,7 @@ STORE: dict[str, Callable[[Workplace, Job, Any], object]] = {
     "cancel": lambda place, job, claim: place.store.cancel_waiting(job),
     "begin": lambda place, job, claim: begin(place),
     "request": lambda place, job, claim: place.store.request_stop(job, "cancel"),
-    "finish": lambda place, job, claim: place.store.finish(job, claim, {}),
+    "finish": lambda place, job, claim: place.store.finish(job, claim),
     "fail": lambda place, job, claim: place.store.fail(job, claim, "no reason"),
     "stop": lambda place, job, claim: place.store.stop(job, claim, "no reason"),
     "requeue": lambda place, job, claim: place.store.requeue(job, claim),

@@ -96,7 +96,8 @@ class Run:
         assert taken is not None
         self.job, started = taken
         self.execution = started.claim
-        path = desk.client.rundir(job_id).events
+        self.rundir = desk.client.rundir(job_id)
+        path = self.rundir.events
         writer = StreamWriter(desk.client.connection)
         publisher = Publisher(writer, job_id, path)
 
@@ -113,8 +114,9 @@ class Run:
         self.log.emit("step", step=number, steps_total=4, loss=1 / number, reward=0.5)
 
     def finish(self, result: dict[str, Any]) -> None:
+        self.rundir.write_result(result, revision=self.rundir.read_spec()["revision"])
         self.log.emit("finished", result=result)
-        self.store.finish(self.job, self.execution, result)
+        self.store.finish(self.job, self.execution)
 
     def fail(self, error: str) -> None:
         self.log.emit("failed", error=error, traceback="Traceback …")

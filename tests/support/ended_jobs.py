@@ -54,7 +54,7 @@ def end(client: Client, number: int, kind: str = "infer", origin: str = "http") 
         assert begun is not None
         if queue == INFER:
             rundir.write_result({"choices": []}, revision=1)
-            store.finish(begun[0], begun[1].claim, {"choices": []})
+            store.finish(begun[0], begun[1].claim)
         else:
             store.fail(begun[0], begun[1].claim, "no reason")
     return ids

@@ -178,7 +178,7 @@ class Execution:
         result = {"choices": choices, "usage": USAGE, "timings": {}, "seed": 1, **fields}
         self.rundir.write_result(result, revision=1)
         self.emit("finished", result=result)
-        self.gateway.client.store.finish(self.job, self.started.claim, result)
+        self.gateway.client.store.finish(self.job, self.started.claim)
 
     def fail(self, error: str, traceback: str | None = None) -> None:
         self.emit("failed", error=error, traceback=traceback)

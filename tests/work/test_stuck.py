@@ -36,7 +36,7 @@ def test_a_horse_that_does_not_stop_a_canceled_answer_is_replaced(place: Workpla
         assert "killed because it did not stop within 1 s" in place.client.job(stuck)["error"]
         again = zygote.fork()
         assert (again.job_id, again.request.execution) == (other, 2)
-        again.end(other, "finished", result={"text": "b"})
+        again.end(other, "finished")
         wait_until(lambda: place.status(other) == "finished")
     assert [event["type"] for event in place.events(stuck, "stopped")] == ["stopped"]
 
@@ -53,7 +53,7 @@ def test_a_horse_that_stops_in_time_lives_on(place: Workplace):
         horse.end(canceled, "stopped", reason="cancel")
         wait_until(lambda: place.status(canceled) == "stopped")
         holds_for(1.5, horse.is_alive)  # longer than stuck_s
-        horse.end(other, "finished", result={"text": "b"})
+        horse.end(other, "finished")
         wait_until(lambda: place.status(other) == "finished")
 
 
@@ -81,7 +81,7 @@ def test_a_job_whose_model_is_being_loaded_obeys_and_others_get_another_horse(
         # A horse that is forked when the model is there finds that its worker has gone, and ends.
         assert [type(message) for message in loading] == [RunJob]
         loading.close()
-        again.end(other, "finished", result={"text": "b"})
+        again.end(other, "finished")
         wait_until(lambda: place.status(other) == "finished")
 
 
