@@ -4,6 +4,10 @@ with it.
 They have the horse's libraries and weights by copy-on-write. The death of a rank ends the horse by
 SIGKILL, and with it all others: the job is requeued as after any death of a horse. A rank that
 fails reports why, and the job fails. On several machines each has such a horse (following.py).
+
+Rank 0 writes, the others compute. Stop and pause requests are for rank 0 alone. When it stops or
+waits at the end of a step, the others wait for it in their next exchange: they hold nothing that it
+must save.
 """
 
 from __future__ import annotations
@@ -17,16 +21,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...jobs.context import Context
+from ...jobs.context import Checkpoints, Context, Never, Ranks, Save
 from ...jobs.errors import JobFailed, WarmdError
 from ...jobs.user_code import tracebacks
 from ..host import rank_names
 from ..host.parent_death import end_with_parent
 from .libraries import pause_openmp
-from .rank_contexts import context_of_rank
 from .rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -301,3 +306,58 @@ def _wait_for_end(error: Exception) -> NoReturn:
         os._exit(1)
     while True:
         signal.pause()
+
+
+def context_of_rank(context: Context, ranks: Ranks) -> Context:
+    """Return the context of this rank, given that of the job."""
+    checkpoints = _SharedCheckpoints(context.checkpoints, ranks, context.run_dir)
+    if ranks.rank == 0:
+        return replace(context, checkpoints=checkpoints, ranks=ranks)
+    return replace(
+        context,
+        checkpoints=checkpoints,
+        ranks=ranks,
+        emit=_emit_nothing,
+        working=_report_nothing,
+        stop=Never(),
+        pause=Never(),
+        stop_at=None,
+    )
+
+
+class _SharedCheckpoints:
+    """The checkpoints of a job, of which rank 0 finds the latest for all."""
+
+    def __init__(self, checkpoints: Checkpoints, ranks: Ranks, run_dir: Path) -> None:
+        self._checkpoints = checkpoints
+        self._ranks = ranks
+        self._run_dir = run_dir
+
+    def latest(self) -> Path | None:
+        found = self._ranks.from_first(self._latest)
+        return None if found is None else self._run_dir / found
+
+    def _latest(self) -> str | None:
+        # Relative: the run directory has another path on other machines.
+        found = self._checkpoints.latest()
+        return None if found is None else os.path.relpath(found, self._run_dir)
+
+    def save(
+        self,
+        step: int,
+        prepare: Callable[[Any], Callable[[], None]],
+        *,
+        about: Mapping[str, Any],
+    ) -> Save:
+        return self._checkpoints.save(step, prepare, about=about)
+
+    def about(self, checkpoint: Path) -> dict[str, Any]:
+        return self._checkpoints.about(checkpoint)
+
+
+def _emit_nothing(type: str, /, *, step: int | None = None, **fields: Any) -> None:
+    """Rank 0 emits the events of all."""
+
+
+def _report_nothing(activity: object) -> None:
+    """The watchdog watches rank 0."""

@@ -22,8 +22,7 @@ from ...jobs.errors import WarmdError
 from ..host.messages import GangPlan
 from ..lifecycle.follow import Publisher
 from ..queue import keys
-from ..queue.gang_records import ENDED, FAILED, JOINED, LOST, Gang
-from ..queue.gangs import Gangs
+from ..queue.gangs import ENDED, FAILED, JOINED, LOST, Gang, Gangs
 from ..queue.jobs import JobStore
 from ..queue.keys import LEASE_S
 from ..queue.stream import StreamWriter

@@ -22,16 +22,16 @@ from ..host.messages import (
     Message,
     RunJob,
 )
-from ..queue.gang_records import (
+from ..queue.gangs import (
     ENDED,
     FAILED,
     JOINED,
     LOST,
     STARTED,
     Gang,
+    Gangs,
     Seat as SeatState,
 )
-from ..queue.gangs import Gangs
 from ..queue.jobs import Job, JobStore
 from .horse import Horse
 

@@ -137,7 +137,9 @@ def test_packages_have_no_import_cycles():
     assert circles(arrows) == []
 
 
-@pytest.mark.parametrize("package", ["daemon.queue", "daemon.lifecycle"])
+@pytest.mark.parametrize(
+    "package", ["daemon.queue", "daemon.lifecycle", "daemon.store", "daemon.work"]
+)
 def test_a_package_has_at_most_six_floors(package):
     assert floors(package) <= 6
 

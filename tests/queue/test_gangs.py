@@ -14,8 +14,7 @@ from warmd.configs.labels import GANG_ADDRESS, GANG_SOFTWARE, NODES, line_of
 from warmd.configs.queues import TRAIN
 from warmd.daemon.host.messages import RunJob
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.gang_records import ENDED, STARTED, Gang, Seat
-from warmd.daemon.queue.gangs import Gangs
+from warmd.daemon.queue.gangs import ENDED, STARTED, Gang, Gangs, Seat
 from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.daemon.work.held import Leaving

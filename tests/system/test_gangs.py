@@ -20,8 +20,7 @@ from rq import suspension
 from waiting import wait_until
 
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.gang_records import Gang
-from warmd.daemon.queue.gangs import Gangs
+from warmd.daemon.queue.gangs import Gang, Gangs
 
 pytestmark = pytest.mark.slow
 
