@@ -10,7 +10,7 @@ import click
 from ...jobs import spec_class
 from ...jobs.errors import SpecError, WarmdError
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
-from .answer import show
+from .answer import Answer, show
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
@@ -37,13 +37,15 @@ def chat(app: App, /, model: str | None, **given: Any) -> int:
     """Chat with MODEL.
 
     Every line is a message. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the
-    chat. The model needs a chat template.
+    chat. Thinking is dimmed, and each tool call is a line. The model needs a chat template.
     """
     values = {
         **app.config().defaults.get("infer", {}),
         **{name: value for name, value in given.items() if value is not None},
         **({} if model is None else {"model": model}),
     }
+    if values.get("actions", "none") == "none":
+        values.setdefault("reply", "message")
     client = app.client()
     name = _checked(app, client, values)
     if sys.stdin.isatty():
@@ -79,14 +81,14 @@ def _can_chat(client: Client, model: str) -> bool:
     return True
 
 
-def _spec(values: dict[str, Any], messages: list[dict[str, str]]) -> Any:
+def _spec(values: dict[str, Any], messages: list[dict[str, Any]]) -> Any:
     import orjson
 
     return spec_class("infer").parse({**values, "messages": orjson.dumps(messages).decode()})
 
 
 def _talk(client: Client, values: dict[str, Any]) -> int:
-    messages: list[dict[str, str]] = []
+    messages: list[dict[str, Any]] = []
     code = 0
     while (line := _read_message()) is not None and line.strip() not in _LEAVE:
         if not line.strip():
@@ -95,14 +97,30 @@ def _talk(client: Client, values: dict[str, Any]) -> int:
             note("Every line is a message. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
             continue
         messages.append({"role": "user", "content": line})
-        text, code = show(client, client.submit(_spec(values, messages)))
+        answer, code = show(client, client.submit(_spec(values, messages)))
         if code not in (0, EXIT_INTERRUPTED):
             return code
-        if text:
-            messages.append({"role": "assistant", "content": text})
+        if answer.text or answer.calls:
+            messages.append(message_of(answer))
         else:
             messages.pop()  # it was not answered
     return 0 if code == EXIT_INTERRUPTED else code
+
+
+def message_of(answer: Answer) -> dict[str, Any]:
+    """Return an answer as a message of the chat."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if not answer.calls:
+        return message
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in answer.calls
+    ]
+    return {**message, "tool_calls": calls}
 
 
 _LEAVE = ("/bye", "/exit", "/quit")

@@ -102,6 +102,14 @@ class Reading(ClientConnection):
 
         None: its process died after the first piece, and the text starts again.
         """
+        for event in self.text_events(job_id):
+            yield None if event is None else event["text"]
+
+    def text_events(self, job_id: str) -> Iterator[dict[str, Any] | None]:
+        """Yield the events with an answer's text, reasoning and calls until its job ends.
+
+        None: its process died after the first one, and the answer starts again.
+        """
         has_text = False
         for event in self.follow(job_id):
             if event is None:
@@ -111,7 +119,7 @@ class Reading(ClientConnection):
                 yield None
             elif event["type"] == "text" and event["index"] == 0:
                 has_text = True
-                yield event["text"]
+                yield event
 
     def follow(
         self, job_id: str, *, live: bool = True, after_seq: int = 0

@@ -115,6 +115,7 @@ def test_chat_includes_the_earlier_messages(daemon, talker, monkeypatch):
     job = daemon.client.find("-")
     spec = daemon.client.rundir(job).read_spec()["spec"]
     assert [role in spec["messages"] for role in ("hi", "assistant", "and more")] == [True] * 3
+    assert spec["reply"] == "message"
 
 
 def test_chat_with_a_model_without_a_chat_template_is_refused(daemon, monkeypatch):

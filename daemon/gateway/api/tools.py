@@ -15,7 +15,7 @@ _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 class FunctionTool(BaseModel):
     """A function that the model may call; `parameters` is a JSON Schema of an object.
 
-    `strict` true is refused with `tool_choice` auto: only forced calls follow the schema.
+    With `strict`, and where a call is forced, the arguments follow the schema.
     """
 
     model_config = ConfigDict(extra="forbid")
