@@ -16,7 +16,7 @@ from ..view.times import parse_past
 from .sweep import score_of, values_of
 
 if TYPE_CHECKING:
-    from ...daemon.client.digest import Digest, Group, Line
+    from ...daemon.reports.digest import Digest, Group, Line
 
 _GROUPS = "Sweeps and curricula"
 
@@ -39,8 +39,10 @@ def digest(app: App, since: str, markdown: bool) -> None:
     and the time that they cost; running jobs with their estimated end; sweeps with their best
     values; curricula with their decisions; and the free disk space. Works without a daemon.
     """
+    from ...daemon.reports.digest import digest as digest_of
+
     begin = parse_past("since", since, now=datetime.now().astimezone())
-    found = app.reader().digest(since=begin.timestamp())
+    found = digest_of(app.reader(), since=begin.timestamp())
     if app.as_json:
         render.json_line(asdict(found))
         return

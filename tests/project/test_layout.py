@@ -226,6 +226,10 @@ ALLOWED = {
         "daemon.store",
         "daemon.curriculum",
     ),
+    "daemon.reports": (
+        *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.lifecycle"),
+        *("daemon.sweeps", "daemon.curriculum"),
+    ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
         "daemon.lifecycle",
