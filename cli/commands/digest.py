@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...daemon.lifecycle.statuses import ENDED
 from ...jobs.intervals import interval_words
 from ..shared.app import App, common_options
 from ..view import render
@@ -105,7 +106,7 @@ def _words(line: Line) -> list[str]:
     words = [line.id]
     if line.name:
         words.append(render.one_line(line.name))
-    if line.status not in ("finished", "failed", "stopped", "canceled"):
+    if line.status not in ENDED:
         words.append(line.status)
     if line.steps_total:
         words.append(f"step {line.step}/{line.steps_total}")

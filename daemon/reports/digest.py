@@ -15,7 +15,7 @@ from ...jobs.errors import Conflict, NotFound
 from ...jobs.ids import by_time, kind_of
 from ..client.client import Client
 from ..curriculum.folder import curriculum_ids
-from ..lifecycle.find import PENDING
+from ..lifecycle.statuses import PENDING, shown
 from ..lifecycle.view import JobFilter
 from ..runs import events
 from ..runs.rundir import RunDir, job_ids
@@ -148,7 +148,7 @@ def _line(client: Client, job: Mapping[str, Any], since: float) -> Line:
         id=job["id"],
         name=job["name"],
         model=job["model"],
-        status="paused" if job["paused"] else job["status"],
+        status=shown(job),
         step=job["step"],
         steps_total=job["steps_total"],
         error=job["error"],
