@@ -23,9 +23,11 @@ def diff(app: App, one: str, other: str) -> None:
     Only what differs is shown. Data files are compared by content, code by the modules that the
     jobs imported. Needs no daemon.
     """
+    from ...daemon.reports.diff import differences
+
     client = app.reader()
     ids = [client.find(one), client.find(other)]
-    found = client.differences(*ids)
+    found = differences(*map(client.rundir, ids))
     if app.as_json:
         for difference in found:
             render.json_line(asdict(difference))

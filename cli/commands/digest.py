@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...daemon.lifecycle.statuses import ENDED
 from ...jobs.intervals import interval_words
 from ..shared.app import App, common_options
 from ..view import render
@@ -16,7 +17,7 @@ from ..view.times import parse_past
 from .sweep import score_of, values_of
 
 if TYPE_CHECKING:
-    from ...daemon.client.digest import Digest, Group, Line
+    from ...daemon.reports.digest import Digest, Group, Line
 
 _GROUPS = "Sweeps and curricula"
 
@@ -39,8 +40,10 @@ def digest(app: App, since: str, markdown: bool) -> None:
     and the time that they cost; running jobs with their estimated end; sweeps with their best
     values; curricula with their decisions; and the free disk space. Works without a daemon.
     """
+    from ...daemon.reports.digest import digest as digest_of
+
     begin = parse_past("since", since, now=datetime.now().astimezone())
-    found = app.reader().digest(since=begin.timestamp())
+    found = digest_of(app.reader(), since=begin.timestamp())
     if app.as_json:
         render.json_line(asdict(found))
         return
@@ -103,7 +106,7 @@ def _words(line: Line) -> list[str]:
     words = [line.id]
     if line.name:
         words.append(render.one_line(line.name))
-    if line.status not in ("finished", "failed", "stopped", "canceled"):
+    if line.status not in ENDED:
         words.append(line.status)
     if line.steps_total:
         words.append(f"step {line.step}/{line.steps_total}")

@@ -76,6 +76,7 @@ def _estimate(
     like: str | None = None,
     init_from: str | None = None,
 ) -> None:
+    from ...daemon.reports.estimate import estimate as estimate_of
     from ..view import plan
 
     app = click.get_current_context().ensure_object(App)
@@ -92,7 +93,8 @@ def _estimate(
     )
     spec = spec_class(kind).parse(values)
     checked = client.check(spec, init=init)
-    found = client.estimate(
+    found = estimate_of(
+        client,
         spec,
         checked,
         measure=lambda: note("measuring the speed of this machine, once: takes some seconds"),

@@ -8,29 +8,28 @@ from typing import Any
 import click
 
 from ...configs.labels import line_of
+from ...daemon.lifecycle.statuses import (
+    ENDED,
+    EVERY,
+    PAUSABLE,
+    PAUSED,
+    PENDING,
+    UNREGISTERED,
+    WAITING,
+    shown,
+)
 from ...jobs import KINDS, spec_class
 from ..shared.app import App, common_options, note
 from ..view import render
 
-STATUSES = (
-    "queued",
-    "started",
-    "finished",
-    "failed",
-    "stopped",
-    "canceled",
-    "deferred",
-    "scheduled",
-    "paused",
-    "unregistered",
-)
+STATUSES = (*EVERY, PAUSED, UNREGISTERED)
 
 # Words for statuses that `jobs --status` takes, too.
 _WORDS = {
     "running": ("started",),
-    "waiting": ("queued", "scheduled", "deferred", "paused"),
-    "pending": ("queued", "scheduled", "deferred", "paused"),
-    "ended": ("finished", "failed", "stopped", "canceled"),
+    "waiting": (*WAITING, PAUSED),
+    "pending": (*WAITING, PAUSED),
+    "ended": ENDED,
     "done": ("finished",),
     "completed": ("finished",),
     "succeeded": ("finished",),
@@ -42,12 +41,6 @@ _WORDS = {
 _LIMIT = 20
 
 _LABELED = ("NAME",)  # the column that a table has if one of its jobs has a name or tags
-
-# RQ has no status for a pause: a paused job has one of these.
-_PAUSABLE = {"started", "scheduled"}
-
-# What `queue` shows, in this order.
-_PENDING = ("started", "queued", "scheduled", "deferred")
 
 
 @click.command()
@@ -62,8 +55,8 @@ def queue(app: App) -> None:
 
     client = app.reader()
     members = client.sweep_members()
-    jobs = client.jobs(JobFilter(statuses=_PENDING, hidden=members))
-    jobs += [sweep for sweep in client.sweeps() if sweep["status"] in _PENDING] if members else []
+    jobs = client.jobs(JobFilter(statuses=PENDING, hidden=members))
+    jobs += [sweep for sweep in client.sweeps() if sweep["status"] in PENDING] if members else []
     jobs.sort(key=_queue_order)
     if app.as_json:
         for job in jobs:
@@ -78,7 +71,7 @@ def queue(app: App) -> None:
             *(render.labels(job) for _ in labeled),
             job["queue"],
             job["model"] or render.NOTHING,
-            render.status(status_of(job)),
+            render.status(shown(job)),
             render.duration(now - job["created_at"]),
             render.steps(job),
             render.duration(job["eta_s"]),
@@ -94,15 +87,10 @@ def queue(app: App) -> None:
 def _queue_order(job: dict[str, Any]) -> tuple[Any, ...]:
     return (
         job["queue"],
-        _PENDING.index(job["status"]),
+        PENDING.index(job["status"]),
         job["position"] or 0,
         job["created_at"],
     )
-
-
-def status_of(job: dict[str, Any]) -> str:
-    """The status that is shown: RQ's, or `paused`."""
-    return "paused" if job["paused"] else str(job["status"])
 
 
 def _waits_for(job: dict[str, Any]) -> str:
@@ -179,9 +167,9 @@ def jobs(
     from ...daemon.lifecycle.view import JobFilter
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
-    wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
+    wanted = {*named, *(PAUSABLE if PAUSED in named else ())}
     # Only the view of a job says whether it is paused; few jobs run or wait.
-    first = None if wanted & _PAUSABLE else limit + 1
+    first = None if wanted.intersection(PAUSABLE) else limit + 1
     of_kinds = kinds or (None if all_ else _kept_kinds())
     client = app.reader()
     # With a filter by name or tag, the jobs of a sweep are listed one by one.
@@ -200,7 +188,7 @@ def jobs(
         sweeps = [one for one in client.sweeps(limit + 1) if not kinds or one["kind"] in kinds]
         found = sorted([*found, *sweeps], key=lambda job: job["created_at"], reverse=True)
     if named:
-        found = [job for job in found if status_of(job) in named]
+        found = [job for job in found if shown(job) in named]
     has_more = len(found) > limit
     found = found[:limit]
     if app.as_json:
@@ -214,7 +202,7 @@ def jobs(
             job["id"],
             *(render.labels(job) for _ in labeled),
             job["model"] or render.NOTHING,
-            render.status(status_of(job)),
+            render.status(shown(job)),
             render.steps(job),
             render.clock(job["created_at"]),
             render.duration(took_s(job, now)),

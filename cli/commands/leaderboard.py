@@ -24,7 +24,9 @@ def leaderboard(app: App, dataset: str) -> None:
     questions are ranked separately. Each one is compared with the best, question by question.
     Needs no daemon.
     """
-    entries = app.reader().leaderboard(dataset)
+    from ...daemon.reports.leaderboard import leaderboard as leaderboard_of
+
+    entries = leaderboard_of(app.reader(), dataset)
     if app.as_json:
         for entry in entries:
             render.json_line(asdict(entry))

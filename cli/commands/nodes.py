@@ -176,7 +176,7 @@ def _report(message: object) -> None:
 @click.pass_obj
 def nodes(app: App) -> None:
     """List the machines that share this Redis."""
-    found = app.client().nodes()
+    found = app.client().nodes.all()
     if app.as_json:
         for one in found:
             render.json_line(one.to_json())
@@ -220,12 +220,12 @@ def drain(app: App, node: str, wait: bool) -> None:
     NODE is a name that `warmd nodes` lists, or a unique prefix of one.
     """
     client = app.client()
-    found = client.drain(node)
+    found = client.nodes.drain(node)
     if not app.as_json:
         running = ", ".join(found.jobs) or "no jobs"
         click.echo(f"draining {found.name}: runs {running}")
     while wait:
-        here = next((one for one in client.nodes() if one.name == found.name), None)
+        here = next((one for one in client.nodes.all() if one.name == found.name), None)
         if here is None:
             break
         if here.state == "silent":

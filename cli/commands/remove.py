@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...daemon.lifecycle.statuses import ENDED
 from ...jobs.errors import Conflict, SpecError
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
@@ -14,8 +15,6 @@ from ..view.times import parse_duration
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
-
-_ENDED = ("finished", "failed", "stopped", "canceled")
 
 
 @click.command()
@@ -49,7 +48,7 @@ def rm(app: App, jobs: tuple[str, ...]) -> None:
 )
 @click.option(
     "--status",
-    default=",".join(_ENDED),
+    default=",".join(ENDED),
     show_default=True,
     metavar="STATUS,...",
     help="Only jobs with these statuses.",
@@ -94,8 +93,8 @@ def clean(app: App, older_than: str, status: str, keep_models: bool, dry_run: bo
 def _statuses(text: str) -> list[str]:
     statuses = text.split(",")
     for status in statuses:
-        if status not in _ENDED:
-            raise SpecError("status", f"must be some of {','.join(_ENDED)}, got {text!r}")
+        if status not in ENDED:
+            raise SpecError("status", f"must be some of {','.join(ENDED)}, got {text!r}")
     return statuses
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from ...configs.labels import line_of
+from ...daemon.lifecycle import statuses
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, JobFailed, NotFound
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..view import render
-from .jobs import status_of, took_s
+from .jobs import took_s
 
 _TIMES = ("created_at", "enqueued_at", "scheduled_at", "started_at", "paused_at", "ended_at")
 
@@ -61,7 +62,7 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         elif name == "steps_total":
             shown["step"] = render.steps(found)
         elif name == "status":
-            shown[name] = render.status(status_of(found))
+            shown[name] = render.status(statuses.shown(found))
         elif name == "seconds_per_step":
             shown["step time"] = render.duration(value)
         elif name == "eta_s":
@@ -159,7 +160,7 @@ def _result_fields(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _no_result(app: App, job: dict[str, Any]) -> Exception:
-    job_id, status = job["id"], status_of(job)
+    job_id, status = job["id"], statuses.shown(job)
     if status == "failed":
         return JobFailed(f"{job_id} failed: {job['error']}")
     if status in ("stopped", "canceled"):

@@ -240,13 +240,13 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
 
 def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
     """Print a note if no machine has the labels that a job needs."""
-    missing = client.unmet_needs(needs)
+    missing = client.nodes.unmet_needs(needs)
     if missing:
         note(
             f"No machine has {line_of(missing)} now: the job waits for one. "
             f"See: {app.command('nodes')}"
         )
-    elif (wanted := num_nodes(needs)) > 1 and (there := client.nodes_for(needs)) < wanted:
+    elif (wanted := num_nodes(needs)) > 1 and (there := client.nodes.num_suitable(needs)) < wanted:
         note(
             f"{there} of {wanted} nodes are there that have a gang_address: the job waits for "
             f"more. See: {app.command('nodes')}"
@@ -267,12 +267,12 @@ def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict
 
 def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
     """Print the estimate of the job, and the options that are not the defaults."""
-    found, prompt = client.estimate(spec, checked), client.first_prompt(spec.kind, checked)
+    from ...daemon.reports.estimate import estimate
+
+    found, prompt = estimate(client, spec, checked), client.first_prompt(spec.kind, checked)
     if app.as_json:
-        estimate = asdict(found)
-        render.json_line(
-            {"kind": spec.kind, **checked, "first_prompt": prompt, "estimate": estimate}
-        )
+        about = {"first_prompt": prompt, "estimate": asdict(found)}
+        render.json_line({"kind": spec.kind, **checked, **about})
         return 0
     import yaml
 

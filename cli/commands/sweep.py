@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...daemon.lifecycle.statuses import ENDED
 from ...jobs.intervals import interval_words
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedOption
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _HINT = "`warmd submit KIND --sweep OPTION=VALUE,…` starts one"
-_ENDED = ("finished", "failed", "stopped", "canceled")
 
 
 @click.group(subcommand_metavar="COMMAND [OPTIONS]...")
@@ -278,7 +278,7 @@ def follow(app: App, client: Client, sweep_id: str) -> int:
         if line != shown:
             note(f"{time.strftime('%H:%M:%S')}  {line}")
             shown = line
-        if found["status"] in _ENDED:
+        if found["status"] in ENDED:
             break
         time.sleep(_POLL_S)
     if not app.as_json:

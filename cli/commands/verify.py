@@ -35,7 +35,7 @@ def verify_resume(app: App, job: str | None, steps: int) -> int:
     interruption, one with a stop and a kill -9 at a random moment. Then compares all results bit by
     bit. Exit code 1: something differs.
     """
-    from ...daemon.client.verify_resume import verify
+    from ...daemon.reports.verify_resume import verify
 
     client = app.client()
     job_id = client.find(job, is_training=True)

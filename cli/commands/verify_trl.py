@@ -11,7 +11,7 @@ from ..view import render
 from ..view.live import ClockLine, has_live_lines
 
 if TYPE_CHECKING:
-    from ...daemon.client.verify_trl import Verdict
+    from ...daemon.reports.verify_trl import Verdict
 
 TRL_STEPS = 3
 _HEADERS = (">STEP", ">LOSS TRL", ">LOSS WARMD", ">GRAD NORM TRL", ">GRAD NORM WARMD")
@@ -19,7 +19,7 @@ _HEADERS = (">STEP", ">LOSS TRL", ">LOSS WARMD", ">GRAD NORM TRL", ">GRAD NORM W
 
 def verify_trl(app: App, job: str | None, steps: int) -> int:
     """Compare both sides and print the verdict; return the exit code."""
-    from ...daemon.client.verify_trl import verify
+    from ...daemon.reports.verify_trl import verify
 
     client = app.client()
     job_id = client.find(job, is_training=True)

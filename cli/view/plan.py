@@ -14,7 +14,7 @@ from ...jobs.training.row_options import RowTrainingSpec
 from . import render
 
 if TYPE_CHECKING:
-    from ...daemon.client.estimating import Amount, JobEstimate
+    from ...daemon.reports.estimate import Amount, JobEstimate
 
 UNKNOWN = "not known: no job like this has run in this home"
 _NAMED = 3  # measured jobs that are named

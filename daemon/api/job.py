@@ -8,12 +8,12 @@ from typing import Any
 
 from ...jobs.errors import JobFailed
 from ...jobs.ids import kind_of
-from ..queue.jobs import ENDED
+from ..lifecycle.statuses import ENDED, shown
 from ..runs import events
 from .columns import columns_of
 from .html import job_html
 from .progress import Progress, show_progress
-from .steered import Steered, status_of
+from .steered import Steered
 
 
 class Job(Steered):
@@ -74,7 +74,7 @@ class Job(Steered):
         if found is None:
             info = self.info()
             reason = f": {info['error']}" if info["error"] else ""
-            raise JobFailed(f"{self.id} {status_of(info)}{reason}")
+            raise JobFailed(f"{self.id} {shown(info)}{reason}")
         return found
 
     def resume(self, **changes: Any) -> str:

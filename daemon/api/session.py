@@ -17,12 +17,12 @@ from ...jobs import spec_class
 from ...jobs.errors import JobFailed, SpecError
 from ..client.client import Client
 from ..lifecycle.queueing import Queueing
+from ..lifecycle.statuses import PAUSABLE, PAUSED, shown
 from ..lifecycle.view import JobFilter
 from ..runs.weights import Weights
 from .curriculum import Curriculum
 from .html import table_html
 from .job import Job
-from .steered import status_of
 from .sweep import Sweep
 
 
@@ -230,7 +230,7 @@ class Session:
         """
         wanted = _words(status)
         # A paused job is a started or scheduled one to Redis.
-        statuses = None if wanted is None else {*wanted} - {"paused"} | _PAUSABLE
+        statuses = None if wanted is None else {*wanted} - {PAUSED} | {*PAUSABLE}
         found = self._client.jobs(
             JobFilter(
                 statuses=statuses,
@@ -240,7 +240,7 @@ class Session:
                 limit=limit if wanted is None else None,
             )
         )
-        fitting = [info for info in found if wanted is None or status_of(info) in wanted]
+        fitting = [info for info in found if wanted is None or shown(info) in wanted]
         return JobList(Job(self._client, info["id"]) for info in fitting[:limit])
 
     @overload
@@ -312,8 +312,6 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-_PAUSABLE = {"started", "scheduled"}
 
 Messages = Sequence[Mapping[str, Any]]
 

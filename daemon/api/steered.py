@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 from ..client.client import Client
+from ..lifecycle.statuses import shown
 
 
 class Steered(ABC):
@@ -23,7 +23,7 @@ class Steered(ABC):
     @property
     def status(self) -> str:
         """`queued`, `started`, `paused`, `finished`, `failed`, …; docs/jobs.md has all."""
-        return status_of(self.info())
+        return shown(self.info())
 
     def cancel(self) -> str:
         """Dequeue waiting jobs ("canceled"), save and stop running ones ("stopping")."""
@@ -52,8 +52,3 @@ class Steered(ABC):
 
     def __hash__(self) -> int:
         return hash(self.id)
-
-
-def status_of(info: Mapping[str, Any]) -> str:
-    """Return the status as shown to users: `paused` is not a status of RQ."""
-    return "paused" if info["paused"] else str(info["status"])

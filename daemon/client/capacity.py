@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ...configs import gpus
-from ...configs.config import DaemonConfig
+from ...configs.config import DaemonConfig, ModelConfig
 from ...configs.memory import memory_bytes, swap_bytes
 from ...configs.precision import NATIVE
 from ...configs.units import format_size
+from ...jobs.bench.floor import ModelSize
 from ...jobs.errors import SpecError, Unavailable
+from ...jobs.mlm.options import MlmSpec
+from ...jobs.models.adapters import model_folder
+from ...jobs.models.folder_checks import read_config
+from ...jobs.models.weight_headers import count_parameters
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
+from ..host import fetch
 from .connection import ClientConnection
-from .estimating import size_of
 
 
 def check_memory(config: DaemonConfig, spec: Spec, document: Mapping[str, Any]) -> None:
@@ -39,6 +45,29 @@ def check_memory(config: DaemonConfig, spec: Spec, document: Mapping[str, Any]) 
         f"must fit the memory of this machine ({format_size(most)}), got one that needs at least "
         f"{format_size(size.state_bytes)} to be trained: train {smaller}",
     )
+
+
+def size_of(spec: TrainingSpec, document: Mapping[str, Any]) -> ModelSize | None:
+    """The sizes of the model that a checked job trains, as far as its files show them."""
+    if document.get("model") is None:
+        return ModelSize.of_new(spec) if isinstance(spec, MlmSpec) else None
+    folder = folder_of(document)
+    if folder is None:  # it has still to be downloaded
+        return None
+    weights = model_folder(folder)
+    parameters = count_parameters(weights)
+    try:
+        config = read_config(weights / "config.json")
+    except (OSError, ValueError):
+        return None
+    if parameters is None:
+        return None
+    return ModelSize.of(config, parameters, lora=spec.lora)
+
+
+def folder_of(document: Mapping[str, Any]) -> Path | None:
+    """The folder of the model of a checked job; None: it has still to be downloaded."""
+    return fetch.folder_at_hand(ModelConfig(**document["model"]))
 
 
 def check_deciding_daemon(client: ClientConnection, what: str) -> None:

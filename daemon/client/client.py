@@ -1,18 +1,22 @@
-"""The client: all operations on jobs. Imports no torch.
+"""The client: a connection with the jobs, groups and nodes of one home. Imports no torch.
 
-Each of its base classes has a module: `submitting`, `reading`, `estimating`, `comparison`,
-`digest`, `leaderboard`, `sweeping`, `curricula`, `grouping` (cancel, pause, resume, remove) and
-`nodes`; `connection` has their common parts. What a job goes through is in the package `lifecycle`.
+The base classes have a module each: `submitting`, `reading`, `sweeping`, `curricula` and `grouping`
+(cancel, pause, resume, remove); `connection` has their common parts. What a job goes through is in
+the package `lifecycle`; what is told about several jobs, in `reports`.
 """
 
 from __future__ import annotations
 
-from .comparison import Comparing
-from .digest import Digesting
-from .estimating import Estimating
-from .leaderboard import Ranking
+from functools import cached_property
+
+from .grouping import Grouping
 from .nodes import Nodes
 
 
-class Client(Digesting, Estimating, Comparing, Ranking, Nodes):
+class Client(Grouping):
     """The jobs of one home."""
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        """The machines that share the Redis of this home."""
+        return Nodes(self)

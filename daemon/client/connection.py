@@ -37,29 +37,11 @@ _REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
 
 
 def needs_redis(method: Method) -> Method:
-    """Raise Unavailable, with advice, if Redis is unreachable or refuses what it is asked for.
-
-    Raises Conflict if this process would look for the jobs under other keys than the daemon, and
-    SpecError if the disk of the home is full.
-    """
+    """Raise what `ClientConnection.asking` raises."""
 
     @wraps(method)
     def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:
-        try:
-            self.check_keys()
-            return method(self, *args, **kwargs)
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise self.unavailable(error) from error
-        except redis.exceptions.NoPermissionError as error:
-            raise Unavailable(reason(error, self.url)) from error
-        except redis.ResponseError as error:
-            if isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS):
-                raise Unavailable(f"Redis takes no changes: {error}") from error
-            raise
-        except OSError as error:
-            if lacks_space(error):
-                raise SpecError("home", f"cannot be written: {error}") from error
-            raise
+        return self.asking(lambda: method(self, *args, **kwargs))
 
     return cast(Method, wrapper)
 
@@ -128,22 +110,42 @@ class ClientConnection:
     def lookup(self) -> Lookup:
         return Lookup(self.places, self.readable)
 
+    def asking(self, ask: Callable[[], Found]) -> Found:
+        """Return what a function that uses Redis returns.
+
+        Raises Unavailable, with advice, if Redis is unreachable or refuses what it is asked for,
+        Conflict if this process would look for the jobs under other keys than the daemon, and
+        SpecError if the disk of the home is full. Nothing runs here after `ask`: an interrupt
+        would hide that it was done.
+        """
+        try:
+            self.check_keys()
+            return ask()
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise self.unavailable(error) from error
+        except redis.exceptions.NoPermissionError as error:
+            raise Unavailable(reason(error, self.url)) from error
+        except redis.ResponseError as error:
+            if isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS):
+                raise Unavailable(f"Redis takes no changes: {error}") from error
+            raise
+        except OSError as error:
+            if lacks_space(error):
+                raise SpecError("home", f"cannot be written: {error}") from error
+            raise
+
     def read(self, ask: Callable[[Lookup | Offline], Found]) -> Found:
         """Ask Redis and run directories; these alone if no daemon runs and the caller wants that.
 
-        Raises what `needs_redis` raises.
+        Raises what `asking` raises.
         """
         if not self.is_offline:
             try:
-                return self._ask(ask)
+                return self.asking(lambda: ask(self.lookup))
             except Unavailable:
                 if not self.go_offline():
                     raise
         return ask(Offline(self.home.runs))
-
-    @needs_redis
-    def _ask(self, ask: Callable[[Lookup | Offline], Found]) -> Found:
-        return ask(self.lookup)
 
     def go_offline(self) -> bool:
         """Read run directories from now on, if the caller wants that and no daemon runs."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...jobs.intervals import mean_interval
+from ..lifecycle.statuses import WAITING
 from ..runs.rundir import RunDir
 from ..sweeps.folder import PAUSED, RUNNING, Member, Search, State, Sweep
 from ..sweeps.scores import mean, score
 
-_WAITING = ("queued", "scheduled", "deferred")
 _GONE = "removed"  # status of a member without files and record
 _WAITS = ("waits_for", "missing_model", "awaited_nodes", "needs")  # what a job waits for
 
@@ -30,7 +30,7 @@ def line_of(
     counts = Counter("paused" if job["paused"] else str(job["status"]) for job in found)
     counts[_GONE] = len(state.members) - len(found)
     etas = [job["eta_s"] for job in found if job["eta_s"] is not None]
-    is_ended = not any(counts[status] for status in ("started", "paused", *_WAITING))
+    is_ended = not any(counts[status] for status in ("started", "paused", *WAITING))
     ends = [job["ended_at"] for job in found if job["ended_at"] is not None]
     starts = [job["started_at"] for job in found if job["started_at"] is not None]
     return {
@@ -66,7 +66,7 @@ def status_of(counts: Mapping[str, int], *, is_deciding: bool) -> str:
 
     `is_deciding`: whether its process may still queue jobs.
     """
-    waiting = next((status for status in _WAITING if counts[status]), None)
+    waiting = next((status for status in WAITING if counts[status]), None)
     if counts["started"] or (is_deciding and not waiting and not counts["paused"]):
         return "started"
     if waiting or counts["paused"]:

@@ -25,8 +25,8 @@ from ..runs.rundir import RunDir, job_ids
 from ..store.reading import ReadableRuns
 from . import index
 from .places import Places
+from .statuses import PENDING, UNREGISTERED
 from .view import (
-    UNREGISTERED,
     JobFilter,
     JobView,
     view_of_folder,
@@ -34,7 +34,6 @@ from .view import (
     views_of,
 )
 
-PENDING = ("started", "queued", "scheduled", "deferred")
 _BATCH = 20  # jobs per round trip in the search for the latest
 
 

@@ -25,11 +25,8 @@ from ..host.warm_set import known_models
 from ..queue import job_index, listing
 from ..queue.jobs import ENDED, Job
 from ..runs.rundir import REMOVED, RunDir, job_ids, trainer_of
-from .find import PENDING
 from .places import Places
-from .view import UNREGISTERED
-
-_ENDED = {UNREGISTERED, *(status.value for status in ENDED)}
+from .statuses import PENDING, UNREGISTERED
 
 
 def remove(places: Places, job_id: str) -> int:
@@ -195,7 +192,7 @@ def _read_by(rundir: RunDir) -> Iterator[str]:
 
 def refuse_removal(job: Mapping[str, Any], needed_by: Sequence[str]) -> None:
     """Raise Conflict for a job (as `Client.job` returns it) that runs, waits or is needed."""
-    if job["status"] not in _ENDED:
+    if job["status"] not in (*ENDED, UNREGISTERED):
         raise Conflict(f"job: {job['id']} is {job['status']}: cancel it first")
     if needed_by:
         raise Conflict(f"job: {job['id']} is still needed by {', '.join(needed_by[:3])}")

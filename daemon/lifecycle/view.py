@@ -23,9 +23,9 @@ from ..runs.labels import Labels
 from ..runs.rundir import RunDir
 from . import adopt
 from .places import Places
+from .statuses import UNREGISTERED
 
-# Status and messages of jobs that have a run directory or a record in Redis, but not both.
-UNREGISTERED = "unregistered"
+# Messages of jobs that have a run directory or a record in Redis, but not both.
 NOT_IN_REDIS = "not in Redis: `resume` queues it again, `rm` removes it"
 FILES_GONE = "its files are gone: `rm` removes its record"
 

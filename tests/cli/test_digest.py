@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from warmd.daemon.client.digest import lost_time
+from warmd.daemon.reports.digest import lost_time
 
 
 def test_the_digest_has_results_with_intervals_reasons_and_running_jobs(desk):

@@ -20,7 +20,7 @@ from shell import Done
 from trl.trainer.sft_trainer import SFTTrainer
 from waiting import wait_until
 
-from warmd.daemon.client import verify_trl
+from warmd.daemon.reports import verify_trl
 from warmd.jobs.files.atomic import scratch_folder
 from warmd.jobs.sft.kind import run
 from warmd.jobs.training import loop, optimizer

@@ -17,8 +17,8 @@ from desks import Desk
 from safetensors.torch import save_file
 from shell import warmd
 
-from warmd.daemon.client import verify_resume
 from warmd.daemon.queue.nodes import READY, NodeRecord, NodeRegistry
+from warmd.daemon.reports import verify_resume
 from warmd.jobs.errors import CheckpointDamaged, Unavailable
 from warmd.jobs.training.compare import compare_checkpoints, compare_events
 

@@ -66,7 +66,7 @@ def holder(machines: Cluster, job_id: str, candidates: list[str]) -> str:
     """The Slurm job whose node runs a job: its id is in the path of the node's home."""
 
     def find() -> str | None:
-        homes = [node.home for node in machines.client.nodes() if job_id in node.jobs]
+        homes = [node.home for node in machines.client.nodes.all() if job_id in node.jobs]
         return next((own for own in candidates for home in homes if f"warmd-{own}-" in home), None)
 
     found: str = wait_until(find, timeout_s=60)
@@ -102,7 +102,7 @@ def test_a_job_of_a_requeued_node_is_finished_exactly_on_the_other(
     wait_until(lambda: workload.state(other_node)[0] == "COMPLETED", timeout_s=60)
     assert "had no job for 5 s (idle_exit)" in output(machines, other_node)
     assert homes() == []
-    assert machines.client.nodes() == []
+    assert machines.client.nodes.all() == []
     workload.run("scancel", lost)
 
 
@@ -128,4 +128,4 @@ def test_a_preempted_node_comes_back_and_a_canceled_one_does_not(
     machines.wait(job_id, "queued", timeout_s=60)
     wait_until(lambda: workload.state(first)[0] == "CANCELLED", timeout_s=60)
     assert homes() == []
-    assert machines.client.nodes() == []
+    assert machines.client.nodes.all() == []

@@ -228,6 +228,10 @@ ALLOWED = {
         "daemon.store",
         "daemon.curriculum",
     ),
+    "daemon.reports": (
+        *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.lifecycle"),
+        *("daemon.sweeps", "daemon.curriculum"),
+    ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
         "daemon.lifecycle",
@@ -308,6 +312,54 @@ def test_only_submissions_queue_a_job():
         and ast.unparse(node.value).endswith("store")
     }
     assert found == {"daemon.lifecycle.submit"}
+
+
+def bases_of(module: str) -> Iterator[tuple[str, str, str]]:
+    """The classes of a module with the names of their bases and the modules these are from."""
+    tree = ast.parse(SOURCES[module].read_text())
+    package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
+    origins = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            parts = package.split(".")
+            base = [*parts[: len(parts) - node.level + 1], *(node.module or "").split(".")]
+            for alias in node.names:
+                origins[alias.asname or alias.name] = ".".join(base).strip(".")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for one in node.bases:
+                name = ast.unparse(one).partition("[")[0]
+                yield node.name, name, origins.get(name.partition(".")[0], module)
+
+
+def test_no_class_borrows_methods_from_a_class_of_another_package():
+    """Errors and the fields of HTTP requests aside, which are kinds of those that they extend."""
+    found = {
+        f"{module}.{name}({base})"
+        for module in SOURCES
+        if within(module, "daemon")
+        for name, base, origin in bases_of(module)
+        if package_of(origin) != package_of(module)
+        and origin not in ("jobs.errors", "daemon.gateway.core.sampling")
+    }
+    left = {  # to be ended
+        "daemon.api.progress.Progress(Estimate)",
+        "daemon.curriculum.folder.CurriculumFolder(GroupFolder)",
+    }
+    assert found - left == set()
+
+
+def test_lists_of_statuses_stand_once():
+    statuses = {"queued", "scheduled", "deferred", "finished", "stopped", "canceled"}
+    found = {
+        module
+        for module, path in SOURCES.items()
+        if within(module, "cli", "daemon")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Tuple | ast.Set | ast.List)
+        and len(statuses & {one.value for one in node.elts if isinstance(one, ast.Constant)}) > 2
+    }
+    assert found == {"daemon.lifecycle.statuses"}
 
 
 def test_no_process_sends_pickles_to_another():

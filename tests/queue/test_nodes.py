@@ -65,7 +65,7 @@ def test_a_request_to_leave_is_read_with_the_next_heartbeat_until_it_is_withdraw
 ):
     registry = NodeRegistry(place.connection)
     registry.beat("gpu7-a", record())
-    assert place.client.drain("gpu7").name == "gpu7-a"
+    assert place.client.nodes.drain("gpu7").name == "gpu7-a"
     assert registry.beat("gpu7-a", record()) is True
     assert registry.all()[0].is_draining
     registry.withdraw_drain("gpu7-a")

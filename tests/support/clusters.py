@@ -149,7 +149,7 @@ class Cluster:
     def seen(self, name: str) -> Node | None:
         """The node of a home as others see it; None: it is not listed."""
         wanted = self.name_of(name)
-        return next((node for node in self.client.nodes() if node.name == wanted), None)
+        return next((node for node in self.client.nodes.all() if node.name == wanted), None)
 
     def wait_ready(self, *names: str, timeout_s: float = 90.0) -> None:
         def are_ready() -> bool:

@@ -71,7 +71,7 @@ class Machines(Cluster):
 
     def name_of(self, name: str) -> str:
         # A home's key depends on the host name, and this process has another one.
-        names = [node.name for node in self.client.nodes() if node.machine == name]
+        names = [node.name for node in self.client.nodes.all() if node.machine == name]
         return names[0] if names else name
 
     def cable(self, name: str, state: str, *, delay_s: float = 0.0, jitter_s: float = 0.0) -> None:

@@ -108,7 +108,7 @@ def test_a_node_that_is_drained_keeps_its_part_until_the_job_ends(machines: Clus
     job_id = submit_sft(machines, epochs=40)
     wait_until(lambda: len(machines.events(job_id, "step")) > 3, timeout_s=60)
     follower = machines.events(job_id, "started")[-1]["nodes"][1]
-    machines.client.drain(follower)
+    machines.client.nodes.drain(follower)
     [leaving] = [one for name, one in machines.nodes.items() if machines.name_of(name) == follower]
     waits = submit_sft(machines)
     assert machines.wait(job_id)["status"] == "finished"

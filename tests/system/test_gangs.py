@@ -183,7 +183,7 @@ def test_a_job_of_two_nodes_is_paused_and_canceled_and_resumes_exactly(machines:
     job_id = submit_sft(machines, epochs=40)
     wait_until(lambda: reached(machines, job_id, 2), timeout_s=60)
     assert sorted(machines.client.job(job_id)["nodes"]) == sorted(nodes)
-    there = [node for node in machines.client.nodes() if node.name in nodes]
+    there = [node for node in machines.client.nodes.all() if node.name in nodes]
     assert [node.jobs for node in there] == [[job_id], [job_id]]
     machines.client.pause(job_id)
     wait_until(lambda: machines.events(job_id, "paused"), timeout_s=30)
@@ -221,7 +221,7 @@ def test_three_nodes_train_the_weights_of_one_also_while_their_leader_is_drained
     names = machines.events(job_id, "started")[-1]["nodes"]
     assert len(set(names)) == 3
     machines.client.pause(job_id)  # it must not end before the node has seen the request
-    machines.client.drain(names[0])
+    machines.client.nodes.drain(names[0])
     leads = next(name for name in machines.nodes if machines.name_of(name) == names[0])
     wait_until(lambda: (node := machines.seen(leads)) is not None and node.state == "draining")
     machines.client.unpause(job_id)

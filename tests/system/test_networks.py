@@ -222,7 +222,7 @@ def test_slow_networks_cost_time_and_no_executions(network: Machines):
         job = network.wait(job_id, timeout_s=180)
         assert (job["status"], job["execution"]) == ("finished", 1)
         assert is_exact(network, job_id)
-    assert {node.state for node in network.client.nodes()} == {"ready"}
+    assert {node.state for node in network.client.nodes.all()} == {"ready"}
 
 
 def test_jobs_that_end_while_their_machines_are_cut_off_end_once(network: Machines):
@@ -270,7 +270,7 @@ def test_machines_that_are_cut_off_end_their_jobs_before_another_takes_them(netw
         network.cable(machine, "cut")
     cut_at = time.monotonic()
     lose_redis(network)
-    network.client.drain(network.name_of(drained))
+    network.client.nodes.drain(network.name_of(drained))
     wait_until(lambda: gone(horse), timeout_s=LEASE_S)
     ended_at = time.monotonic()
     wait_until(lambda: gone(other_horse), timeout_s=LEASE_S - (ended_at - cut_at))

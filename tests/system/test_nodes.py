@@ -95,14 +95,14 @@ def test_a_node_runs_its_jobs_to_their_end_when_drained_and_another_takes_the_re
         "h200",
         {"train": 1, "infer": 4},
     )
-    shared.client.drain(node.name)
+    shared.client.nodes.drain(node.name)
     shared.node("second", "--queues", "train")
     assert first.wait(90) == 0
     job = shared.wait(running)
     assert (job["status"], job["execution"]) == ("finished", 1)
     assert shared.wait(waiting)["status"] == "finished"
     assert "drained on request" in shared.log("first")
-    assert [n.name for n in shared.client.nodes()] == [shared.name_of("second")]
+    assert [n.name for n in shared.client.nodes.all()] == [shared.name_of("second")]
 
 
 @pytest.mark.nightly(
@@ -122,7 +122,7 @@ def test_a_node_leaves_when_idle_for_long_or_after_its_number_of_jobs(machines: 
     assert machines.client.job(jobs[2])["status"] == "finished"
     assert "took 2 jobs (max_jobs: 2)" in machines.log("first")
     assert "had no job for 2 s (idle_exit)" in machines.log("second")
-    assert machines.client.nodes() == []
+    assert machines.client.nodes.all() == []
 
 
 @pytest.mark.nightly(
@@ -147,7 +147,7 @@ def test_jobs_of_nodes_without_power_or_network_or_time_are_resumed_once_by_anot
         jobs = [machines.submit(**long) for _ in range(3)]
         for one in jobs:
             wait_until(lambda: len(machines.events(one, "checkpoint")) >= 2, timeout_s=60)  # noqa: B023
-        at = {job: node.name for node in machines.client.nodes() for job in node.jobs}
+        at = {job: node.name for node in machines.client.nodes.all() for job in node.jobs}
         of_suspended, of_cut_off = (
             next(job for job in jobs if at[job] == machines.name_of(name))
             for name in ("second", "third")
@@ -212,11 +212,11 @@ def test_a_rolling_upgrade_of_three_nodes_under_jobs_loses_nothing(machines: Clu
     machines.wait_ready(*names)
     jobs = [machines.submit(epochs=4) for _ in range(9)]
     for name, process in old.items():
-        machines.client.drain(machines.name_of(name))
+        machines.client.nodes.drain(machines.name_of(name))
         assert process.wait(120) == 0
         machines.node(name, "--queues", "train", source=later)
     machines.wait_ready(*names)
-    assert {node.version for node in machines.client.nodes()} == {"9.9.9"}
+    assert {node.version for node in machines.client.nodes.all()} == {"9.9.9"}
     for one in (*jobs, job_id):
         done = machines.wait(one)
         assert (done["status"], done["execution"]) == ("finished", 1), done["error"]

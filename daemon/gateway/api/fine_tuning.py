@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -267,25 +267,27 @@ async def retrieve_job(job_id: str, state: StateDep) -> Any:
 @router.post("/{job_id}/cancel", response_model=Job)
 async def cancel_job(job_id: str, state: StateDep) -> Any:
     """Stop a job after it has saved a checkpoint."""
-    return await _steer(state, job_id, "cancel")
+    return await _steer(state, job_id, state.client.cancel)
 
 
 @router.post("/{job_id}/pause", response_model=Job)
 async def pause_job(job_id: str, state: StateDep) -> Any:
     """Pause a job at the end of its step; it stays in memory."""
-    return await _steer(state, job_id, "pause")
+    return await _steer(state, job_id, state.client.pause)
 
 
 @router.post("/{job_id}/resume", response_model=Job)
 async def resume_job(job_id: str, state: StateDep) -> Any:
     """Continue a paused job, or resume an ended one from its latest checkpoint."""
     job = await state.in_thread(view, state.client, job_id)
-    return await _steer(state, job_id, "unpause" if job["status"] == "paused" else "resume")
+    is_paused = job["status"] == "paused"
+    act = state.client.unpause if is_paused else state.client.resume
+    return await _steer(state, job_id, act)
 
 
-async def _steer(state: AppState, job_id: str, how: str) -> dict[str, Any]:
+async def _steer(state: AppState, job_id: str, act: Callable[[str], str]) -> dict[str, Any]:
     await state.in_thread(view, state.client, job_id)  # NotFound unless it is a training job
-    await state.in_thread(getattr(state.client, how), job_id)
+    await state.in_thread(act, job_id)
     return await state.in_thread(view, state.client, job_id)
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....jobs import KINDS
 from ....jobs.errors import SpecError
 from ....jobs.ids import is_id_prefix, is_job_id
+from ...lifecycle import statuses
 from ...lifecycle.remove import refuse_removal
 from ...lifecycle.view import JobFilter, JobView
 from ..core.state import AppState, StateDep
@@ -24,8 +25,6 @@ router = APIRouter(
 )
 
 _MAX_JOBS = 200  # of one page of the list
-_STATUSES = ("queued", "started", "finished", "failed", "stopped", "canceled")
-_ALL_STATUSES = (*_STATUSES, "deferred", "scheduled", "unregistered")
 _MAX_CHANGES = 20  # options changed by one resume
 
 
@@ -104,7 +103,7 @@ async def list_jobs_of_all_kinds(
 ) -> Any:
     """List jobs, newest first."""
     _check_words("kind", kind, tuple(KINDS))
-    _check_words("status", status, _ALL_STATUSES)
+    _check_words("status", status, (*statuses.EVERY, statuses.UNREGISTERED))
     if text and not is_id_prefix(text):
         raise SpecError("text", f"must be a part of a job id, got {text!r}")
     if after is not None and not is_job_id(after):

@@ -12,7 +12,7 @@ from typing import Any
 from ....jobs.errors import NotFound
 from ....jobs.ids import is_job_id, kind_of
 from ...client.client import Client
-from ...lifecycle.view import UNREGISTERED
+from ...lifecycle.statuses import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
 from .methods import method_of

@@ -21,9 +21,10 @@ from redis.backoff import NoBackoff
 
 from ....configs.queues import INFER
 from ...client.client import Client
+from ...lifecycle.statuses import ENDED
 from ...queue import keys, stream
 from ...queue.clients import async_client
-from ...queue.jobs import ENDED, Job, status_of
+from ...queue.jobs import Job, status_of
 from ...runs import events
 from ..http.errors import unavailable
 
@@ -34,7 +35,6 @@ _POLL_S = 0.5  # between two reads of the statuses and the queue
 _RECONNECT_S = 0.2  # between two tries to reach Redis
 _BATCH = 1000  # events per stream and reply
 _UNREAD = 1000  # items per follower; further events are read from the file
-_ENDED = frozenset(status.value for status in ENDED)
 _REQUIRED = {"seq", "execution", "type", "time"}  # fields of every event
 
 
@@ -47,7 +47,7 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        return self.status is None or self.status in _ENDED
+        return self.status is None or self.status in ENDED
 
 
 _CONNECTIONS = 10  # one for the blocking read, one for the state of jobs

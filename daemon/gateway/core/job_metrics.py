@@ -70,7 +70,7 @@ class JobMetrics(Collector):
         machines = GaugeMetricFamily(
             "warmd_nodes", "Daemons that share this Redis, by state.", labels=["state"]
         )
-        states = [node.state for node in self._client.nodes()]
+        states = [node.state for node in self._client.nodes.all()]
         for state in _NODE_STATES:
             machines.add_metric([state], states.count(state))
         return [workers, machines]

@@ -21,6 +21,7 @@ import redis
 from ....jobs.errors import WarmdError
 from ...client import control
 from ...client.client import Client
+from ...lifecycle.statuses import PENDING, WAITING
 from ...lifecycle.view import JobFilter
 from .shared import Shared
 
@@ -31,7 +32,6 @@ InThread = Callable[..., Awaitable[Any]]
 
 _JOBS_S = 1.0  # between two reads of the jobs
 _STATUS_ROUNDS = 5  # rounds of reading jobs for one request to the daemon
-_WAITING = ("queued", "scheduled", "deferred")
 _MAX_WAITING = 200  # jobs that are watched while they wait: the newest
 _NEWEST = 20  # jobs that are watched although they may have ended between two reads
 _NEWEST_GROUPS = 20  # sweeps, and curricula, that are watched although they have ended
@@ -58,7 +58,7 @@ class Overview:
 
     async def _read_snapshot(self) -> Part:
         status, jobs = await asyncio.gather(self._read_status(), self._in_thread(self._read_jobs))
-        pending = [job for job in jobs.values() if job["status"] in ("started", *_WAITING)]
+        pending = [job for job in jobs.values() if job["status"] in PENDING]
         page = self._client.config.http_page
         groups = await self._in_thread(self._read_groups)
         return {**status, "jobs": pending, "gone": [], "groups": groups, "page": page}
@@ -143,7 +143,7 @@ class Overview:
     def _read_jobs(self) -> dict[str, dict[str, Any]]:
         found = self._client.jobs(JobFilter(limit=_NEWEST))
         found += self._client.jobs(JobFilter(statuses=("started",)))
-        found += self._client.jobs(JobFilter(statuses=_WAITING, limit=_MAX_WAITING))
+        found += self._client.jobs(JobFilter(statuses=WAITING, limit=_MAX_WAITING))
         return {job["id"]: job for job in found}
 
     async def _read_status(self) -> Part:

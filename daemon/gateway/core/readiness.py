@@ -21,7 +21,7 @@ def unready_reason(config: DaemonConfig, client: Client) -> str | None:
 
 def _reason(config: DaemonConfig, client: Client) -> str | None:
     if not config.workers:
-        return None if client.serving(INFER) else "no node takes jobs of the queue infer"
+        return None if client.nodes.serving(INFER) else "no node takes jobs of the queue infer"
     if not any(worker.queue == INFER for worker in config.workers):
         return "the daemon has no worker for the queue infer"
     ready = control.ready(config, timeout_s=_TIMEOUT_S)

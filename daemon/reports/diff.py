@@ -13,7 +13,6 @@ from ...jobs.errors import Conflict, NotFound
 from ..runs import events, source
 from ..runs.rundir import RunDir
 from ..runs.source import Source
-from .connection import ClientConnection
 
 
 @dataclass(frozen=True)
@@ -26,19 +25,16 @@ class Difference:
     other: Any
 
 
-class Comparing(ClientConnection):
-    """Compares jobs by their run directories. Needs no Redis."""
-
-    def differences(self, one: str, other: str) -> list[Difference]:
-        """Return the differences between two jobs, by section. Raises NotFound and Conflict."""
-        about_one, about_other = (_about(self.rundir(job_id)) for job_id in (one, other))
-        return [
-            Difference(section, name, values.get(name), others.get(name))
-            for section in about_one
-            for values, others in [(about_one[section], about_other[section])]
-            for name in {**values, **others}
-            if values.get(name) != others.get(name)
-        ]
+def differences(one: RunDir, other: RunDir) -> list[Difference]:
+    """Return the differences between two jobs, by section. Raises NotFound and Conflict."""
+    about_one, about_other = _about(one), _about(other)
+    return [
+        Difference(section, name, values.get(name), others.get(name))
+        for section in about_one
+        for values, others in [(about_one[section], about_other[section])]
+        for name in {**values, **others}
+        if values.get(name) != others.get(name)
+    ]
 
 
 def _about(rundir: RunDir) -> dict[str, dict[str, Any]]:

@@ -23,8 +23,8 @@ from ...jobs.compute import cache
 from ...jobs.errors import JobFailed, SpecError
 from ...jobs.files.atomic import scratch_folder
 from ...jobs.verify_trl.options import check_kind
+from ..client.client import Client
 from ..host import fetch
-from .client import Client
 
 
 @dataclass(frozen=True, kw_only=True)

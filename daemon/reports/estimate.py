@@ -12,30 +12,24 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-from ...configs.config import ModelConfig
 from ...configs.memory import memory_bytes
 from ...jobs.bench import rows
 from ...jobs.bench.floor import HARDWARE, Hardware, Limits, ModelSize, StepWork, step_work
 from ...jobs.errors import Conflict, SpecError
 from ...jobs.files.atomic import write_atomic
 from ...jobs.ids import by_time
-from ...jobs.mlm.options import MlmSpec
-from ...jobs.models.adapters import model_folder
-from ...jobs.models.folder_checks import read_config
 from ...jobs.models.tokenizer_folder import TokenizerFolder
-from ...jobs.models.weight_headers import count_parameters
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
-from ..host import fetch
+from ..client.capacity import folder_of, size_of
+from ..client.client import Client
 from ..runs import events
 from ..runs.estimate import Estimate
-from ..runs.rundir import job_ids
-from .connection import ClientConnection
+from ..runs.rundir import RunDir, job_ids
 
 MEASURED, COMPUTED = "measured", "computed"
 
@@ -115,102 +109,103 @@ class _Run:
     is_same_data: bool
 
 
-class Estimating(ClientConnection):
-    """Estimates jobs. Needs no Redis and no daemon."""
+def estimate(
+    client: Client,
+    spec: Spec,
+    document: Mapping[str, Any],
+    *,
+    measure: Callable[[], None] | None = None,
+) -> JobEstimate:
+    """Estimate a checked job; `document` is what `check` returned.
 
-    def estimate(
-        self,
-        spec: Spec,
-        document: Mapping[str, Any],
-        *,
-        measure: Callable[[], None] | None = None,
-    ) -> JobEstimate:
-        """Estimate a checked job; `document` is what `check` returned.
+    `measure` is called before this machine is measured, which takes some seconds, once per
+    machine and home; None: it is not measured. Raises SpecError and JobFailed.
+    """
+    located = spec.parse(document["spec"])
+    count = _units(located)
+    runs = list(_similar(client, spec.kind, document["spec"]))
+    work, size = _work_of(located, document)
+    found = JobEstimate(
+        kind=spec.kind,
+        steps=getattr(located, "steps_total", None),
+        seconds=None,
+        step_s=None,
+        disk_free_bytes=client.home.free_bytes(),
+    )
+    limits = None
+    if size is not None and work is not None:
+        limits = _limits(client, measure if not runs else None)
+    if runs:
+        found = _measured(found, runs, count)
+    elif limits is not None and size is not None and work is not None and found.steps:
+        seconds = _computed(work, size, limits, found.steps, _SHARE)
+        found = replace(found, seconds=seconds, step_s=seconds.value / found.steps)
+    steps = found.steps
+    if size is not None and work is not None and steps:
+        low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
+        if found.peak_bytes is None:
+            least, most = _LIBRARIES_BYTES
+            found = replace(found, peak_bytes=_between(low + least, high + most))
+        share = _share(found, work, size, limits)
+        hardware = tuple(_on(h, work, size, steps, share) for h in HARDWARE)
+        found = replace(found, state_bytes=low, hardware=hardware)
+    if isinstance(located, TrainingSpec):
+        found = replace(found, disk_bytes=_disk(located, runs, size))
+    return found
 
-        `measure` is called before this machine is measured, which takes some seconds, once per
-        machine and home; None: it is not measured. Raises SpecError and JobFailed.
-        """
-        located = spec.parse(document["spec"])
-        count = _units(located)
-        runs = list(self._similar(spec.kind, document["spec"]))
-        work, size = _work_of(located, document)
-        found = JobEstimate(
-            kind=spec.kind,
-            steps=getattr(located, "steps_total", None),
-            seconds=None,
-            step_s=None,
-            disk_free_bytes=self.home.free_bytes(),
-        )
-        limits = None
-        if size is not None and work is not None:
-            limits = self._limits(measure if not runs else None)
-        if runs:
-            found = _measured(found, runs, count)
-        elif limits is not None and size is not None and work is not None and found.steps:
-            seconds = _computed(work, size, limits, found.steps, _SHARE)
-            found = replace(found, seconds=seconds, step_s=seconds.value / found.steps)
-        steps = found.steps
-        if size is not None and work is not None and steps:
-            low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
-            if found.peak_bytes is None:
-                least, most = _LIBRARIES_BYTES
-                found = replace(found, peak_bytes=_between(low + least, high + most))
-            share = _share(found, work, size, limits)
-            hardware = tuple(_on(h, work, size, steps, share) for h in HARDWARE)
-            found = replace(found, state_bytes=low, hardware=hardware)
-        if isinstance(located, TrainingSpec):
-            found = replace(found, disk_bytes=_disk(located, runs, size))
-        return found
 
-    def _similar(self, kind: str, spec: Mapping[str, Any]) -> Iterator[_Run]:
-        """Yield recent jobs with the same geometry; those with the same data alone, if any."""
-        ids = [job_id for job_id in job_ids(self.home.runs) if job_id.startswith(f"{kind}-")]
-        runs: list[_Run] = []
-        for job_id in sorted(ids, key=by_time, reverse=True)[:_SEARCHED]:
-            with suppress(Conflict, OSError):
-                other = self.rundir(job_id).read_spec()["spec"]
-                if _is_alike(spec, other, _GEOMETRY) and (run := self._run(job_id, spec, other)):
-                    runs.append(run)
-        same = [run for run in runs if run.is_same_data]
-        yield from (same or runs)[:_USED]
+def _similar(client: Client, kind: str, spec: Mapping[str, Any]) -> Iterator[_Run]:
+    """Yield recent jobs with the same geometry; those with the same data alone, if any."""
+    ids = [job_id for job_id in job_ids(client.home.runs) if job_id.startswith(f"{kind}-")]
+    runs: list[_Run] = []
+    for job_id in sorted(ids, key=by_time, reverse=True)[:_SEARCHED]:
+        with suppress(Conflict, OSError):
+            rundir = client.rundir(job_id)
+            other = rundir.read_spec()["spec"]
+            if _is_alike(spec, other, _GEOMETRY) and (run := _run(rundir, spec, other)):
+                runs.append(run)
+    same = [run for run in runs if run.is_same_data]
+    yield from (same or runs)[:_USED]
 
-    def _run(self, job_id: str, spec: Mapping[str, Any], other: Mapping[str, Any]) -> _Run | None:
-        recent = events.newest(self.rundir(job_id).events, _READ)
-        estimate = Estimate()
-        for event in reversed(recent):
-            estimate.update(event)
-        step_s, span = estimate.seconds_per_step, estimate.step_range_s
-        if step_s is None or span is None:
-            rate = estimate.rows_per_s
-            if rate is None:
-                return None
-            step_s, span = 1 / rate, (1 / rate, 1 / rate)
-        return _Run(
-            job_id,
-            step_s,
-            *span,
-            between_s=estimate.seconds_between_steps,
-            peak_bytes=_first(recent, "finished", "peak_bytes"),
-            checkpoint_bytes=_first(recent, "checkpoint", "bytes"),
-            is_same_data=_is_alike(spec, other, _DATA),
-        )
 
-    def _limits(self, measure: Callable[[], None] | None) -> Limits | None:
-        """The measured limits of this machine; None if they are not known and not measured."""
-        path = self.home.machine_limits
-        try:
-            stored = orjson.loads(path.read_bytes())
-            return _limits_of(stored)
-        except (OSError, ValueError, KeyError, TypeError):
-            if measure is None:
-                return None
-        measure()
-        device = next((w.device for w in self.config.workers if w.queue == "train"), "auto")
-        stored = rows.limits(device)
-        self.home.create()
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(path, orjson.dumps(stored))
+def _run(rundir: RunDir, spec: Mapping[str, Any], other: Mapping[str, Any]) -> _Run | None:
+    recent = events.newest(rundir.events, _READ)
+    estimate = Estimate()
+    for event in reversed(recent):
+        estimate.update(event)
+    step_s, span = estimate.seconds_per_step, estimate.step_range_s
+    if step_s is None or span is None:
+        rate = estimate.rows_per_s
+        if rate is None:
+            return None
+        step_s, span = 1 / rate, (1 / rate, 1 / rate)
+    return _Run(
+        rundir.path.name,
+        step_s,
+        *span,
+        between_s=estimate.seconds_between_steps,
+        peak_bytes=_first(recent, "finished", "peak_bytes"),
+        checkpoint_bytes=_first(recent, "checkpoint", "bytes"),
+        is_same_data=_is_alike(spec, other, _DATA),
+    )
+
+
+def _limits(client: Client, measure: Callable[[], None] | None) -> Limits | None:
+    """The measured limits of this machine; None if they are not known and not measured."""
+    path = client.home.machine_limits
+    try:
+        stored = orjson.loads(path.read_bytes())
         return _limits_of(stored)
+    except (OSError, ValueError, KeyError, TypeError):
+        if measure is None:
+            return None
+    measure()
+    device = next((w.device for w in client.config.workers if w.queue == "train"), "auto")
+    stored = rows.limits(device)
+    client.home.create()
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_atomic(path, orjson.dumps(stored))
+    return _limits_of(stored)
 
 
 def _limits_of(stored: Mapping[str, Any]) -> Limits:
@@ -235,28 +230,6 @@ def _units(spec: Spec) -> int | None:
         return sum(1 for line in file if line.strip())
 
 
-def size_of(spec: TrainingSpec, document: Mapping[str, Any]) -> ModelSize | None:
-    """The sizes of the model that a checked job trains, as far as its files show them."""
-    if document.get("model") is None:
-        return ModelSize.of_new(spec) if isinstance(spec, MlmSpec) else None
-    folder = _folder_of(document)
-    if folder is None:  # it has still to be downloaded
-        return None
-    weights = model_folder(folder)
-    parameters = count_parameters(weights)
-    try:
-        config = read_config(weights / "config.json")
-    except (OSError, ValueError):
-        return None
-    if parameters is None:
-        return None
-    return ModelSize.of(config, parameters, lora=spec.lora)
-
-
-def _folder_of(document: Mapping[str, Any]) -> Path | None:
-    return fetch.folder_at_hand(ModelConfig(**document["model"]))
-
-
 def _work_of(
     spec: Spec, document: Mapping[str, Any]
 ) -> tuple[tuple[StepWork, StepWork] | None, ModelSize | None]:
@@ -264,7 +237,7 @@ def _work_of(
     size = size_of(spec, document) if isinstance(spec, TrainingSpec) else None
     if size is None or not isinstance(spec, TrainingSpec):
         return None, None
-    folder = None if document.get("model") is None else _folder_of(document)
+    folder = None if document.get("model") is None else folder_of(document)
     counter = None if folder is None else TokenizerFolder(folder).counter()
     return step_work(spec, counter), size
 

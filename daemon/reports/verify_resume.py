@@ -26,9 +26,9 @@ from ...jobs.compute import cache
 from ...jobs.context import checkpoint_name
 from ...jobs.errors import Conflict, JobFailed, SpecError, Unavailable
 from ...jobs.training.compare import compare_events
+from ..client.client import Client
 from ..runs import events
 from ..runs.rundir import RunDir
-from .client import Client
 
 _MAX_TRIES = 6  # to kill a job before it ends
 _ABSENT_S = 30.0  # without a worker: a daemon that is restarted is back before that
@@ -77,7 +77,7 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     steps = min(steps, total)
     if steps < 2:
         raise SpecError("steps", f"must be at least 2 to be interrupted, got {steps}")
-    if not client.serving(TRAIN):
+    if not client.nodes.serving(TRAIN):
         raise _no_worker()
     with _ScratchJobs(client, job_id, report) as scratch:
         straight = scratch.submit(stop_at=steps)
@@ -130,7 +130,7 @@ class _ScratchJobs:
         for event in self._client.follow(job_id):
             if event is not None or self._client.job(job_id)["status"] != "queued":
                 absent_since = None
-            elif not self._client.serving(TRAIN):
+            elif not self._client.nodes.serving(TRAIN):
                 absent_since = absent_since or time.monotonic()
                 if time.monotonic() - absent_since > _ABSENT_S:
                     raise _no_worker()

@@ -13,13 +13,13 @@ from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.ids import by_time, kind_of
+from ..client.client import Client
 from ..curriculum.folder import curriculum_ids
-from ..lifecycle.find import PENDING
+from ..lifecycle.statuses import PENDING, shown
 from ..lifecycle.view import JobFilter
 from ..runs import events
 from ..runs.rundir import RunDir, job_ids
 from ..sweeps.folder import sweep_ids
-from .grouping import Grouping
 
 _ENDS = (*events.TERMINAL, "paused")  # events after which a later start was intended
 
@@ -83,84 +83,81 @@ class Digest:
     disk_free_bytes: int
 
 
-class Digesting(Grouping):
-    """Summarizes a time span. Reads run directories where no daemon runs."""
+def digest(client: Client, *, since: float) -> Digest:
+    """Return what happened in this home since a time (unix seconds)."""
+    lines, answers = [], 0
+    for job_id in sorted(job_ids(client.home.runs), key=by_time):
+        if _touched(RunDir(client.home.runs / job_id)) >= since:
+            if _is_line(job_id):
+                lines.append(job_id)
+            else:
+                answers += 1
+    pending = {job["id"]: job for job in client.jobs(JobFilter(statuses=PENDING))}
+    ended = []
+    for job_id in lines:
+        if job_id in pending:
+            continue
+        with suppress(Conflict, NotFound):  # removed meanwhile, or damaged
+            ended.append(_line(client, client.job(job_id), since))
+    return Digest(
+        since=since,
+        until=client.now(),
+        ended=tuple(sorted(ended, key=lambda line: line.ended_at or 0)),
+        pending=tuple(_line(client, job, since) for job in pending.values() if _is_line(job["id"])),
+        groups=tuple(_groups(client, {*lines, *pending})),
+        answers=answers,
+        disk_free_bytes=shutil.disk_usage(client.home.runs).free,
+    )
 
-    def digest(self, *, since: float) -> Digest:
-        """Return what happened in this home since a time (unix seconds)."""
-        lines, answers = [], 0
-        for job_id in sorted(job_ids(self.home.runs), key=by_time):
-            if _touched(RunDir(self.home.runs / job_id)) >= since:
-                if _is_line(job_id):
-                    lines.append(job_id)
-                else:
-                    answers += 1
-        pending = {job["id"]: job for job in self.jobs(JobFilter(statuses=PENDING))}
-        ended = []
-        for job_id in lines:
-            if job_id in pending:
-                continue
-            with suppress(Conflict, NotFound):  # removed meanwhile, or damaged
-                ended.append(self._line(self.job(job_id), since))
-        return Digest(
-            since=since,
-            until=self.now(),
-            ended=tuple(sorted(ended, key=lambda line: line.ended_at or 0)),
-            pending=tuple(
-                self._line(job, since) for job in pending.values() if _is_line(job["id"])
-            ),
-            groups=tuple(self._groups({*lines, *pending})),
-            answers=answers,
-            disk_free_bytes=shutil.disk_usage(self.home.runs).free,
-        )
 
-    def _groups(self, ids: Set[str]) -> Iterator[Group]:
-        """Yield the sweeps and curricula of these jobs."""
-        for sweep_id in sweep_ids(self.home):
-            with suppress(Conflict, NotFound):
-                if not ids.isdisjoint(self.sweep_members(sweep_id)):
-                    found = self.sweep(sweep_id)
-                    best = None if found["best"] is None else found["points"][found["best"]]
-                    yield Group(
-                        sweep_id,
-                        found["name"],
-                        found["status"],
-                        found["error"],
-                        metric=found["metric"],
-                        best=best,
-                    )
-        for curriculum_id in curriculum_ids(self.home):
-            with suppress(Conflict, NotFound):
-                if not ids.isdisjoint(self.curriculum_jobs(curriculum_id)):
-                    found = self.curriculum(curriculum_id)
-                    decided = [one["decision"] for one in found["attempts"] if one["decision"]]
-                    yield Group(
-                        curriculum_id,
-                        found["name"],
-                        found["status"],
-                        found["problem"],
-                        model=found["model"],
-                        decisions=Counter(decided),
-                    )
+def _groups(client: Client, ids: Set[str]) -> Iterator[Group]:
+    """Yield the sweeps and curricula of these jobs."""
+    for sweep_id in sweep_ids(client.home):
+        with suppress(Conflict, NotFound):
+            if not ids.isdisjoint(client.sweep_members(sweep_id)):
+                found = client.sweep(sweep_id)
+                best = None if found["best"] is None else found["points"][found["best"]]
+                yield Group(
+                    sweep_id,
+                    found["name"],
+                    found["status"],
+                    found["error"],
+                    metric=found["metric"],
+                    best=best,
+                )
+    for curriculum_id in curriculum_ids(client.home):
+        with suppress(Conflict, NotFound):
+            if not ids.isdisjoint(client.curriculum_jobs(curriculum_id)):
+                found = client.curriculum(curriculum_id)
+                decided = [one["decision"] for one in found["attempts"] if one["decision"]]
+                yield Group(
+                    curriculum_id,
+                    found["name"],
+                    found["status"],
+                    found["problem"],
+                    model=found["model"],
+                    decisions=Counter(decided),
+                )
 
-    def _line(self, job: Mapping[str, Any], since: float) -> Line:
-        found = list(events.read(RunDir(self.home.runs / job["id"]).events))
-        interruptions, lost_s = lost_time(found, since)
-        eta_s = job["eta_s"]
-        return Line(
-            id=job["id"],
-            name=job["name"],
-            model=job["model"],
-            status="paused" if job["paused"] else job["status"],
-            step=job["step"],
-            steps_total=job["steps_total"],
-            error=job["error"],
-            ended_at=job["ended_at"],
-            ends_at=None if eta_s is None else self.now() + eta_s,
-            interruptions=interruptions,
-            lost_s=round(lost_s, 3),
-            evaluation=evaluation_of(found),
-        )
+
+def _line(client: Client, job: Mapping[str, Any], since: float) -> Line:
+    found = list(events.read(RunDir(client.home.runs / job["id"]).events))
+    interruptions, lost_s = lost_time(found, since)
+    eta_s = job["eta_s"]
+    return Line(
+        id=job["id"],
+        name=job["name"],
+        model=job["model"],
+        status=shown(job),
+        step=job["step"],
+        steps_total=job["steps_total"],
+        error=job["error"],
+        ended_at=job["ended_at"],
+        ends_at=None if eta_s is None else client.now() + eta_s,
+        interruptions=interruptions,
+        lost_s=round(lost_s, 3),
+        evaluation=evaluation_of(found),
+    )
 
 
 def lost_time(found: Iterable[Mapping[str, Any]], since: float) -> tuple[int, float]:
