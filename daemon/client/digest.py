@@ -13,12 +13,12 @@ from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.ids import by_time, kind_of
-from ..curriculum.folder import curriculum_ids
+from ..groups.actions import jobs_of
+from ..groups.folder import CURRICULUM, SWEEP, group_ids
 from ..lifecycle.find import PENDING
 from ..lifecycle.view import JobFilter
 from ..runs import events
 from ..runs.rundir import RunDir, job_ids
-from ..sweeps.folder import sweep_ids
 from .grouping import Grouping
 
 _ENDS = (*events.TERMINAL, "paused")  # events after which a later start was intended
@@ -116,9 +116,9 @@ class Digesting(Grouping):
 
     def _groups(self, ids: Set[str]) -> Iterator[Group]:
         """Yield the sweeps and curricula of these jobs."""
-        for sweep_id in sweep_ids(self.home):
+        for sweep_id in group_ids(self.home, SWEEP):
             with suppress(Conflict, NotFound):
-                if not ids.isdisjoint(self.sweep_members(sweep_id)):
+                if not ids.isdisjoint(jobs_of(self.home, sweep_id)):
                     found = self.sweep(sweep_id)
                     best = None if found["best"] is None else found["points"][found["best"]]
                     yield Group(
@@ -129,9 +129,9 @@ class Digesting(Grouping):
                         metric=found["metric"],
                         best=best,
                     )
-        for curriculum_id in curriculum_ids(self.home):
+        for curriculum_id in group_ids(self.home, CURRICULUM):
             with suppress(Conflict, NotFound):
-                if not ids.isdisjoint(self.curriculum_jobs(curriculum_id)):
+                if not ids.isdisjoint(jobs_of(self.home, curriculum_id)):
                     found = self.curriculum(curriculum_id)
                     decided = [one["decision"] for one in found["attempts"] if one["decision"]]
                     yield Group(
