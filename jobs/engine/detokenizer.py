@@ -31,8 +31,17 @@ def text_of(
 class TextStream:
     """The text of one completion. `add` returns the text that later tokens cannot change."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        stop: tuple[str, ...],
+        *,
+        keeps_special: bool = False,
+    ) -> None:
+        """`keeps_special`: whether special tokens have a text."""
         self._tokenizer = tokenizer
+        self._skips_special = not keeps_special
         self._ids = list(prompt[1 - _CONTEXT - _CHARACTER :])
         self._read = len(self._ids)  # tokens whose text was returned or held back
         self._begin, self._before = 0, ""  # first token of the context, and the text from it on
@@ -89,7 +98,7 @@ class TextStream:
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ids, skip_special_tokens=self._skips_special, clean_up_tokenization_spaces=False
         )
         return text
 

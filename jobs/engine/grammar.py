@@ -60,9 +60,12 @@ class Grammars:
 
         The first call takes seconds for a large vocabulary, which llguidance has to read.
         """
+        return self.of(grammar_of(schema))
+
+    def of(self, grammar: str) -> Grammar:
+        """Begin with a compiled grammar. Raises JobFailed, and takes time as `make`."""
         from llguidance import LLMatcher, LLParserLimits
 
-        grammar = grammar_of(schema)
         with self._making:
             if self._tokenizer is None:
                 self._tokenizer = self._read_tokenizer()

@@ -19,6 +19,10 @@ _MOST_SIZE = 2**20  # characters of a schema; large ones have 100,000
 LIMIT_S = 0.8  # processor time of a schema, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
 
+# The escapes in strings and keys. Without \\uXXXX each text has one spelling only: llguidance
+# compares keys as they are spelled, so that "\\u0061" would be another key than "a".
+ESCAPES = 'nrbtf\\"'
+
 _processes = LimitedProcesses(f"{__package__}.schema_compiler", shows_output=False)
 
 # What a format means, where llguidance accepts more than RFC 3339: the year 0000, February 29 of
@@ -60,39 +64,56 @@ def is_json(given: str) -> bool:
     return given.lstrip().startswith(("{", "["))
 
 
-def grammar_of(schema: str) -> str:
+def grammar_of(schema: str, field: str = FIELD) -> str:
     """Return the llguidance grammar of a schema.
 
-    Raises SpecError for an unsupported one, and for one that takes longer than LIMIT_S or more
-    memory than any usual schema.
+    Raises SpecError, which names `field`, for an unsupported one, and for one that takes longer
+    than LIMIT_S or more memory than any usual schema.
+    """
+    request = {"schema": narrowed(schema, field), "escapes": ESCAPES}
+    return _compiled(request, schema, field)
+
+
+def check_lark(lark: str, field: str) -> None:
+    """Check a grammar in Lark's syntax that names no tokens. Raises SpecError as `grammar_of`."""
+    _compiled({"lark": lark}, lark, field)
+
+
+def narrowed(schema: str, field: str = FIELD) -> str:
+    """Return a schema for llguidance whose texts all conform to the given schema.
+
+    Raises SpecError for one that is too large, and where no such schema is known.
     """
     if len(schema) > _MOST_SIZE:
-        raise SpecError(FIELD, f"must have at most {_MOST_SIZE:,} characters, got {len(schema):,}")
-    narrowed = _narrowed(schema)
+        raise SpecError(field, f"must have at most {_MOST_SIZE:,} characters, got {len(schema):,}")
     try:
-        answer = _processes.answer({"schema": narrowed}, _WAIT_S, processor_s=LIMIT_S)
+        return _narrowed(schema)
+    except SpecError as error:
+        raise SpecError(field, error.problem) from None
+
+
+def _compiled(request: dict[str, str], shown: str, field: str) -> str:
+    try:
+        answer = _processes.answer(request, _WAIT_S, processor_s=LIMIT_S)
     except TimeoutError as error:
-        raise _too_complex(schema, f"takes more than {LIMIT_S:g} s of a processor") from error
+        raise _too_complex(field, shown, f"takes more than {LIMIT_S:g} s of a processor") from error
     except EOFError as error:  # llguidance ends the process where it gets no memory
-        raise _too_complex(schema, f"needs more than {MEMORY_BYTES >> 20} MiB") from error
+        raise _too_complex(field, shown, f"needs more than {MEMORY_BYTES >> 20} MiB") from error
     if "not_json" in answer:
-        raise SpecError(FIELD, f"must be JSON, got {schema[:80]!r}: {answer['not_json']}")
+        raise SpecError(field, f"must be JSON, got {shown[:80]!r}: {answer['not_json']}")
     if "unsupported" in answer:
-        raise SpecError(FIELD, unsupported(answer["unsupported"]))
+        raise SpecError(field, unsupported(answer["unsupported"]))
     grammar: str = answer["grammar"]
     return grammar
 
 
-def _too_complex(schema: str, problem: str) -> SpecError:
+def _too_complex(field: str, schema: str, problem: str) -> SpecError:
     shown = schema if len(schema) <= 80 else f"{schema[:80]}…"
-    return SpecError(FIELD, f"must be a schema that compiles in time, got {shown!r}: it {problem}")
+    return SpecError(field, f"must be a schema that compiles in time, got {shown!r}: it {problem}")
 
 
 def _narrowed(schema: str) -> str:
-    """Return a schema for llguidance whose texts all conform to the given schema.
-
-    Raises SpecError where no such schema is known.
-    """
+    """As `narrowed`, but naming FIELD."""
     try:
         found = json.loads(schema)
     except RecursionError:

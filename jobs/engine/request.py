@@ -52,6 +52,7 @@ class Piece:
     text: str
     tokens: int
     finish_reason: str | None = None  # "stop", "length", "cancelled"
+    end_token: int | None = None  # the token that ended the completion
     # Where they are requested: of the tokens whose whole text was emitted, and in the last piece of
     # all others. An entry never precedes its text, which may be cut at a stop string.
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -87,6 +88,7 @@ class Request:
     num_completions: int = 1
     max_tokens: int  # 0: the prompt is only scored
     stop: tuple[str, ...] = ()
+    keeps_special: bool = False  # whether special tokens have a text
     owner: Hashable = None  # the job: requests of one owner share what the engine gives to it
     adapter: Any = None  # engine.low_rank.Adapter of all its tokens; None: the model's own
     num_top: int | None = None  # number of most likely tokens in logprobs; None: no logprobs

@@ -107,6 +107,10 @@ class Engine:
         """Compile a JSON Schema for `Request.grammar`. Raises SpecError and JobFailed."""
         return self._grammars.make(schema)
 
+    def grammar_of_calls(self, grammar: str) -> Grammar:
+        """Begin with a compiled grammar, for `Request.grammar`. Raises JobFailed."""
+        return self._grammars.of(grammar)
+
     @property
     def precision(self) -> str:
         """The served precision: "int8", "bf16" or "native". Known from the first token on."""

@@ -11,21 +11,23 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..user_code.child_server import serve_within_limits
 
-# The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
-# compares keys as they are spelled, so that "\u0061" would be another key than "a".
-_ESCAPES = 'nrbtf\\"'
-
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the grammar, or the error: `not_json`, or of an `unsupported` schema."""
     try:
+        if "lark" in request:
+            return _checked(LLMatcher.grammar_from_lark(request["lark"]))
         # Compact: where whitespace is allowed, a model may generate it without end.
         grammar = LLMatcher.grammar_from_json_schema(
             request["schema"],
-            overrides={"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES},
+            overrides={"whitespace_flexible": False, "json_allowed_escapes": request["escapes"]},
         )
     except ValueError as error:
         return {"not_json": str(error)}
+    return _checked(grammar)
+
+
+def _checked(grammar: str) -> dict[str, Any]:
     is_wrong, problems = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_wrong:
         return {"unsupported": problems[0]}

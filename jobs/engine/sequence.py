@@ -28,7 +28,10 @@ class Sequence:
         self.images: PromptImages | None = None  # from the start of prefill on
         self.sampler = SequenceSampler(request.sampling, index)
         self._grammar = None if request.grammar is None else request.grammar.fork()
-        self._text = TextStream(tokenizer, request.ids, request.stop)
+        self._text = TextStream(
+            tokenizer, request.ids, request.stop, keeps_special=request.keeps_special
+        )
+        self._end_token: int | None = None
         self._num_tokens = 0
         self._unsent = 0  # tokens that no piece has counted yet
         # The tokens that no piece has the log-probability of: where the text of the first one
@@ -49,7 +52,7 @@ class Sequence:
         self._unsent += 1
         text = ""
         if token in ends:
-            self.finish_reason = "stop"
+            self.finish_reason, self._end_token = "stop", token
         else:
             text = self._text.add(token)
             self.next_token = token
@@ -90,7 +93,13 @@ class Sequence:
             self._text_begin = self._text_ends[:count][-1]
         del self._logprobs[:count], self._text_ends[:count]
         piece = Piece(
-            self.index, text, self._unsent, self.finish_reason, logprobs, kept_bytes=kept_bytes
+            self.index,
+            text,
+            self._unsent,
+            self.finish_reason,
+            self._end_token,
+            logprobs,
+            kept_bytes,
         )
         self._unsent = 0
         self.request.pieces.put(piece)

@@ -24,8 +24,12 @@ from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
 from ..engine.scheduler import Engine, end_tokens
 from ..errors import JobFailed
+from ..files.chats import TOOL_CALLS
+from ..models.chat_templates import ChatTemplate
 from . import batch_file, gui_actions
-from .options import InferSpec
+from .forced_calls import CallForm, grammar as calls_grammar
+from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
+from .replies import Delta, Reply, response_template
 from .token_texts import TokenTexts
 from .tokenization import Prompt, encode, room
 
@@ -42,12 +46,13 @@ class Answer(engine_answers.Answer):
     token_texts: TokenTexts
     logprobs: list[list[dict[str, Any]]] = field(init=False)  # if requested
     echoed: str | None = None  # the prompt, where it opens the completions
+    replies: list[Reply] | None = None  # the completions as messages; None: they are texts
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.logprobs = [[] for _ in self.texts]
 
-    def add(self, piece: Piece) -> tuple[str, list[dict[str, Any]]]:
+    def add(self, piece: Piece) -> tuple[Delta, list[dict[str, Any]]]:
         """Append a piece; return what to emit: an echoed prompt comes before the first piece."""
         index = piece.index
         entries = self.token_texts.entries(piece.logprobs, piece.kept_bytes)
@@ -56,7 +61,14 @@ class Answer(engine_answers.Answer):
             entries = self._of_prompt() + entries
         super().add(piece)
         self.logprobs[index] += entries
-        return piece.text, entries
+        if self.replies is None:
+            return Delta(piece.text), entries
+        reply = self.replies[index]
+        delta = reply.add(piece.text)
+        if piece.finish_reason is not None:
+            is_whole = self.request.grammar is not None and piece.finish_reason == "stop"
+            delta.add(reply.finish(piece.end_token, is_whole=is_whole))
+        return delta, entries
 
     def _of_prompt(self) -> list[dict[str, Any]]:
         if self.spec.logprobs is None:
@@ -70,13 +82,26 @@ class Answer(engine_answers.Answer):
         return [
             {
                 "index": index,
-                "text": text,
-                "finish_reason": reason,
+                **self._written(index),
                 **self._read(text),
                 **({} if self.spec.logprobs is None else {"logprobs": self.logprobs[index]}),
             }
-            for index, (text, reason) in enumerate(zip(self.texts, self.reasons, strict=True))
+            for index, text in enumerate(self.texts)
         ]
+
+    def _written(self, index: int) -> dict[str, Any]:
+        """Return text and finish reason of a completion, and the rest of its message."""
+        reason = self.reasons[index]
+        if self.replies is None:
+            return {"text": self.texts[index], "finish_reason": reason}
+        told = self.replies[index].told
+        found: dict[str, Any] = {"text": told.content, "finish_reason": reason}
+        if told.reasoning:
+            found["reasoning"] = told.reasoning
+        if told.calls:
+            found |= {"calls": told.calls}
+            found["finish_reason"] = "tool_calls" if reason == "stop" else reason
+        return found
 
     def _read(self, text: str) -> dict[str, Any]:
         """Return the actions in the text, if requested."""
@@ -126,7 +151,16 @@ def answer_all(
     with cancel_on_exit(ctx) as is_canceled:
         grammar = _grammar(spec, engine)
         answers = [
-            _prepare(spec, warm, prompt, (seed + number) % 2**63, grammar, ctx.job_id, is_canceled)
+            _prepare(
+                spec,
+                warm,
+                prompt,
+                engine,
+                (seed + number) % 2**63,
+                grammar,
+                ctx.job_id,
+                is_canceled,
+            )
             for number, prompt in enumerate(prompts)
         ]
         images = [image.num_tokens for image in answers[0].request.images]
@@ -204,6 +238,7 @@ def _prepare(
     spec: InferSpec,
     warm: WarmModel,
     prompt: Prompt,
+    engine: Engine,
     seed: int,
     grammar: Grammar | None,
     job_id: str,
@@ -211,6 +246,11 @@ def _prepare(
 ) -> Answer:
     begun = time.perf_counter()
     ids, seen = encode(spec, warm, prompt)
+    template, tools = _message_format(spec, warm, prompt)
+    if forced := spec.forced_tools:
+        grammar = _grammar_of_calls(forced, warm, engine, is_forced=True)
+    elif tools and any(tool.get("function", tool).get("strict") for tool in tools):
+        grammar = _grammar_of_calls(tools, warm, engine, is_forced=False)
     request = Request(
         ids=ids,
         images=seen,
@@ -227,6 +267,7 @@ def _prepare(
         num_top=spec.logprobs,
         scored_from=1 if spec.echo and spec.logprobs is not None else None,
         stop=spec.stop,
+        keeps_special=template is not None,
         owner=job_id,
         adapter=warm.adapter,
         grammar=grammar,
@@ -235,9 +276,73 @@ def _prepare(
     answer = Answer(
         request, time.perf_counter() - begun, spec, TokenTexts(warm.tokenizer, end_tokens(warm))
     )
+    if template is not None:
+        answer.replies = [
+            Reply(
+                template,
+                warm.tokenizer,
+                ids,
+                tools,
+                seed=f"{job_id}/{index}",
+                is_single=not spec.parallel_tool_calls,
+            )
+            for index in range(spec.n)
+        ]
     if spec.echo:
         answer.echoed = prompt if isinstance(prompt, str) else answer.token_texts.joined(ids)
     return answer
+
+
+def _message_format(
+    spec: InferSpec, warm: WarmModel, prompt: Prompt
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]] | None]:
+    """Return how the model writes messages (None: as texts), and the tools that it may call.
+
+    Raises JobFailed for tools where nobody has described how the model calls them.
+    """
+    if spec.reply != MESSAGE or isinstance(prompt, tuple):
+        return None, None
+    tools = None if spec.tool_choice == NO_CALLS else spec.chat(prompt).inputs.tools
+    template = response_template(warm.tokenizer)
+    if tools and (template is None or TOOL_CALLS not in template["fields"]):
+        raise JobFailed(
+            f"tools: must go with a model whose calls can be read, got {warm.name}: its tokenizer "
+            "has no response_template with tool_calls, and TRL does not know its chat template"
+        )
+    return template, tools
+
+
+def _grammar_of_calls(
+    tools: Sequence[dict[str, Any]], warm: WarmModel, engine: Engine, *, is_forced: bool
+) -> Grammar:
+    """Return the grammar of a call of one of the tools, or of texts with calls of them.
+
+    Then calls of tools that are not strict have any arguments. Raises JobFailed and SpecError.
+    """
+    tokenizer, ends = warm.tokenizer, sorted(end_tokens(warm))
+    form = CallForm.of(ChatTemplate.of(tokenizer), tokenizer.convert_ids_to_tokens(ends))
+    added = tokenizer.get_added_vocab()
+    if (template := response_template(tokenizer)) is not None:
+        form = form.trimmed(added, partial(_is_call, template, tokenizer))
+    functions = [tool.get("function", tool) for tool in tools]
+    named = [
+        {
+            "name": one["name"],
+            "parameters": parameters_of(one)
+            if is_forced or one.get("strict")
+            else {"type": "object"},
+        }
+        for one in functions
+    ]
+    grammar = calls_grammar(form, named, added, is_forced=is_forced, ends=ends)
+    return engine.grammar_of_calls(grammar)
+
+
+def _is_call(template: dict[str, Any], tokenizer: Any, text: str) -> bool:
+    reply = Reply(template, tokenizer, (), [], seed="")
+    reply.add(text)
+    reply.finish(None, is_whole=True)
+    return len(reply.told.calls) == 1 and not reply.told.content
 
 
 def _emit_text(ctx: Context, answers: Sequence[Answer], pieces: Merged) -> None:
@@ -252,9 +357,9 @@ def _emit_text(ctx: Context, answers: Sequence[Answer], pieces: Merged) -> None:
         except queue.Empty:
             number, piece = 0, None
         if isinstance(piece, Piece):
-            text, entries = answers[number].add(piece)
+            delta, entries = answers[number].add(piece)
             index = number * answers[number].request.num_completions + piece.index
-            pending[index].add(text, piece.tokens, entries)
+            pending[index].add(delta, piece.tokens, entries)
         elif isinstance(piece, End):
             running -= 1
             if piece.error is not None:
@@ -270,19 +375,22 @@ def _emit_text(ctx: Context, answers: Sequence[Answer], pieces: Merged) -> None:
 class _Unsent:
     """The text generated since the latest event of a completion."""
 
-    text: str = ""
+    delta: Delta = field(default_factory=Delta)
     tokens: int = 0
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, text: str, tokens: int, logprobs: list[dict[str, Any]]) -> None:
-        self.text += text
+    def add(self, delta: Delta, tokens: int, logprobs: list[dict[str, Any]]) -> None:
+        self.delta.add(delta)
         self.tokens += tokens
         self.logprobs += logprobs
 
     def emit(self, ctx: Context, index: int) -> None:
-        about: dict[str, Any] = {"logprobs": self.logprobs} if self.logprobs else {}
-        if self.text or self.tokens:
-            ctx.emit("text", index=index, text=self.text, tokens=self.tokens, **about)
+        delta = self.delta
+        if not delta and not self.tokens:
+            return
+        given = {"logprobs": self.logprobs, "reasoning": delta.reasoning, "calls": delta.calls}
+        about: dict[str, Any] = {name: value for name, value in given.items() if value}
+        ctx.emit("text", index=index, text=delta.content, tokens=self.tokens, **about)
 
 
 # Files of prompts.
@@ -370,7 +478,7 @@ def _in_order(
             continue
         row_seed = (seed + number) % 2**63
         try:
-            answer = _prepare(spec, warm, prompt, row_seed, grammar, job_id, is_canceled)
+            answer = _prepare(spec, warm, prompt, engine, row_seed, grammar, job_id, is_canceled)
             engine.submit(answer.request)
             in_flight.append(answer)
         except JobFailed as error:

@@ -30,6 +30,9 @@ MOST_STOP = 1000  # characters of a stop sequence: it is compared at every token
 MOST_TOP = 20  # most likely tokens given with logprobs
 AUTO = "auto"  # as the chat template has it
 EFFORTS = ("none", "minimal", "low", "medium", "high")
+MESSAGE = "message"  # a completion with its reasoning and calls apart
+NO_CALLS, REQUIRED = "none", "required"  # choices of tools, besides AUTO
+_FUNCTION = "function "  # begins the choice of one
 _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
@@ -57,6 +60,9 @@ class InferSpec(PrecisionSpec):
             messages=GIVEN,
             input=GIVEN,
         ),
+        goes_with("reply", when=is_in(MESSAGE), messages=GIVEN),
+        goes_with("tool_choice", tools=GIVEN),
+        never_with("actions", when=is_not("none"), reply=is_in(MESSAGE)),
     )
 
     # Not `str | None`: the word none is a prompt like any other.
@@ -100,6 +106,23 @@ class InferSpec(PrecisionSpec):
         "reasoning effort, by the chat template's own variable; none: no thinking",
         group="data",
         choices=(AUTO, *EFFORTS),
+    )
+    tool_choice: str = option(
+        AUTO,
+        "whether tools are called: auto, none (the model gets none), required, or 'function NAME'",
+        group="data",
+        longest=80,
+    )
+    parallel_tool_calls: bool = option(
+        True,
+        "several tool calls in one message; off: what follows the first is left out",
+        group="data",
+    )
+    reply: str = option(
+        "text",
+        "form of a completion; message: content, reasoning and tool calls apart",
+        group="data",
+        choices=("text", MESSAGE),
     )
     image: tuple[str, ...] = option((), "image file for the prompt", group="data")
     thumbnail: int | None = option(
@@ -208,6 +231,9 @@ class InferSpec(PrecisionSpec):
             )
         if self.prompts:
             prompt_list(self.prompts)
+        for tool in self.forced_tools:
+            schema = parameters_of(tool.get("function", tool))
+            json_schemas.grammar_of(orjson.dumps(schema).decode(), TOOLS)
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
         if self.screen:
@@ -236,11 +262,33 @@ class InferSpec(PrecisionSpec):
         tools, arguments = found
         return TemplateInputs(tools, arguments or {})
 
+    @property
+    def forced_tools(self) -> list[dict[str, Any]]:
+        """The tools of which one is called; none if the model decides. Raises SpecError."""
+        if self.tool_choice in (AUTO, NO_CALLS):
+            return []
+        tools = self.inputs.tools or []
+        if self.reply != MESSAGE:
+            raise SpecError("tool_choice", "must go with reply message where calls are forced")
+        if self.json_schema:
+            raise SpecError("tool_choice", "must be auto or none with json_schema")
+        if self.tool_choice == REQUIRED:
+            return tools
+        name = self.tool_choice.removeprefix(_FUNCTION)
+        found = [tool for tool in tools if tool.get("function", tool)["name"] == name]
+        if not self.tool_choice.startswith(_FUNCTION) or not found:
+            takes = f"{AUTO}, {NO_CALLS}, {REQUIRED} or '{_FUNCTION}NAME' with the name of a tool"
+            raise SpecError("tool_choice", f"must be {takes}, got {self.tool_choice!r}")
+        return found[:1]
+
     def chat(self, prompt: str | Chat) -> Chat:
         """Return a prompt as a chat, with all that the options add to it."""
         chat = Chat([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else prompt
         messages = chat_messages.with_system(chat.messages, self.system)
-        return Chat(messages, chat.inputs.over(self.inputs))
+        inputs = chat.inputs.over(self.inputs)
+        if self.tool_choice == NO_CALLS:
+            inputs = replace(inputs, tools=None)
+        return Chat(messages, inputs)
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
         """Check the model, images, JSON Schema, input records, output path and lengths.
@@ -344,6 +392,13 @@ class InferSpec(PrecisionSpec):
             chat_messages.parse(self.messages, "messages")
         ):
             images.check_model(config, "messages")
+
+
+def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's arguments; without one, an object without any."""
+    schema = function.get("parameters")
+    empty = {"type": "object", "properties": {}, "additionalProperties": False}
+    return empty if not schema else {"type": "object", **schema}
 
 
 def prompt_list(text: str) -> list[str | tuple[int, ...]]:

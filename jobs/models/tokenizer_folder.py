@@ -62,7 +62,7 @@ class TokenizerFolder:
                 try_rules(self._rules, text, str(self._folder))
             except JobFailed as error:
                 raise SpecError("model", f"must have a usable tokenizer: {error}") from error
-        return list(self._tokenizer.encode(text, addspecial_tokens=False).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def vocabulary(self, name: str) -> Vocabulary | None:
         """Return the tokens that the model has embeddings for; None: its files do not say.
@@ -124,7 +124,7 @@ class TokenizerFolder:
         added = self._read("tokenizer_config.json").get("added_tokens_decoder")
         texts = map(_token, added.values()) if isinstance(added, dict) else ()
         known = {*self.special_tokens().values(), *filter(None, texts)}
-        tokenizer.addspecial_tokens(sorted(known))
+        tokenizer.add_special_tokens(sorted(known))
         return tokenizer
 
     @cached_property

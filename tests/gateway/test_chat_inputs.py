@@ -64,6 +64,88 @@ def test_template_arguments_and_effort_reach_the_job(thinking, background, given
     assert {name: job.spec[name] for name in names if job.spec.get(name)} == options
 
 
+CALLS = [
+    {"id": "call_1", "name": "add", "arguments": '{"a":1,"b":2}'},
+    {"id": "call_2", "name": "add", "arguments": '{"a":3,"b":4}'},
+]
+
+
+def with_calls(job: Any) -> None:
+    """Write a message with reasoning, a text and calls, and end."""
+    job.emit("text", index=0, text="", tokens=2, reasoning="h")
+    job.emit("text", index=0, text="Let me", tokens=2, reasoning="m")
+    job.emit("text", index=0, text="", tokens=9, calls=CALLS[:1])
+    job.emit("text", index=0, text="", tokens=9, calls=CALLS[1:])
+    choice = {"index": 0, "text": "Let me", "finish_reason": "tool_calls"}
+    job.finish(choices=[{**choice, "reasoning": "hm", "calls": CALLS}])
+
+
+def test_a_message_with_calls(thinking, background):
+    answer = background.submit(chat, thinking, [USER], tools=tool_chats.TOOLS)
+    job = thinking.take()
+    assert (job.spec["reply"], job.spec["tool_choice"]) == ("message", "auto")
+    assert orjson.loads(job.spec["tools"]) == tool_chats.TOOLS
+    with_calls(job)
+    [choice] = answer.result(10).choices
+    message = choice.message
+    assert choice.finish_reason == "tool_calls"
+    assert (message.content, message.reasoning_content) == ("Let me", "hm")
+    found = [{"id": one.id, **one.function.model_dump()} for one in message.tool_calls]
+    assert found == CALLS
+
+
+def test_a_stream_of_a_message_with_calls_also_of_a_job_that_was_restarted(thinking, background):
+    def read() -> Any:
+        with thinking.openai().chat.completions.stream(
+            model="tiny", messages=[USER], tools=tool_chats.TOOLS
+        ) as stream:
+            reasoning = "".join(
+                getattr(event.chunk.choices[0].delta, "reasoning_content", None) or ""
+                for event in stream
+                if event.type == "chunk" and event.chunk.choices
+            )
+            return reasoning, stream.get_final_completion().choices[0]
+
+    answer = background.submit(read)
+    job = thinking.take()
+    job.emit("text", index=0, text="Let", tokens=2, reasoning="hm")
+    job.emit("text", index=0, text=" me", tokens=9, calls=CALLS[:1])
+    with_calls(job.die())
+    reasoning, choice = answer.result(10)
+    assert reasoning == "hm"
+    assert (choice.message.content, choice.finish_reason) == ("Let me", "tool_calls")
+    found = [
+        {"id": one.id, "name": one.function.name, "arguments": one.function.arguments}
+        for one in choice.message.tool_calls
+    ]
+    assert found == CALLS
+
+
+@pytest.mark.parametrize(
+    ("choice", "option"),
+    [
+        ("required", "required"),
+        ("none", "none"),
+        ({"type": "function", "function": {"name": "add"}}, "function add"),
+    ],
+)
+def test_the_choice_of_tools_reaches_the_job(thinking, background, choice, option):
+    given = {"tools": tool_chats.TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    answer = background.submit(chat, thinking, [USER], **given)
+    job = thinking.take()
+    job.finish("")
+    assert answer.result(10).choices[0].message.content == ""
+    assert job.spec["tool_choice"] == option
+    assert job.spec["parallel_tool_calls"] is False
+
+
+def bomb() -> dict[str, Any]:
+    """A tool whose schema takes hours to compile."""
+    number = {"type": "integer", "multipleOf": 99999989}
+    parameters = {"type": "object", "properties": {"x": number}}
+    return {"type": "function", "function": {"name": "add", "parameters": parameters}}
+
+
 @pytest.mark.parametrize(
     ("messages", "given", "problem"),
     [
@@ -74,7 +156,21 @@ def test_template_arguments_and_effort_reach_the_job(thinking, background, given
             "chat_template_kwargs: the chat template has no variable thinkin",
         ),
         ([{**USER, "name": "Al"}], {}, "messages: the chat template does not use name"),
-        ([USER], {"tools": tool_chats.TOOLS}, "tools: not supported"),
+        ([USER], {"tools": [{"type": "function"}]}, "tools.0.function: must be given"),
+        ([USER], {"tool_choice": "required"}, "tool_choice: must go with tools, got it alone"),
+        (
+            [USER],
+            {
+                "tools": tool_chats.TOOLS,
+                "tool_choice": {"type": "function", "function": {"name": "sub"}},
+            },
+            "tool_choice: must name one of add, got 'sub'",
+        ),
+        (
+            [USER],
+            {"tools": [bomb()], "tool_choice": "required"},
+            "tools: must be a schema that compiles in time",
+        ),
         (
             [tool_chats.call("no")],
             {},

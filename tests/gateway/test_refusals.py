@@ -44,9 +44,12 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("chat/completions", {**CHAT, "tools": [{}]}, "tools: not supported"),
         ("chat/completions", {**CHAT, "functions": [{}]}, "functions: not supported"),
-        ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice: not supported"),
+        (
+            "chat/completions",
+            {**CHAT, "tool_choice": "required"},
+            "tool_choice: must go with tools",
+        ),
         ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs: must go with logprobs"),
         (
             "chat/completions",

@@ -25,6 +25,8 @@ ELSEWHERE = {
         **dict.fromkeys(
             ("tools", "chat_template_kwargs", "reasoning_effort"), "infer/test_chat_inputs.py"
         ),
+        **dict.fromkeys(("reply", "tool_choice"), "infer/test_forced_calls.py"),
+        "parallel_tool_calls": "gateway/test_chat_inputs.py",
         "precision": "engine/test_scheduler.py",
         "model": "infer/test_infer.py",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -11,13 +12,13 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import SpecError
-from ....jobs.infer.options import MOST_TOP
+from ....jobs.infer.options import MESSAGE, MOST_TOP
 from ..core import answers, sse
+from ..core.answers import Text
 from ..core.sampling import (
     FinishReason,
     SamplingRequest,
     TextOnly,
-    ToolChoice,
     Unsupported,
     Usage,
     usage_of,
@@ -31,12 +32,14 @@ from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import images
 from .formats import ResponseFormat, schema_of
+from .tools import Tool, ToolCall, ToolChoice, called, choice_of, spoken
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
 _STREAM_TYPE = "text/event-stream"
 _MAX_MESSAGES = 4096
 _MAX_PARTS = 1024  # of one message
+_MAX_TOOLS = 128
 
 
 class TextPart(BaseModel):
@@ -72,25 +75,6 @@ class ImagePart(BaseModel):
 
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=_MAX_PARTS)]
-
-
-class CalledFunction(BaseModel):
-    """The function of a tool call; `arguments` is the JSON text of an object."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str
-    arguments: str
-
-
-class ToolCall(BaseModel):
-    """A tool call of an assistant message."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
 
 
 class Message(BaseModel):
@@ -133,6 +117,7 @@ class ChatRequest(SamplingRequest):
     parallel_tool_calls: Annotated[bool, Field(description="No effect without tools.")] | None = (
         None
     )
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
     modalities: TextOnly = None
     audio: Unsupported = None
     function_call: Unsupported = None
@@ -141,7 +126,6 @@ class ChatRequest(SamplingRequest):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: ToolChoice = None
-    tools: Unsupported = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     verbosity: Unsupported = None
@@ -160,11 +144,17 @@ class ChatRequest(SamplingRequest):
 
 
 class AnswerMessage(BaseModel):
-    """The message that the model generated."""
+    """The message that the model generated.
+
+    `reasoning_content` is an extension of vLLM and others. `content` is null where there are only
+    calls.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class Alternative(BaseModel):
@@ -249,9 +239,7 @@ async def create_chat_completion(
             opening=[
                 _delta(index, {"role": "assistant", "content": ""}) for index in range(body.n or 1)
             ],
-            on_text=lambda piece: _delta(
-                piece.index, {"content": piece.text}, logprobs=piece.logprobs
-            ),
+            on_text=_deltas,
             on_end=lambda choice: {
                 **_delta(choice["index"], {}, choice["finish_reason"]),
                 **_actions(choice),
@@ -263,7 +251,7 @@ async def create_chat_completion(
     choices = [
         {
             "index": choice["index"],
-            "message": {"role": "assistant", "content": choice["text"], "refusal": None},
+            "message": _message(choice),
             "finish_reason": choice["finish_reason"],
             "logprobs": _logprobs(choice.get("logprobs")),
             **_actions(choice),
@@ -300,7 +288,51 @@ def _submission(body: ChatRequest, state: AppState) -> Submission:
         options["chat_template_kwargs"] = orjson.dumps(body.chat_template_kwargs).decode()
     if schema := schema_of(body.response_format):
         options["json_schema"] = schema
+    options |= _tool_options(body)
+    if body.actions in (None, "none"):
+        options["reply"] = MESSAGE
     return Submission(state.parse("infer", options), images=found)
+
+
+def _tool_options(body: ChatRequest) -> dict[str, Any]:
+    """Return the options of the infer job for tools. Raises SpecError."""
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise SpecError("tool_choice", "must go with tools, got it alone")
+        return {}
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    options: dict[str, Any] = {"tools": orjson.dumps(tools).decode()}
+    if body.tool_choice is not None:
+        options["tool_choice"] = choice_of(body.tool_choice, body.tools)
+    if body.parallel_tool_calls is not None:
+        options["parallel_tool_calls"] = body.parallel_tool_calls
+    return options
+
+
+def _message(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return the message of a choice in a result."""
+    calls = called(choice.get("calls", ()))
+    found = {"role": "assistant", "content": spoken(choice["text"], calls), "refusal": None}
+    if "reasoning" in choice:
+        found["reasoning_content"] = choice["reasoning"]
+    return {**found, "tool_calls": calls} if calls else found
+
+
+def _deltas(piece: Text) -> Iterator[dict[str, Any]]:
+    """Yield what a piece adds to its message: reasoning, content, then calls.
+
+    A call's arguments follow its name, as clients expect them; they are whole.
+    """
+    if piece.reasoning:
+        yield _delta(piece.index, {"reasoning_content": piece.reasoning})
+    if piece.text or piece.logprobs or not (piece.reasoning or piece.calls):
+        yield _delta(piece.index, {"content": piece.text}, logprobs=piece.logprobs)
+    for number, call in enumerate(called(piece.calls), piece.first_call):
+        function = call["function"]
+        begin = {**call, "function": {"name": function["name"], "arguments": ""}}
+        yield _delta(piece.index, {"tool_calls": [{"index": number, **begin}]})
+        rest = {"index": number, "function": {"arguments": function["arguments"]}}
+        yield _delta(piece.index, {"tool_calls": [rest]})
 
 
 def _delta(

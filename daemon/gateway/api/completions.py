@@ -142,9 +142,9 @@ async def create_completion(
             headers,
             chunk=head,
             opening=(),
-            on_text=lambda piece: _choice(
-                piece.index, piece.text, logprobs=piece.logprobs, offsets=offsets
-            ),
+            on_text=lambda piece: [
+                _choice(piece.index, piece.text, logprobs=piece.logprobs, offsets=offsets)
+            ],
             on_end=lambda choice: _choice(choice["index"], "", choice["finish_reason"]),
             wants_usage=body.wants_usage,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,14 @@ _NO_RETRY = {"x-should-retry": "false"}
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of one choice's text."""
+    """A piece of one choice: of its text, and of a message's reasoning and calls."""
 
     index: int
     text: str
     logprobs: list[dict[str, Any]] | None = None  # of its tokens; None: not requested
+    reasoning: str = ""
+    calls: Sequence[dict[str, str]] = ()  # whole ones: id, name, arguments
+    first_call: int = 0  # the number of the first of them
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,10 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
 
     Each execution begins with `Begun`. Raises ApiError when the job ends without a result.
     """
-    sent: dict[int, str] = {}
-    seen: dict[int, int] = {}  # characters of each choice in this execution
+    sent: dict[tuple[int, str], str] = {}  # texts of each choice by their names, and
+    seen: dict[tuple[int, str], int] = {}  # characters in this execution
+    sent_calls: Counter[int] = Counter()
+    seen_calls: Counter[int] = Counter()
     sent_tokens: Counter[int] = Counter()  # log-probabilities of each choice, and
     seen_tokens: Counter[int] = Counter()  # those in this execution
     execution, begun, failure = None, None, None
@@ -103,7 +108,8 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
             yield result
             return
         if item["execution"] != execution:
-            execution, seen, seen_tokens = item["execution"], {}, Counter()
+            execution, seen = item["execution"], {}
+            seen_tokens, seen_calls = Counter(), Counter()
         match item["type"]:
             case "started":
                 begun = item["time"]
@@ -116,25 +122,32 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
                 yield item["result"]
                 return
             case "text":
-                index, text = item["index"], item["text"]
-                at, before = seen.get(index, 0), sent.get(index, "")
-                repeated = before[at : at + len(text)]
-                if not text.startswith(repeated):
-                    raise ApiError(
-                        500,
-                        f"{job_id} lost its worker and was restarted: the text differs from what "
-                        "was sent already",
-                        code="interrupted",
-                    )
-                seen[index] = at + len(text)
+                index, fresh = item["index"], {}
+                for name in ("text", "reasoning"):
+                    text, place = item.get(name, ""), (index, name)
+                    at, before = seen.get(place, 0), sent.get(place, "")
+                    repeated = before[at : at + len(text)]
+                    if not text.startswith(repeated):
+                        raise ApiError(
+                            500,
+                            f"{job_id} lost its worker and was restarted: the text differs from "
+                            "what was sent already",
+                            code="interrupted",
+                        )
+                    seen[place] = at + len(text)
+                    fresh[name] = text[len(repeated) :]
+                    sent[place] = before + fresh[name]
+                known_calls = max(sent_calls[index] - seen_calls[index], 0)
+                seen_calls[index] += len(item.get("calls", ()))
+                calls, first = item.get("calls", ())[known_calls:], sent_calls[index]
+                sent_calls[index] += len(calls)
                 logprobs = item.get("logprobs")
                 known = max(sent_tokens[index] - seen_tokens[index], 0)
                 seen_tokens[index] += len(logprobs or ())
                 sent_tokens[index] = max(sent_tokens[index], seen_tokens[index])
                 new = logprobs[known:] if logprobs is not None else None
-                if (fresh := text[len(repeated) :]) or new:
-                    sent[index] = before + fresh
-                    yield Text(index, fresh, new)
+                if fresh["text"] or fresh["reasoning"] or calls or new:
+                    yield Text(index, fresh["text"], new, fresh["reasoning"], calls, first)
 
 
 async def full(state: AppState, request: Request, caller: Caller, job_id: str) -> dict[str, Any]:

@@ -50,9 +50,6 @@ ServiceTier = Annotated[
     None, only("auto", "default"), Field(description='Not supported: "auto" or "default" only.')
 ]
 TextOnly = Annotated[None, only([], ["text"]), Field(description='Not supported: ["text"] only.')]
-ToolChoice = Annotated[
-    None, only("none", "auto"), Field(description='Not supported: "none" or "auto" only.')
-]
 Ignored = Annotated[Any, Field(description="Accepted, no effect.")]
 
 
@@ -132,7 +129,7 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptDetails | None = None
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 def usage_of(result: Mapping[str, Any]) -> dict[str, Any]:

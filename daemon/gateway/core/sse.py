@@ -39,14 +39,14 @@ def response(
     *,
     chunk: dict[str, Any],
     opening: Iterable[dict[str, Any]],
-    on_text: Callable[[Text], dict[str, Any]],
+    on_text: Callable[[Text], Iterable[dict[str, Any]]],
     on_end: Callable[[dict[str, Any]], dict[str, Any]],
     wants_usage: bool,
 ) -> StreamingResponse:
     """Stream a job's text. An error after the first byte is sent as a frame.
 
     `chunk` holds the fields of every frame but `system_fingerprint`, which is null until the job
-    begins. `opening`, `on_text` and `on_end` give the choice of a frame: before the text, for a
+    begins. `opening`, `on_text` and `on_end` give the choices of frames: before the text, for a
     piece of text, and for a finished choice.
     """
     chunk = {**chunk, "system_fingerprint": None}
@@ -65,7 +65,8 @@ def response(
                         chunk["system_fingerprint"] = piece.fingerprint
                         continue
                     if isinstance(piece, Text):
-                        yield choose(on_text(piece))
+                        for choice in on_text(piece):
+                            yield choose(choice)
                     elif isinstance(piece, JobState):
                         is_new = piece.position is not None and piece.position != shown
                         if not is_new and time.monotonic() - last < _KEEP_ALIVE_S:

@@ -1,0 +1,235 @@
+"""Messages in what a model writes: content, reasoning and tool calls, apart as they arrive.
+
+The parser is transformers' own (`ResponseParser`), driven by a description of the model's family:
+the `response_template` of its tokenizer, or TRL's for a chat template that TRL knows. A call that
+cannot be read stays text. Imports transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+
+from ..files.chats import REASONING, TOOL_CALLS
+
+_CONTENT = "content"
+_PROMPT_TOKENS = 256  # at its end: what a chat template may have written of the answer
+
+
+@dataclass
+class Delta:
+    """What a part of a completion adds to its message.
+
+    `calls`: whole ones, each with an `id`, a `name`, and `arguments` as the JSON text of an object.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, str]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+    def add(self, other: Delta) -> None:
+        """Append what follows."""
+        self.content += other.content
+        self.reasoning += other.reasoning
+        self.calls += other.calls
+
+    def after(self, known: Delta) -> Delta:
+        """Return what this has beyond `known`, which begins it."""
+        return Delta(
+            self.content[len(known.content) :],
+            self.reasoning[len(known.reasoning) :],
+            self.calls[len(known.calls) :],
+        )
+
+
+def response_template(tokenizer: Any) -> dict[str, Any] | None:
+    """Return the description of a tokenizer's messages; None if nobody has one."""
+    found: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
+    if found is None and isinstance(tokenizer.chat_template, str):
+        return _from_trl(tokenizer.chat_template)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _from_trl(chat_template: str) -> dict[str, Any] | None:
+    from trl.chat_template_utils import add_response_schema
+
+    tokenizer: Any = SimpleNamespace(chat_template=chat_template)  # all of it that TRL reads
+    try:
+        found: dict[str, Any] = add_response_schema(tokenizer).response_template
+    except ValueError:  # a template that it does not know
+        return None
+    return found
+
+
+class Malformed(Exception):
+    """A region that was to hold a call holds something else."""
+
+
+class Reply:
+    """One completion as a message that grows. `add` and `finish` return what is new."""
+
+    def __init__(
+        self,
+        template: Mapping[str, Any],
+        tokenizer: Any,
+        prompt: Sequence[int],
+        tools: list[dict[str, Any]] | None,
+        *,
+        seed: str,
+        is_single: bool = False,
+    ) -> None:
+        """`tools`: those that may be called; None: calls stay text.
+
+        `seed`: what the ids of calls are made of. `is_single`: what follows the first call is left
+        out.
+        """
+        self.message = Delta()  # as it was written
+        self._shown, self._held = Delta(), Delta()  # told so far; white space that may end a text
+        self._template = dict(template)
+        self._tokenizer = tokenizer
+        self._prompt = self._text_of(prompt[-_PROMPT_TOKENS:])
+        self._tools = tools
+        self._seed = seed
+        self._is_single = is_single
+        self._raw = ""
+        self._is_text = False  # from a malformed call on
+        self._parser = self._new_parser()
+
+    @property
+    def told(self) -> Delta:
+        """All that `add` and `finish` have returned."""
+        return self._shown
+
+    def add(self, text: str) -> Delta:
+        """Append a part of the completion, special tokens included."""
+        self._raw += text
+        if self._is_text:
+            return self._told(Delta(content=text))
+        try:
+            return self._told(self._read(self._parser.feed(text)))
+        except Exception:  # the parser raises any type for what it cannot read
+            return self._told(self._reread(is_end=False).after(self.message))
+
+    def finish(self, end_token: int | None, *, is_whole: bool) -> Delta:
+        """Return the rest at the end of the completion; `is_whole`: it was not cut."""
+        if self._is_text:
+            return Delta()
+        if end_token is None:  # a grammar, a stop text or the length ended it
+            end = self._tokenizer.eos_token or "" if is_whole else ""
+        else:
+            end = self._text_of([end_token])
+        try:
+            delta = self._read(self._parser.feed(end)) if end else Delta()
+            delta.add(self._read(self._parser.finalize()[1]))
+            return self._told(delta)
+        except Exception:
+            return self._told(self._reread(is_end=True).after(self.message))
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _told(self, delta: Delta) -> Delta:
+        """Return what is told of a delta: texts without the white space around them."""
+        told = Delta(calls=delta.calls)
+        told.content, self._held.content = _stripped(
+            self._held.content + delta.content, is_first=not self._shown.content
+        )
+        told.reasoning, self._held.reasoning = _stripped(
+            self._held.reasoning + delta.reasoning, is_first=not self._shown.reasoning
+        )
+        self.message.add(delta)
+        self._shown.add(told)
+        return told
+
+    def _new_parser(self) -> Any:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        # What the prompt has of the message is not part of the completion: no `initial_events`.
+        tools: Any = self._tools
+        return ResponseParser(self._template, self._prompt, tools=tools)
+
+    def _read(self, events: Iterable[Mapping[str, Any]], count: int | None = None) -> Delta:
+        """Return what the parser's events add; `count`: of the calls before (None: of all)."""
+        delta = Delta()
+        count = len(self.message.calls) if count is None else count
+        for event in events:
+            if self._is_single and count + len(delta.calls):
+                break
+            name = event["field"]
+            if name == TOOL_CALLS:
+                if event["type"] == "region_open" and self._tools is None:
+                    raise Malformed
+                if event["type"] == "region_close":
+                    for value in _listed(event["value"]):
+                        delta.calls.append(self._call(value, count + len(delta.calls)))
+            elif event["type"] == "region_chunk":
+                if name in REASONING:
+                    delta.reasoning += event["text"]
+                elif name == _CONTENT:
+                    delta.content += event["text"]
+                else:
+                    raise Malformed  # a part of messages that no client knows
+        return delta
+
+    def _call(self, value: Any, number: int) -> dict[str, str]:
+        function = value.get("function") if isinstance(value, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not isinstance(arguments or {}, dict):
+            raise Malformed
+        digest = hashlib.sha256(f"{self._seed}/{number}".encode()).hexdigest()
+        text = orjson.dumps(arguments or {}).decode()
+        return {"id": f"call_{digest[:24]}", "name": name, "arguments": text}
+
+    def _reread(self, *, is_end: bool) -> Delta:
+        """Read the whole completion again, up to the region that cannot be read, which is text.
+
+        The parser loses the events of a text in which it fails: here it gets single characters.
+        """
+        parser, found = self._new_parser(), Delta()
+        unread = ""  # characters that no event has accounted for
+        for place, character in enumerate(self._raw):
+            unread += character
+            try:
+                delta = self._read(parser.feed(character), len(found.calls))
+            except Exception:
+                found.content += unread + self._raw[place + 1 :]
+                self._is_text = True
+                return found
+            found.add(delta)
+            for text in (delta.reasoning, delta.content):
+                if text:
+                    unread = unread[unread.index(text) + len(text) :]
+            if delta.calls:
+                unread = ""
+        if is_end:
+            try:
+                found.add(self._read(parser.finalize()[1], len(found.calls)))
+            except Exception:
+                found.content += unread
+        return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _stripped(text: str, *, is_first: bool) -> tuple[str, str]:
+    """Return a text, and apart the white space at its end; `is_first`: none at its begin."""
+    if is_first:
+        text = text.lstrip()
+    begin = text.rstrip()
+    return begin, text[len(begin) :]

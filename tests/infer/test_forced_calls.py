@@ -1,0 +1,170 @@
+"""Calls that a model is forced to make, in the form of its family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import orjson
+import pytest
+import tiny
+import tool_chats
+import torch
+import trl.chat_template_utils as trl
+from transformers import PreTrainedTokenizerFast
+
+from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.infer import answering
+from warmd.jobs.infer.forced_calls import CallForm
+from warmd.jobs.infer.kind import run
+from warmd.jobs.infer.options import InferSpec
+from warmd.jobs.infer.replies import Reply, response_template
+from warmd.jobs.models.chat_templates import ChatTemplate
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["cm", "inch"]},
+    },
+    "required": ["a", "unit"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "length", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("model")
+    made = gguf_models.make(folder, "qwen2", "qwen2")
+    made.requires_grad_(False)
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer.chat_template = trl.qwen3_chat_template
+    return made, tokenizer
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: Any) -> tiny.Surroundings:
+    made, tokenizer = model
+    found = tiny.surroundings(tmp_path / "job", made)
+    models: Any = found.ctx.models
+    models.tokenizer = tokenizer
+    return found
+
+
+def answer(job: tiny.Surroundings, **options: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {"messages": '[{"role": "user", "content": "How long?"}]'}
+    given["reply"] = "message"
+    given |= {"tools": orjson.dumps(TOOLS).decode(), "max_tokens": 120, "seed": 1, **options}
+    return run(InferSpec.parse(given), job.ctx)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_forced_call_follows_the_schema_of_its_tool(job: tiny.Surroundings, seed: int):
+    result = answer(job, tool_choice="function length", seed=seed, n=2)
+    for choice in result["choices"]:
+        assert (choice["text"], choice["finish_reason"]) == ("", "tool_calls")
+        [call] = choice["calls"]
+        assert call["name"] == "length"
+        arguments = json.loads(call["arguments"])
+        assert arguments.keys() == {"a", "unit"}
+        assert 0 <= arguments["a"] <= 99
+        assert arguments["unit"] in ("cm", "inch")
+    told = [event for event in job.of_type("text") if "calls" in event]
+    assert [event["calls"] for event in sorted(told, key=lambda one: one["index"])] == [
+        choice["calls"] for choice in result["choices"]
+    ]
+
+
+def test_one_of_the_tools_is_called_where_a_call_is_required(job: tiny.Surroundings):
+    found = answer(job, tool_choice="required", n=8, temperature=2.0)["choices"]
+    assert {choice["calls"][0]["name"] for choice in found} <= {"length", "stop"}
+    assert all(len(choice["calls"]) == 1 for choice in found)
+
+
+def test_without_tools_the_model_is_free(job: tiny.Surroundings):
+    for tool_choice in ("auto", "none"):
+        [choice] = answer(job, tool_choice=tool_choice, max_tokens=5)["choices"]
+        assert "calls" not in choice
+        assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("call", "is_allowed"),
+    [
+        ('{"name": "length", "arguments": {"a": 5, "unit": "cm"}}', True),
+        ('{"name": "length", "arguments": {"a": 500, "unit": "cm"}}', False),
+        ('{"name": "length", "arguments": {"a": 5}}', False),
+        ('{"name": "stop", "arguments": {"any": [1]}}', True),
+        ('{"name": "other", "arguments": {}}', False),
+    ],
+)
+def test_calls_of_a_strict_tool_follow_its_schema_among_any_text(
+    job: tiny.Surroundings, call: str, is_allowed: bool
+):
+    warm = job.ctx.models.take("demo")
+    tools = [{**TOOLS[0]["function"], "strict": True}, TOOLS[1]["function"]]
+    grammar = answering._grammar_of_calls(tools, warm, Engine(warm), is_forced=False)
+    text = f"<think>\nhm</think> yes <tool_call>\n{call}\n</tool_call> and <|im_end|>"
+    logits = torch.zeros(len(warm.model.lm_head.weight))
+    for token in warm.tokenizer(text)["input_ids"]:
+        if not torch.isfinite(grammar.allowed(logits)[token]):
+            assert not is_allowed
+            return
+        grammar.advance(token)
+    assert is_allowed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tool_choice": "function nothing"}, "tool_choice: must be auto, none, required"),
+        ({"tool_choice": "always"}, "tool_choice: must be auto, none, required"),
+        ({"tool_choice": "required", "tools": ""}, "tool_choice: must go with tools"),
+        ({"tool_choice": "required", "json_schema": "{}"}, "must be auto or none with json_schema"),
+        ({"reply": "text", "tool_choice": "required"}, "must go with reply message"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_refused(options: dict[str, Any], words: str):
+    given = {"messages": '[{"role": "user", "content": "?"}]', "reply": "message"}
+    given |= {"tools": orjson.dumps(TOOLS).decode(), **options}
+    with pytest.raises(SpecError) as caught:
+        InferSpec.parse(given)
+    assert words in str(caught.value)
+
+
+def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
+    job: tiny.Surroundings, model: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model[1], "chat_template", tool_chats.source_of("qwen3") + " ")
+    with pytest.raises(JobFailed, match="tools: must go with a model whose calls can be read"):
+        answer(job)
+
+
+FORCEABLE = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "llama3_1", "llama3_2")
+
+
+@pytest.mark.parametrize("family", [*FORCEABLE, "glm4moe", "qwen3_5_think"])
+def test_the_form_of_a_call_is_that_of_the_chat_template(family: str):
+    tokenizer = tool_chats.tokenizer(tool_chats.source_of(family))
+    template, ends = ChatTemplate.of(tokenizer), ["<|im_end|>", "<|eot_id|>"]
+    if family not in FORCEABLE:
+        with pytest.raises(JobFailed, match="does not write a call as its name and JSON"):
+            CallForm.of(template, ends)
+        return
+    form = CallForm.of(template, ends)
+    described = response_template(tokenizer)
+    assert described is not None
+    text = form.text("add", '{"a": 1}')
+    reply = Reply(described, tokenizer, [1], tool_chats.TOOLS, seed="")
+    end = "<|eot_id|>" if family.startswith("llama") else ""
+    reply.add(text + end)
+    reply.finish(None, is_whole=False)
+    assert [(call["name"], call["arguments"]) for call in reply.told.calls] == [("add", '{"a":1}')]
