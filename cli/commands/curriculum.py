@@ -125,7 +125,7 @@ def submit_curriculum(
     wait: bool,
 ) -> int:
     """Submit a curriculum, or show what would be trained; return the exit code."""
-    from ...daemon.curriculum.plan import KEYS
+    from ...daemon.groups.stage_options import KEYS
     from ...jobs.errors import SpecError
 
     for name in (name for name in given if name not in KEYS):

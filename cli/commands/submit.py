@@ -255,7 +255,7 @@ def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
 
 def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict[str, Any]:
     """Remove the description of a sweep from the options of a job file; options take precedence."""
-    from ...daemon.sweeps.plan import KEYS
+    from ...daemon.groups.grid import KEYS
 
     found = {name: values.pop(name) for name in KEYS if name in values}
     given = {name: getattr(request, name) for name in KEYS}

@@ -34,7 +34,7 @@ def group_named(
     `kind`: sweep or curriculum. `newest`: that one, if there is any. `hint`: how to create one.
     Raises NotFound and SpecError.
     """
-    from ...daemon.sweeps.group import is_group_id
+    from ...daemon.groups.folder import is_group_id
     from ...jobs.errors import NotFound, SpecError
     from ...jobs.ids import kind_of
 

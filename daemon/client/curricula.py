@@ -1,4 +1,4 @@
-"""Curricula: submission, reading, and acting on the jobs of one."""
+"""Curricula: submission and reading."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.ids import fresh_id
 from ...jobs.intervals import LEVEL
 from ...jobs.training.options import TrainingSpec
-from ..curriculum import folder as curricula, stages
-from ..curriculum.folder import Attempt, Curriculum, CurriculumFolder, Stage, State
-from ..curriculum.plan import gate_of, stages_of
+from ..groups import driver
+from ..groups.curriculum import Attempt, Curriculum, CurriculumFolder, Stage, State
+from ..groups.folder import CURRICULUM, RUNNING, group_ids
+from ..groups.stage_options import gate_of, stages_of
 from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..runs import weights
 from ..runs.weights import Weights
-from ..sweeps.group import CANCELED, RUNNING
 from .capacity import check_deciding_daemon
 from .connection import needs_redis
 from .reading import Reading
@@ -32,7 +32,7 @@ _REFUSED = {"after": "after", "at": "at", "delay_s": "in"}  # of Queueing: the o
 
 
 class Curricula(Submitting, Reading):
-    """Submits curricula, and acts on the job that one is at."""
+    """Submits curricula and reads them."""
 
     def plan_curriculum(
         self,
@@ -73,7 +73,7 @@ class Curricula(Submitting, Reading):
             except SpecError as error:
                 raise SpecError("gate", str(error)) from error
         plan = Curriculum(
-            id=fresh_id(curricula.KIND),
+            id=fresh_id(CURRICULUM),
             kind=kind,
             created=round(time.time(), 3),
             name=queueing.name,
@@ -118,12 +118,13 @@ class Curricula(Submitting, Reading):
             if init is not None:
                 weights.link(init, staging / "init")
         with suppress(redis.RedisError, OSError):  # the daemon finishes it
-            stages.advance(self.places, CurriculumFolder(self.home, plan.id))
+            driver.advance(self.places, CurriculumFolder(self.home, plan.id))
         return plan.id
 
     def curriculum(self, curriculum_id: str) -> dict[str, Any]:
         """Return a curriculum with its attempts, jobs and decisions. Raises NotFound, Conflict."""
-        _, plan, state = self._curriculum(curriculum_id)
+        folder = CurriculumFolder.open(self.home, curriculum_id)
+        plan, state = folder.read(), folder.state()
         jobs = {job["id"]: job for job in self.several(state.jobs)}
         attempts = [
             {
@@ -155,56 +156,12 @@ class Curricula(Submitting, Reading):
     def curricula(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the curricula of this home, newest first."""
         found: list[dict[str, Any]] = []
-        for one in reversed(curricula.curriculum_ids(self.home)):
+        for one in reversed(group_ids(self.home, CURRICULUM)):
             if len(found) == limit:
                 break
             with suppress(Conflict, NotFound):
                 found.append(self.curriculum(one))
         return found
-
-    def _curriculum(self, curriculum_id: str) -> tuple[CurriculumFolder, Curriculum, State]:
-        folder = CurriculumFolder.open(self.home, curriculum_id)
-        return folder, folder.read(), folder.state()
-
-    # --- acting -----------------------------------------------------------------------------
-
-    def curriculum_jobs(self, curriculum_id: str) -> list[str]:
-        """Return the ids of all jobs of a curriculum, the latest last."""
-        return self._curriculum(curriculum_id)[2].jobs
-
-    def latest_training(self, curriculum_id: str) -> str:
-        """Return the id of the job that trains or has trained a curriculum's latest stage."""
-        return self._curriculum(curriculum_id)[2].attempts[-1].job
-
-    def resume_curriculum(self, curriculum_id: str, resume: Callable[[str], str]) -> str:
-        """Queue the job that a curriculum ended at."""
-        state = self._curriculum(curriculum_id)[2]
-        if state.phase == curricula.FINISHED or state.attempts[-1].decision == curricula.GIVE_UP:
-            raise Conflict(f"curriculum: {curriculum_id} has ended: nothing to resume")
-        return self.steer_curriculum(curriculum_id, RUNNING, resume)
-
-    def close_curriculum(self, curriculum_id: str) -> tuple[CurriculumFolder, list[str]]:
-        """End a curriculum, so that nothing of it is queued; return its folder and its jobs."""
-        folder, _, state = self._curriculum(curriculum_id)
-        with folder.changing():
-            folder.update(state, phase=CANCELED)
-        return folder, state.jobs[::-1]
-
-    @needs_redis
-    def steer_curriculum(self, curriculum_id: str, phase: str, act: Callable[[str], str]) -> str:
-        """Set the phase, then act on those jobs that allow it."""
-        folder, _, state = self._curriculum(curriculum_id)
-        with folder.changing():
-            state = folder.state()
-            if phase != RUNNING and state.phase in (curricula.FINISHED, curricula.FAILED, phase):
-                raise Conflict(f"curriculum: {curriculum_id} is {state.phase} already")
-            folder.update(state, phase=phase, problem=None)
-            folder.set_active(phase == RUNNING)
-        outcomes = []
-        for job_id in state.jobs:
-            with suppress(Conflict, NotFound):  # it has ended, or was not queued yet
-                outcomes.append(act(job_id))
-        return ", ".join(found for found in outcomes if found != "finished") or phase
 
 
 def _with_all(

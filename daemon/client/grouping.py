@@ -9,12 +9,19 @@ from typing import Any
 
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.ids import kind_of
-from ..curriculum.folder import is_curriculum_id
+from ..groups import actions
+from ..groups.folder import (
+    CANCELED,
+    PAUSED,
+    RUNNING,
+    GroupFolder,
+    all_folders,
+    is_group_id,
+    is_id_prefix,
+    overview,
+)
 from ..lifecycle import remove, steer
 from ..lifecycle.resume import changed_sources, resume
-from ..sweeps import group
-from ..sweeps.folder import is_sweep_id
-from ..sweeps.group import CANCELED, PAUSED, RUNNING, GroupFolder, is_group_id
 from .connection import needs_redis
 from .curricula import Curricula
 from .sweeping import Sweeping
@@ -26,19 +33,16 @@ class Grouping(Sweeping, Curricula):
     # --- reading ----------------------------------------------------------------------------
 
     def groups(self, newest: int) -> list[dict[str, Any]]:
-        """Return the newest sweeps and curricula, and all active ones, as `group.overview` does."""
-        return group.overview((self.home.sweeps, self.home.curricula), newest)
+        """Return the newest sweeps and curricula, and all active ones, as `overview` does."""
+        return overview(self.home, newest)
 
     def find_any(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of a job or a group, by id, unique prefix or name. As `find`."""
         if text is None or text == "-":
             return self.find(text, is_training=is_training)
-        parents = (self.home.sweeps, self.home.curricula)
-        folders = [
-            GroupFolder(parent, one) for parent in parents for one in group.group_ids(parent)
-        ]
+        folders = all_folders(self.home)
         matches = [folder.id for folder in folders if folder.id.startswith(text)]
-        if not group.is_id_prefix(text) or not matches:
+        if not is_id_prefix(text) or not matches:
             matches = [folder.id for folder in folders if _name_of(folder) == text]
         if len(matches) > 1:
             kind = kind_of(matches[-1])
@@ -52,18 +56,15 @@ class Grouping(Sweeping, Curricula):
 
     def group_members(self, group_id: str) -> list[str]:
         """Return the ids of the existing jobs of a group."""
-        ids = self.curriculum_jobs if is_curriculum_id(group_id) else self.sweep_members
-        return [job["id"] for job in self.several(ids(group_id))]
+        return [job["id"] for job in self.several(actions.jobs_of(self.home, group_id))]
 
     def changed_sources(self, job_id: str) -> list[str]:
         """Return the reward sources that changed since the latest checkpoint of a job, or of any
         job of a group that can be resumed."""
         if not is_group_id(job_id):
             return changed_sources(self.rundir(job_id))
-        is_sweep = is_sweep_id(job_id)
-        ids = self.sweep_members(job_id) if is_sweep else [self.latest_training(job_id)]
         files: dict[str, None] = {}
-        for member_id in ids:
+        for member_id in actions.to_resume(self.home, job_id):
             with suppress(NotFound):
                 files |= dict.fromkeys(changed_sources(self.rundir(member_id)))
         return list(files)
@@ -105,10 +106,8 @@ class Grouping(Sweeping, Curricula):
 
     def _steer(self, job_id: str, phase: str, act: Callable[[str], str]) -> str:
         """Act on a job; for a group, set its phase and act on its jobs."""
-        if is_sweep_id(job_id):
-            return self.steer_sweep(job_id, phase, act)
-        if is_curriculum_id(job_id):
-            return self.steer_curriculum(job_id, phase, act)
+        if is_group_id(job_id):
+            return actions.steer(self.places, job_id, phase, act)
         return act(job_id)
 
     @needs_redis
@@ -127,8 +126,7 @@ class Grouping(Sweeping, Curricula):
         if changes:
             kind = kind_of(job_id)
             raise SpecError(next(iter(changes)), f"cannot change for all jobs of a {kind}")
-        resume_group = self.resume_sweep if is_sweep_id(job_id) else self.resume_curriculum
-        return resume_group(job_id, again)
+        return actions.resume(self.places, job_id, again)
 
     def check_removal(self, ids: Sequence[str]) -> None:
         """Raise Conflict for a job, or a job of a group, that runs, waits or is needed by others.
@@ -154,8 +152,7 @@ class Grouping(Sweeping, Curricula):
         if not is_group_id(job_id):
             return remove.remove(self.places, job_id)
         self.check_removal([job_id])
-        close = self.close_sweep if is_sweep_id(job_id) else self.close_curriculum
-        folder, jobs = close(job_id)
+        folder, jobs = actions.close(self.home, job_id)
         freed = sum(remove.remove(self.places, one) for one in jobs)
         folder.remove()
         return freed
@@ -181,7 +178,7 @@ class Grouping(Sweeping, Curricula):
         return remove.needed(self.places)
 
 
-def _name_of(folder: GroupFolder) -> Any:
+def _name_of(folder: GroupFolder[Any, Any]) -> Any:
     with suppress(Conflict, NotFound):
         return folder.read_plan().get("name")
     return None

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...jobs.intervals import mean_interval
+from ..groups.folder import PAUSED, RUNNING
+from ..groups.scores import mean, score
+from ..groups.sweep import Member, Search, State, Sweep
 from ..lifecycle.statuses import WAITING
 from ..runs.rundir import RunDir
-from ..sweeps.folder import PAUSED, RUNNING, Member, Search, State, Sweep
-from ..sweeps.scores import mean, score
 
 _GONE = "removed"  # status of a member without files and record
 _WAITS = ("waits_for", "missing_model", "awaited_nodes", "needs")  # what a job waits for

@@ -1,9 +1,9 @@
-"""Sweeps: submission, reading, and acting on all jobs of one."""
+"""Sweeps: submission and reading."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -17,14 +17,14 @@ from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.ids import fresh_id
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
+from ..groups import driver, grid
+from ..groups.folder import RUNNING, SWEEP, group_ids
+from ..groups.grid import SweepOptions
+from ..groups.members import changes_of
+from ..groups.sweep import Member, Search, State, Sweep, SweepFolder
 from ..lifecycle.queueing import AT_ONCE, Queueing
-from ..queue.jobs import ENDED
 from ..runs import weights
 from ..runs.weights import Weights
-from ..sweeps import folder as sweeps, halving, plan, progress
-from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, SweepFolder
-from ..sweeps.members import changes_of, submit_all
-from ..sweeps.plan import SweepOptions
 from . import sweep_views
 from .capacity import check_deciding_daemon
 from .connection import needs_redis
@@ -33,7 +33,7 @@ from .submitting import Submitting
 
 
 class Sweeping(Submitting, Reading):
-    """Submits sweeps, and acts on all jobs of one."""
+    """Submits sweeps and reads them."""
 
     def plan_sweep(
         self,
@@ -47,7 +47,7 @@ class Sweeping(Submitting, Reading):
     ) -> tuple[Sweep, State]:
         """Check the options of a sweep's jobs and the options it varies; queue nothing.
 
-        `values`: raw options of the kind. `given`: raw values of `plan.KEYS`. Raises SpecError and
+        `values`: raw options of the kind. `given`: raw values of `grid.KEYS`. Raises SpecError and
         NotFound. Needs no Redis.
         """
         spec = _training_spec(kind)
@@ -62,9 +62,9 @@ class Sweeping(Submitting, Reading):
                 raise SpecError(name, f"must go with equal steps, got {steps[0]} and {steps[-1]}")
         search = self._search(options)
         points = [] if search else options.points
-        metric = plan.metric_for(specs[0], options.metric)
+        metric = grid.metric_for(specs[0], options.metric)
         sweep = Sweep(
-            id=fresh_id(sweeps.KIND),
+            id=fresh_id(SWEEP),
             kind=kind,
             created=round(time.time(), 3),
             origin="cli",
@@ -74,8 +74,8 @@ class Sweeping(Submitting, Reading):
             seeds=options.seeds,
             halving=options.halving,
             metric=metric,
-            lower_is_better=plan.is_lower_better(spec, metric),
-            rungs=plan.rungs_for(steps[-1], len(points), options.halving),
+            lower_is_better=grid.is_lower_better(spec, metric),
+            rungs=grid.rungs_for(steps[-1], len(points), options.halving),
             document=base,
             queueing=queueing.to_json(),
             search=search,
@@ -118,7 +118,7 @@ class Sweeping(Submitting, Reading):
         """
         found = []
         for point in options.points:
-            first = self.check(spec.parse(plan.variant(values, point, 0)), init=init, model=model)
+            first = self.check(spec.parse(grid.variant(values, point, 0)), init=init, model=model)
             of_point = [first]
             for number in range(1, options.seeds):
                 changed = spec.parse({**first["spec"], "seed": first["spec"]["seed"] + number})
@@ -159,7 +159,7 @@ class Sweeping(Submitting, Reading):
                 weights.link(init, staging / "init")
         if sweep.search is None:  # its trials are chosen by the daemon, which may import Optuna
             with suppress(redis.RedisError, OSError):  # the daemon finishes it
-                progress.advance(self.places, SweepFolder(self.home, sweep.id))
+                driver.advance(self.places, SweepFolder(self.home, sweep.id))
         return sweep.id
 
     # --- reading ----------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Sweeping(Submitting, Reading):
     def sweeps(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the sweeps of this home, newest first, each as one line of a list of jobs."""
         found: list[dict[str, Any]] = []
-        for sweep_id in reversed(sweeps.sweep_ids(self.home)):
+        for sweep_id in reversed(group_ids(self.home, SWEEP)):
             if len(found) == limit:
                 break
             with suppress(Conflict, NotFound):  # it cannot be read, or was removed just now
@@ -190,7 +190,7 @@ class Sweeping(Submitting, Reading):
     def sweep_members(self, sweep_id: str | None = None) -> list[str]:
         """Return the ids of the jobs of a sweep, or of all sweeps."""
         found: list[str] = []
-        for one in sweeps.sweep_ids(self.home) if sweep_id is None else [sweep_id]:
+        for one in group_ids(self.home, SWEEP) if sweep_id is None else [sweep_id]:
             with suppress(Conflict, NotFound) if sweep_id is None else nullcontext():
                 found += [member.id for member in self._sweep(one)[2].members]
         return found
@@ -202,62 +202,6 @@ class Sweeping(Submitting, Reading):
     def _jobs_of(self, state: State) -> dict[str, dict[str, Any]]:
         ids = [member.id for member in state.members]
         return {job["id"]: job for job in self.several(ids)}
-
-    # --- acting on all jobs -----------------------------------------------------------------
-
-    def resume_sweep(self, sweep_id: str, resume: Callable[[str], str]) -> str:
-        """Queue all jobs of a sweep that have not done their part.
-
-        Jobs of points that were not kept at a rung stay as they are.
-        """
-        _, sweep, state = self._sweep(sweep_id)
-        rung = sweep.rungs[len(state.decisions)] if len(sweep.rungs) > 1 else None
-
-        def resume_member(member_id: str) -> str:
-            member = next(one for one in state.members if one.id == member_id)
-            job = self.store.fetch(member_id)
-            is_due = member.point in state.kept
-            if job is not None and job.get_status(refresh=False) in ENDED and rung is not None:
-                is_due = is_due and not halving.waits_at_rung(self.places, member, job, rung)
-            outcome = resume(member_id) if is_due else "finished"
-            if outcome == "finished":
-                raise Conflict(f"job: {member_id} has nothing left to do")
-            return outcome
-
-        return self.steer_sweep(sweep_id, RUNNING, resume_member)
-
-    def close_sweep(self, sweep_id: str) -> tuple[SweepFolder, list[str]]:
-        """End a sweep, so that nothing of it is queued; return its folder and its jobs."""
-        folder = self._sweep(sweep_id)[0]
-        with folder.changing():
-            state = folder.update(phase=CANCELED)
-        return folder, [member.id for member in state.members]
-
-    @needs_redis
-    def steer_sweep(self, sweep_id: str, phase: str, act: Callable[[str], str]) -> str:
-        """Set the phase of a sweep, then act on each of its jobs that allows it.
-
-        The phase comes first: the sweep's process queues nothing in between.
-        """
-        folder = self._sweep(sweep_id)[0]
-        with folder.changing():
-            submit_all(self.places, folder)
-            state = folder.update(phase=phase)
-            folder.set_active(phase == RUNNING)
-        outcomes = []
-        for member in state.members:
-            with suppress(Conflict, NotFound):  # it has ended, or was removed
-                outcomes.append(act(member.id))
-        if not outcomes and phase != RUNNING:
-            raise Conflict(f"sweep: no job of {sweep_id} runs or waits")
-        return _summary(outcomes, len(state.members))
-
-
-def _summary(outcomes: Sequence[str], total: int) -> str:
-    """Return how many jobs had which outcome: `canceled 3, stopping 1 of 9 jobs`."""
-    counts = {outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)}
-    words = ", ".join(f"{outcome} {number}" for outcome, number in counts.items())
-    return f"{words or 'unchanged 0'} of {total} jobs"
 
 
 def _training_spec(kind: str) -> type[TrainingSpec]:

@@ -14,12 +14,12 @@ from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.ids import by_time, kind_of
 from ..client.client import Client
-from ..curriculum.folder import curriculum_ids
+from ..groups.actions import jobs_of
+from ..groups.folder import CURRICULUM, SWEEP, group_ids
 from ..lifecycle.statuses import PENDING, shown
 from ..lifecycle.view import JobFilter
 from ..runs import events
 from ..runs.rundir import RunDir, job_ids
-from ..sweeps.folder import sweep_ids
 
 _ENDS = (*events.TERMINAL, "paused")  # events after which a later start was intended
 
@@ -112,9 +112,9 @@ def digest(client: Client, *, since: float) -> Digest:
 
 def _groups(client: Client, ids: Set[str]) -> Iterator[Group]:
     """Yield the sweeps and curricula of these jobs."""
-    for sweep_id in sweep_ids(client.home):
+    for sweep_id in group_ids(client.home, SWEEP):
         with suppress(Conflict, NotFound):
-            if not ids.isdisjoint(client.sweep_members(sweep_id)):
+            if not ids.isdisjoint(jobs_of(client.home, sweep_id)):
                 found = client.sweep(sweep_id)
                 best = None if found["best"] is None else found["points"][found["best"]]
                 yield Group(
@@ -125,9 +125,9 @@ def _groups(client: Client, ids: Set[str]) -> Iterator[Group]:
                     metric=found["metric"],
                     best=best,
                 )
-    for curriculum_id in curriculum_ids(client.home):
+    for curriculum_id in group_ids(client.home, CURRICULUM):
         with suppress(Conflict, NotFound):
-            if not ids.isdisjoint(client.curriculum_jobs(curriculum_id)):
+            if not ids.isdisjoint(jobs_of(client.home, curriculum_id)):
                 found = client.curriculum(curriculum_id)
                 decided = [one["decision"] for one in found["attempts"] if one["decision"]]
                 yield Group(

@@ -9,6 +9,7 @@ import selectors
 from collections.abc import Callable
 
 from ...configs.config import DaemonConfig
+from ..groups import folder as groups
 from ..host.home import Home
 from ..host.messages import (
     GatewaySettings,
@@ -17,7 +18,6 @@ from ..host.messages import (
     NotifierSettings,
     UploaderSettings,
 )
-from ..sweeps import group
 from .children import GatewayChild, OptionalChild
 
 
@@ -64,10 +64,9 @@ class Services:
 
     def start_groups_if_due(self) -> None:
         """Start the process that advances sweeps and curricula; it ends when none is left."""
-        parents = (self._home.sweeps, self._home.curricula)
-        if self._groups.must_start() and any(map(group.active, parents)):
+        if self._groups.must_start() and groups.active(self._home):
             settings = GroupSettings(self._url, self._config.run_store)
-            self._start(self._groups, "curriculum", settings)
+            self._start(self._groups, "groups", settings)
 
     def kill(self) -> None:
         """Kill all of them, and wait until they have ended."""

@@ -19,6 +19,7 @@ from ... import __version__
 from ...configs.config import DaemonConfig
 from ...jobs.errors import Conflict, Unavailable, WarmdError
 from ...jobs.files.atomic import recover
+from ..groups import folder as groups
 from ..host import installed
 from ..host.home import Home
 from ..host.messages import (
@@ -40,7 +41,6 @@ from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..runs.rundir import remove_stale_staging
 from ..store.remote import RemoteRuns
-from ..sweeps import group
 from .children import Child, WorkerChild
 from .control_server import ControlServer
 from .launching import Launcher, download_models
@@ -161,8 +161,7 @@ class Supervisor:
                     self._become_warm()
                 self.services.start_gateway_if_due()
                 self.services.start_notifier_if_due()
-                for parent in (self.home.sweeps, self.home.curricula):
-                    group.finish_removals(parent)
+                groups.finish_removals(self.home)
                 self._retention.start(self.node.election.was_leader)
                 while self.stopping is None:
                     self._tick()

@@ -208,25 +208,20 @@ ALLOWED = {
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store", "daemon.queue"),
         "daemon.lifecycle",
     ),
-    "daemon.sweeps": (
+    "daemon.groups": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.lifecycle"),
-    ),
-    "daemon.curriculum": (
-        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
-        "daemon.lifecycle",
         "daemon.store",
     ),
     "daemon.supervise": (
-        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.groups"),
         "daemon.lifecycle",
         "daemon.store",
         "daemon.notify",
     ),
     "daemon.client": (
-        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.groups"),
         "daemon.lifecycle",
         "daemon.store",
-        "daemon.curriculum",
     ),
     "daemon.reports": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.lifecycle"),

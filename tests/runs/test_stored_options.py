@@ -8,10 +8,10 @@ import orjson
 import pytest
 from worked_sweeps import planned, queued
 
-from warmd.daemon.curriculum import stages
-from warmd.daemon.curriculum.folder import CurriculumFolder
-from warmd.daemon.sweeps.folder import SweepFolder
-from warmd.daemon.sweeps.members import submit_all
+from warmd.daemon.groups import driver
+from warmd.daemon.groups.curriculum import CurriculumFolder
+from warmd.daemon.groups.members import submit_all
+from warmd.daemon.groups.sweep import SweepFolder
 from warmd.jobs import spec_class, stored_options
 from warmd.jobs.eval.options import EvalSpec
 from warmd.jobs.training.options import FORMER_TEMPLATE
@@ -93,7 +93,7 @@ def test_jobs_that_an_old_curriculum_submits_later_have_its_prompt(desk, questio
     without_template(folder.path / "plan.json")
     run = desk.begin()
     run.finish({})
-    stages.advance(desk.client.places, folder)
+    driver.advance(desk.client.places, folder)
     evaluation = folder.state().attempts[0].rounds[0].before
     path = desk.client.rundir(evaluation).path / "spec.json"
     assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE

@@ -20,8 +20,8 @@ from warmd.cli.commands.doctor import check_runs
 from warmd.cli.main import main
 from warmd.configs.config import DaemonConfig
 from warmd.daemon.client.client import Client
-from warmd.daemon.curriculum import stages
-from warmd.daemon.curriculum.folder import Attempt, Curriculum, Stage, State
+from warmd.daemon.groups import stages
+from warmd.daemon.groups.curriculum import Attempt, Curriculum, Stage, State
 from warmd.daemon.host.home import Home
 from warmd.daemon.lifecycle.places import Places
 from warmd.daemon.queue import keys

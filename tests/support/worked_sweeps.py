@@ -27,7 +27,7 @@ WATCHED = (
 
 def planned(desk: Desk, **given: Any) -> str:
     """Make the folder of a sweep that is not submitted yet; return its id."""
-    from warmd.daemon.sweeps.folder import SweepFolder
+    from warmd.daemon.groups.sweep import SweepFolder
 
     values = {"model": desk.grpo[3], "samples": 9, "num_generations": 2}
     sweep, state = desk.client.plan_sweep("grpo", values, given)
@@ -38,8 +38,8 @@ def planned(desk: Desk, **given: Any) -> str:
 
 def advance(desk: Desk, sweep_id: str) -> None:
     """Run the work of the sweep's process once."""
-    from warmd.daemon.sweeps.folder import SweepFolder
-    from warmd.daemon.sweeps.progress import advance
+    from warmd.daemon.groups.driver import advance
+    from warmd.daemon.groups.sweep import SweepFolder
 
     advance(desk.client.places, SweepFolder(desk.home, sweep_id))
 
@@ -55,8 +55,8 @@ def advance_killed(desk: Desk, sweep_id: str, line: int) -> None:
 
 
 def _advance_anew(home: Path, sweep_id: str) -> None:
-    from warmd.daemon.sweeps.folder import SweepFolder
-    from warmd.daemon.sweeps.progress import advance
+    from warmd.daemon.groups.driver import advance
+    from warmd.daemon.groups.sweep import SweepFolder
 
     client = Client(load(home=home, environ={}))  # with a connection of its own
     advance(client.places, SweepFolder(client.home, sweep_id))

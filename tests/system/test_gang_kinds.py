@@ -82,7 +82,7 @@ def test_the_jobs_of_sweeps_and_curricula_run_on_two_nodes(machines: Cluster, fo
             "sft", values, {"stages": [{"samples": 4}, {"samples": 8}]}
         )
         wait_until(lambda: client.curriculum(taught)["status"] == "finished", timeout_s=90)
-        jobs = [*members, *client.curriculum_jobs(taught)]
+        jobs = [*members, *client.group_members(taught)]
     assert len(jobs) == 4
     for job_id in jobs:
         assert machines.wait(job_id)["status"] == "finished", machines.events(job_id, "failed")

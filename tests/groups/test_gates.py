@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warmd.daemon.curriculum.folder import Curriculum, Round
-from warmd.daemon.curriculum.stages import level_of
+from warmd.daemon.groups.curriculum import Curriculum, Round
+from warmd.daemon.groups.stages import level_of
 from warmd.jobs.intervals import UNDECIDED, compare
 
 

@@ -34,8 +34,7 @@ from ..queue.jobs import ENDED, JobStatus
 from ..runs import events
 from ..runs.events import EventLog
 from ..runs.rundir import RunDir
-from ..sweeps.group import RUNNING
-from .folder import (
+from .curriculum import (
     CONTINUE,
     FAILED,
     FINISHED,
@@ -47,6 +46,7 @@ from .folder import (
     Round,
     State,
 )
+from .folder import RUNNING
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +54,13 @@ MOST_ROLLBACKS = 2  # of one stage
 _EVAL = "eval"  # the kind of the evaluations
 
 
-def advance(places: Places, folder: CurriculumFolder) -> None:
-    """Do the due actions; it becomes inactive when none is left. Raises RedisError."""
-    with folder.changing():
-        plan = folder.read()
-        while (state := folder.state()).phase == RUNNING and _advance(places, folder, plan, state):
-            pass
-        _report(folder, plan, state)
-        folder.set_active(state.phase == RUNNING)
+def proceed(places: Places, folder: CurriculumFolder) -> bool:
+    """Do the due actions; return whether more follow. Raises RedisError."""
+    plan = folder.read()
+    while (state := folder.state()).phase == RUNNING and _advance(places, folder, plan, state):
+        pass
+    _report(folder, plan, state)
+    return state.phase == RUNNING
 
 
 def _advance(places: Places, folder: CurriculumFolder, plan: Curriculum, state: State) -> bool:
@@ -157,7 +156,7 @@ def _begin_round(folder: CurriculumFolder, plan: Curriculum, state: State, quest
 
 
 def _replace_last(folder: CurriculumFolder, state: State, attempt: Attempt, **parts: Any) -> State:
-    return folder.update(state, attempts=[*state.attempts[:-1], attempt], **parts)
+    return folder.update(attempts=[*state.attempts[:-1], attempt], **parts)
 
 
 def _decide(
@@ -182,7 +181,7 @@ def _decide(
         parts = {"phase": FINISHED}
     else:
         following = [Attempt(attempt.stage + 1, 0, fresh_id(plan.kind))]
-    folder.update(state, attempts=[*state.attempts[:-1], attempt, *following], **parts)
+    folder.update(attempts=[*state.attempts[:-1], attempt, *following], **parts)
 
 
 def _report(folder: CurriculumFolder, plan: Curriculum, state: State) -> None:
@@ -225,7 +224,7 @@ def _has_finished(
     if status == JobStatus.FINISHED:
         return _has_result(places, rundir)
     if status in ENDED:
-        folder.update(state, phase=FAILED, problem=f"{job_id} {status.value}")
+        folder.update(phase=FAILED, problem=f"{job_id} {status.value}")
     return False
 
 

@@ -16,8 +16,8 @@ from ..lifecycle import resume
 from ..lifecycle.places import Places
 from ..queue.jobs import ENDED, Job, JobStatus
 from ..runs import events
-from .folder import Decision, Member, State, Sweep, SweepFolder
 from .scores import mean, score
+from .sweep import Decision, Member, State, Sweep, SweepFolder
 
 log = logging.getLogger(__name__)
 

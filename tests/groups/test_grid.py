@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmd.daemon.sweeps.plan import (
+from warmd.daemon.groups.grid import (
     SweepOptions,
     is_lower_better,
     metric_for,

@@ -9,9 +9,9 @@ import pytest
 from needs import needs
 from worked_sweeps import advance, advance_killed, lines_of_advance, planned, queued
 
-from warmd.daemon.sweeps.folder import SweepFolder
-from warmd.daemon.sweeps.plan import SweepOptions
-from warmd.daemon.sweeps.ranges import Range
+from warmd.daemon.groups.grid import SweepOptions
+from warmd.daemon.groups.ranges import Range
+from warmd.daemon.groups.sweep import SweepFolder
 from warmd.jobs.errors import SpecError
 from warmd.jobs.grpo.options import GrpoSpec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from warmd import configs
 from warmd.configs.yamlfile import read_mapping
-from warmd.daemon.curriculum.plan import gate_of, stages_of
+from warmd.daemon.groups.stage_options import gate_of, stages_of
 from warmd.jobs.eval.options import EvalSpec
 from warmd.jobs.grpo.options import GrpoSpec
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import orjson
 
@@ -20,22 +21,89 @@ from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.files.atomic import fsync, locked, write_atomic
 from ...jobs.ids import kind_of
+from ..host.home import Home
 from ..runs.seal import DAMAGED, is_whole, sealed
 
 RUNNING, PAUSED, CANCELED = "running", "paused", "canceled"  # phases of all groups
 
-_ID = re.compile(r"(sweep|curriculum)-\d{8}-\d{6}-[a-z0-9]{4}")
+SWEEP, CURRICULUM = KINDS = ("sweep", "curriculum")  # begin the ids
+SCHEMA = 1  # of plan.json
+
+_ID = re.compile(rf"({'|'.join(KINDS)})-\d{{8}}-\d{{6}}-[a-z0-9]{{4}}")
 _STAGING = ".new-"
 _REMOVED = ".removed-"
 _PLAN, _STATE = "plan.json", "state.json"
 
 
-class GroupFolder:
-    """One group on disk."""
+PlanT = TypeVar("PlanT")
+StateT = TypeVar("StateT")
 
-    def __init__(self, parent: Path, group_id: str) -> None:
+
+class GroupFolder(Generic[PlanT, StateT]):
+    """One group on disk; a class of its own for each kind reads plan and state."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, home: Home, group_id: str) -> None:
         self.id = group_id
-        self.path = parent / group_id
+        self.path = _parent(home, kind_of(group_id)) / group_id
+
+    @classmethod
+    def open(cls, home: Home, group_id: str) -> Self:
+        """Return the folder of a group of this kind. Raises NotFound, also for an invalid id."""
+        if is_group_id(group_id) and kind_of(group_id) == cls.kind:
+            folder = cls(home, group_id)
+            if folder.path.is_dir():
+                return folder
+        raise NotFound(f"{cls.kind}: no {cls.kind} {group_id[:80]!r} in {_parent(home, cls.kind)}")
+
+    @classmethod
+    @contextmanager
+    def creating(cls, home: Home, plan: Any, state: Any) -> Iterator[Path]:
+        """Yield a temporary folder for further files; it becomes the group's at the end."""
+        parent = _parent(home, cls.kind)
+        parent.mkdir(mode=0o700, exist_ok=True)
+        staging = parent / f"{_STAGING}{plan.id}"
+        try:
+            staging.mkdir(mode=0o700)
+            (staging / "active").touch()
+            write_atomic(staging / _PLAN, sealed(asdict(plan)))
+            write_atomic(staging / _STATE, sealed(asdict(state)))
+            yield staging
+            staging.rename(parent / plan.id)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        fsync(parent)
+
+    def parse_plan(self, document: dict[str, Any]) -> PlanT:
+        """Return the content of plan.json, with options of earlier versions."""
+        raise NotImplementedError
+
+    def parse_state(self, document: dict[str, Any]) -> StateT:
+        """Return the content of state.json. Raises ValueError for ids of jobs that are none."""
+        raise NotImplementedError
+
+    def read(self) -> PlanT:
+        """Return the plan. Raises NotFound, and Conflict if it cannot be read."""
+        document = self.read_plan()
+        if document.get("schema") != SCHEMA:
+            raise Conflict(f"{self.path}: written by another version of warmd")
+        with self._reading():
+            return self.parse_plan(document)
+
+    def state(self) -> StateT:
+        """Return the state. Raises NotFound, and Conflict if it cannot be read."""
+        document = self._load(_STATE)
+        with self._reading():
+            return self.parse_state(document)
+
+    def update(self, **parts: Any) -> StateT:
+        """Replace parts of the state and return it; within `changing`."""
+        state: Any = replace(self.state(), **parts)  # type: ignore[type-var]
+        write_atomic(self.path / _STATE, sealed(asdict(state)))
+        found: StateT = state
+        return found
 
     @property
     def init(self) -> Path:
@@ -75,27 +143,19 @@ class GroupFolder:
     def overview(self) -> dict[str, Any]:
         """Return the row of the group in a list of groups. Raises NotFound and Conflict."""
         plan, is_active = self.read_plan(), self.is_active
-        with self.reading():
+        with self._reading():
             return {
                 "id": self.id,
                 "kind": str(plan["kind"]),
                 "name": plan["name"],
                 "active": is_active,
-                "phase": str(self.read_state()["phase"]),
+                "phase": str(self._load(_STATE)["phase"]),
                 "changed_at": (self.path / _STATE).stat().st_mtime,
             }
 
     def read_plan(self) -> dict[str, Any]:
         """Return the content of plan.json. Raises NotFound and Conflict."""
         return self._load(_PLAN)
-
-    def read_state(self) -> dict[str, Any]:
-        """Return the content of state.json. Raises NotFound and Conflict."""
-        return self._load(_STATE)
-
-    def write_state(self, state: Mapping[str, Any]) -> None:
-        """Replace state.json; within `changing`."""
-        write_atomic(self.path / _STATE, sealed(state))
 
     def _load(self, name: str) -> dict[str, Any]:
         try:
@@ -111,7 +171,7 @@ class GroupFolder:
         return document
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def _reading(self) -> Iterator[None]:
         """Turn errors about missing or wrong parts of a file into Conflict."""
         try:
             yield
@@ -127,26 +187,6 @@ def update_options(kind: str, document: dict[str, Any]) -> None:
     document["spec"] = stored_options(kind, document["spec"])
 
 
-@contextmanager
-def creating(
-    parent: Path, group_id: str, plan: Mapping[str, Any], state: Mapping[str, Any]
-) -> Iterator[Path]:
-    """Yield a temporary folder for further files; it becomes the group's at the end."""
-    parent.mkdir(mode=0o700, exist_ok=True)
-    staging = parent / f"{_STAGING}{group_id}"
-    try:
-        staging.mkdir(mode=0o700)
-        (staging / "active").touch()
-        write_atomic(staging / _PLAN, sealed(plan))
-        write_atomic(staging / _STATE, sealed(state))
-        yield staging
-        staging.rename(parent / group_id)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    fsync(parent)
-
-
 def is_group_id(text: str) -> bool:
     """Whether the text is a valid id of a group, which is safe in paths."""
     return _ID.fullmatch(text) is not None
@@ -154,25 +194,30 @@ def is_group_id(text: str) -> bool:
 
 def is_id_prefix(text: str) -> bool:
     """Whether the text begins the id of a group, and not a name."""
-    return text.startswith(("sweep", "curriculum"))
+    return text.startswith(KINDS)
 
 
-def group_ids(parent: Path) -> list[str]:
-    """Return the ids of all groups in a folder, oldest first."""
+def group_ids(home: Home, kind: str) -> list[str]:
+    """Return the ids of all groups of a kind, oldest first."""
     with suppress(FileNotFoundError):
-        return sorted(filter(is_group_id, os.listdir(parent)))
+        return sorted(filter(is_group_id, os.listdir(_parent(home, kind))))
     return []
 
 
-def overview(parents: Sequence[Path], newest: int) -> list[dict[str, Any]]:
-    """Return the newest groups of each folder, and all active ones.
+def all_folders(home: Home) -> list[GroupFolder[Any, Any]]:
+    """Return the folders of all groups: by kind, oldest first."""
+    return [GroupFolder(home, one) for kind in KINDS for one in group_ids(home, kind)]
+
+
+def overview(home: Home, newest: int) -> list[dict[str, Any]]:
+    """Return the newest groups of each kind, and all active ones.
 
     `changed_at` (unix seconds) is when a job was added or a decision made; it says nothing about
     the progress of its jobs.
     """
     found = []
-    for parent in parents:
-        folders = [GroupFolder(parent, group_id) for group_id in group_ids(parent)]
+    for kind in KINDS:
+        folders = [GroupFolder[Any, Any](home, one) for one in group_ids(home, kind)]
         older = folders[: max(0, len(folders) - newest)]
         for folder in [*filter(lambda one: one.is_active, older), *folders[len(older) :]]:
             with suppress(Conflict, NotFound, FileNotFoundError):  # damaged, or removed just now
@@ -180,14 +225,19 @@ def overview(parents: Sequence[Path], newest: int) -> list[dict[str, Any]]:
     return sorted(found, key=lambda line: str(line["id"]))
 
 
-def active(parent: Path) -> list[str]:
+def active(home: Home) -> list[str]:
     """Return the ids of the groups that the process of groups has something to do for."""
-    return [one for one in group_ids(parent) if GroupFolder(parent, one).is_active]
+    return [folder.id for folder in all_folders(home) if folder.is_active]
 
 
-def finish_removals(parent: Path) -> None:
+def finish_removals(home: Home) -> None:
     """Finish interrupted removals."""
-    with suppress(FileNotFoundError):
-        for name in os.listdir(parent):
-            if name.startswith(_REMOVED):
-                shutil.rmtree(parent / name, ignore_errors=True)
+    for kind in KINDS:
+        with suppress(FileNotFoundError):
+            for name in os.listdir(parent := _parent(home, kind)):
+                if name.startswith(_REMOVED):
+                    shutil.rmtree(parent / name, ignore_errors=True)
+
+
+def _parent(home: Home, kind: str) -> Path:
+    return home.sweeps if kind == SWEEP else home.curricula

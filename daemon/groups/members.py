@@ -14,7 +14,7 @@ from ..lifecycle import submit
 from ..lifecycle.places import Places
 from ..lifecycle.queueing import Queueing
 from ..runs.weights import Weights
-from .folder import Member, Sweep, SweepFolder
+from .sweep import Member, Sweep, SweepFolder
 
 
 def submit_all(places: Places, folder: SweepFolder) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...jobs.errors import Conflict
-from .folder import Search, State, Sweep
+from .sweep import Search, State, Sweep
 
 if TYPE_CHECKING:
     import optuna

@@ -87,7 +87,7 @@ def test_a_sweep_ends_the_same_whatever_is_killed_meanwhile(sturdy):
             kills += 1
         for child in sturdy.processes():
             with contextlib.suppress(Exception):
-                if "warmd.daemon.curriculum" in child.cmdline():
+                if "warmd.daemon.groups" in child.cmdline():
                     child.kill()
                     kills += 1
     assert kills

@@ -119,7 +119,7 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrup
         known.add(job_id := wait_until(newest, timeout_s=90))
         for process in daemon.processes():
             with contextlib.suppress(Exception):  # it may have ended just now
-                if "warmd.daemon.curriculum" in process.cmdline():
+                if "warmd.daemon.groups" in process.cmdline():
                     process.kill()
         holder = daemon.client.rundir(job_id).holder()
         if holder is not None:

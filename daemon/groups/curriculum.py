@@ -9,19 +9,12 @@ init/          the weights that the first stage starts from, if they come from a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...jobs.errors import Conflict, NotFound
-from ...jobs.ids import is_job_id, kind_of
-from ..host.home import Home
-from ..sweeps import group
-from ..sweeps.group import GroupFolder, update_options
-
-KIND = "curriculum"  # begins the ids
-SCHEMA = 1
+from ...jobs.ids import is_job_id
+from .folder import CURRICULUM, SCHEMA, GroupFolder, update_options
 
 FINISHED, FAILED = "finished", "failed"  # phases, in addition to those of all groups
 CONTINUE, ROLL_BACK, GIVE_UP = "continue", "roll back", "give up"  # decisions
@@ -103,69 +96,31 @@ class State:
         return kept[-1] if kept else None
 
 
-class CurriculumFolder(GroupFolder):
+class CurriculumFolder(GroupFolder[Curriculum, State]):
     """One curriculum on disk."""
 
-    def __init__(self, home: Home, curriculum_id: str) -> None:
-        super().__init__(home.curricula, curriculum_id)
-        self.home = home
-
-    @classmethod
-    def open(cls, home: Home, curriculum_id: str) -> CurriculumFolder:
-        """Return the folder of a curriculum. Raises NotFound, also for an invalid id."""
-        if not is_curriculum_id(curriculum_id) or not (home.curricula / curriculum_id).is_dir():
-            raise NotFound(f"curriculum: no {curriculum_id[:80]!r} in {home.curricula}")
-        return cls(home, curriculum_id)
-
-    @staticmethod
-    def creating(home: Home, plan: Curriculum, state: State) -> AbstractContextManager[Path]:
-        """Yield a temporary folder for further files; it becomes the curriculum's at the end."""
-        return group.creating(home.curricula, plan.id, asdict(plan), asdict(state))
+    kind = CURRICULUM
 
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 
-    def read(self) -> Curriculum:
-        """Return the plan. Raises Conflict if it cannot be read."""
-        document = self.read_plan()
-        if document.get("schema") != SCHEMA:
-            raise Conflict(f"{self.path}: written by another version of warmd")
-        with self.reading():
-            document["stages"] = [Stage(**stage) for stage in document["stages"]]
-            for stage in document["stages"]:
-                update_options(document["kind"], stage.document)
-            if document["gate"] is not None:
-                update_options("eval", document["gate"])
-            return Curriculum(**document)
+    def parse_plan(self, document: dict[str, Any]) -> Curriculum:
+        document["stages"] = [Stage(**stage) for stage in document["stages"]]
+        for stage in document["stages"]:
+            update_options(document["kind"], stage.document)
+        if document["gate"] is not None:
+            update_options("eval", document["gate"])
+        return Curriculum(**document)
 
-    def state(self) -> State:
-        """Return the state. Raises Conflict if it cannot be read."""
-        document = self.read_state()
-        with self.reading():
-            document["attempts"] = list(_attempts(document["attempts"]))
-            state = State(**document)
-            if not all(map(is_job_id, state.jobs)):
-                raise ValueError("the id of a job is none")
-            return state
-
-    def update(self, state: State, **parts: Any) -> State:
-        """Replace the state, with these parts changed, and return it; within `changing`."""
-        state = replace(state, **parts)
-        self.write_state(asdict(state))
+    def parse_state(self, document: dict[str, Any]) -> State:
+        document["attempts"] = list(_attempts(document["attempts"]))
+        state = State(**document)
+        if not all(map(is_job_id, state.jobs)):
+            raise ValueError("the id of a job is none")
         return state
 
 
 def _attempts(documents: list[dict[str, Any]]) -> Iterator[Attempt]:
     for document in documents:
         yield Attempt(**{**document, "rounds": [Round(**one) for one in document["rounds"]]})
-
-
-def is_curriculum_id(text: str) -> bool:
-    """Whether the text is a valid id of a curriculum, which is safe in paths."""
-    return group.is_group_id(text) and kind_of(text) == KIND
-
-
-def curriculum_ids(home: Home) -> list[str]:
-    """Return the ids of all curricula, oldest first."""
-    return group.group_ids(home.curricula)

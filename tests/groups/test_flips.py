@@ -10,6 +10,7 @@ import pytest
 from desks import Desk
 from flips import flipped
 
+from warmd.daemon.groups.curriculum import CurriculumFolder
 from warmd.jobs.errors import Conflict
 
 
@@ -26,8 +27,8 @@ def curriculum(desk: Desk, tmp_path: Path) -> tuple[Path, Callable[[], Any]]:
     curriculum_id = desk.warmd(*words).out.strip()
 
     def read() -> Any:
-        _, plan, state = desk.client._curriculum(curriculum_id)
-        return plan, state
+        folder = CurriculumFolder.open(desk.home, curriculum_id)
+        return folder.read(), folder.state()
 
     return desk.home.curricula / curriculum_id, read
 

@@ -11,20 +11,12 @@ finished without submitting a job twice.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...jobs.errors import Conflict, NotFound
-from ...jobs.ids import is_job_id, kind_of
-from ..host.home import Home
-from . import group
-from .group import CANCELED as CANCELED, PAUSED as PAUSED, RUNNING as RUNNING, GroupFolder
+from ...jobs.ids import is_job_id
+from .folder import SCHEMA, SWEEP, GroupFolder, update_options
 from .ranges import Range
-
-KIND = "sweep"  # begins the ids
-SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +88,11 @@ class State:
     submitted: int = 0  # members that had been queued when `is_submitted` was last true
 
     @property
+    def jobs(self) -> list[str]:
+        """The ids of all its jobs, in order."""
+        return [member.id for member in self.members]
+
+    @property
     def kept(self) -> list[int]:
         """The points that still take part."""
         return self.decisions[-1].kept if self.decisions else list(range(len(self.points)))
@@ -105,59 +102,21 @@ class State:
         return [member for member in self.members if member.point in points]
 
 
-class SweepFolder(GroupFolder):
+class SweepFolder(GroupFolder[Sweep, State]):
     """One sweep on disk."""
 
-    def __init__(self, home: Home, sweep_id: str) -> None:
-        super().__init__(home.sweeps, sweep_id)
-        self.home = home
+    kind = SWEEP
 
-    @classmethod
-    def open(cls, home: Home, sweep_id: str) -> SweepFolder:
-        """Return the folder of a sweep. Raises NotFound, also for an invalid id."""
-        if not is_sweep_id(sweep_id) or not (home.sweeps / sweep_id).is_dir():
-            raise NotFound(f"sweep: no sweep {sweep_id[:80]!r} in {home.sweeps}")
-        return cls(home, sweep_id)
+    def parse_plan(self, document: dict[str, Any]) -> Sweep:
+        update_options(document["kind"], document["document"])
+        if (search := document.get("search")) is not None:
+            ranges = {name: Range(**one) for name, one in search["ranges"].items()}
+            document["search"] = Search(**{**search, "ranges": ranges})
+        return Sweep(**document)
 
-    @staticmethod
-    def creating(home: Home, sweep: Sweep, state: State) -> AbstractContextManager[Path]:
-        """Yield a temporary folder for further files; it becomes the sweep's at the end."""
-        return group.creating(home.sweeps, sweep.id, asdict(sweep), asdict(state))
-
-    def read(self) -> Sweep:
-        """Return the plan. Raises Conflict if it cannot be read."""
-        document = self.read_plan()
-        if document.get("schema") != SCHEMA:
-            raise Conflict(f"{self.path}: written by another version of warmd")
-        with self.reading():
-            group.update_options(document["kind"], document["document"])
-            if (search := document.get("search")) is not None:
-                ranges = {name: Range(**one) for name, one in search["ranges"].items()}
-                document["search"] = Search(**{**search, "ranges": ranges})
-            return Sweep(**document)
-
-    def state(self) -> State:
-        """Return the state. Raises Conflict if it cannot be read."""
-        document = self.read_state()
-        with self.reading():
-            document["members"] = [Member(**member) for member in document["members"]]
-            document["decisions"] = [Decision(**one) for one in document["decisions"]]
-            if not all(is_job_id(member.id) for member in document["members"]):
-                raise ValueError("a member's id is not a job id")
-            return State(**document)
-
-    def update(self, **parts: Any) -> State:
-        """Replace parts of the state and return it; within `changing`."""
-        state = replace(self.state(), **parts)
-        self.write_state(asdict(state))
-        return state
-
-
-def is_sweep_id(text: str) -> bool:
-    """Whether the text is a valid sweep id, which is safe in paths."""
-    return group.is_group_id(text) and kind_of(text) == KIND
-
-
-def sweep_ids(home: Home) -> list[str]:
-    """Return the ids of all sweeps, oldest first."""
-    return group.group_ids(home.sweeps)
+    def parse_state(self, document: dict[str, Any]) -> State:
+        document["members"] = [Member(**member) for member in document["members"]]
+        document["decisions"] = [Decision(**one) for one in document["decisions"]]
+        if not all(is_job_id(member.id) for member in document["members"]):
+            raise ValueError("a member's id is not a job id")
+        return State(**document)

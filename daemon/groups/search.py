@@ -15,10 +15,10 @@ from ...jobs.ids import fresh_id
 from ..lifecycle.places import Places
 from ..queue.jobs import ENDED
 from . import study
-from .folder import Member, Search, State, Sweep, SweepFolder
+from .grid import variant
 from .members import changes_of, submit_all
-from .plan import variant
 from .scores import mean, score
+from .sweep import Member, Search, State, Sweep, SweepFolder
 
 log = logging.getLogger(__name__)
 

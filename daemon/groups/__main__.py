@@ -1,4 +1,4 @@
-"""The process of groups: `python -m warmd.daemon.curriculum HOME PARENT`, settings on stdin.
+"""The process of groups: `python -m warmd.daemon.groups HOME PARENT`, settings on stdin.
 
 It submits what an interrupted client has left, lets the best points of sweeps continue, and takes
 curricula from stage to stage. The supervisor starts it while a group is active; it ends when none
@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import redis
@@ -24,10 +22,9 @@ from ..lifecycle.places import Places
 from ..queue import keys
 from ..queue.jobs import JobStore
 from ..store.remote import RemoteRuns
-from ..sweeps import group, progress
-from ..sweeps.folder import SweepFolder
-from . import stages
-from .folder import CurriculumFolder
+from . import driver
+from .actions import folder_of
+from .folder import active
 
 _INTERVAL_S = 1.0
 
@@ -44,11 +41,11 @@ def main() -> None:
     remote = None if settings.runs is None else RemoteRuns(home, settings.runs)
     places = Places(home, JobStore(keys.connect(settings.url)), remote)
     problems: dict[str, str] = {}  # of the latest iteration, by group
-    while found := list(_active(places)):
-        for group_id, advance in found:
+    while found := active(home):
+        for group_id in found:
             problem = ""
             try:
-                advance()
+                driver.advance(places, folder_of(home, group_id))
             except (WarmdError, OSError, redis.RedisError) as error:
                 # A full disk, a Redis that restarts, a group that was removed: tried again.
                 problem = str(error)
@@ -60,15 +57,6 @@ def main() -> None:
                     log.exception("%s: cannot be advanced", group_id)
             problems[group_id] = problem
         time.sleep(_INTERVAL_S)
-
-
-def _active(places: Places) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the id of each active group, and the function for its due actions."""
-    home = places.home
-    for one in group.active(home.sweeps):
-        yield one, partial(progress.advance, places, SweepFolder(home, one))
-    for one in group.active(home.curricula):
-        yield one, partial(stages.advance, places, CurriculumFolder(home, one))
 
 
 if __name__ == "__main__":

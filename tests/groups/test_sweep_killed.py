@@ -12,8 +12,8 @@ from worked_sweeps import (
     queued,
 )
 
+from warmd.daemon.groups.sweep import SweepFolder
 from warmd.daemon.runs import labels
-from warmd.daemon.sweeps.folder import SweepFolder
 
 RATES = {"sweep": ["learning_rate=1e-6,1e-5,1e-4"]}
 MANY = pytest.mark.nightly(

@@ -8,9 +8,9 @@ import pytest
 from worked_sweeps import advance, play_to, queued
 
 import warmd
+from warmd.daemon.groups.members import document_of
+from warmd.daemon.groups.sweep import SweepFolder
 from warmd.daemon.queue import keys
-from warmd.daemon.sweeps.folder import SweepFolder
-from warmd.daemon.sweeps.members import document_of
 from warmd.jobs.context import RULES
 
 AXIS = ("--sweep", "learning_rate=1e-6,1e-5,1e-4")

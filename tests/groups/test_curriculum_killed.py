@@ -13,8 +13,8 @@ from worked_sweeps import ended_at
 
 from warmd.configs.config import load
 from warmd.daemon.client.client import Client
-from warmd.daemon.curriculum import stages
-from warmd.daemon.curriculum.folder import CurriculumFolder, State
+from warmd.daemon.groups import driver
+from warmd.daemon.groups.curriculum import CurriculumFolder, State
 from warmd.daemon.runs import events
 from warmd.daemon.runs.events import EventLog
 from warmd.jobs.intervals import compare
@@ -41,12 +41,12 @@ def submit(desk: Desk) -> str:
 
 def advance(desk: Desk, curriculum_id: str) -> None:
     folder = CurriculumFolder(desk.home, curriculum_id)
-    stages.advance(desk.client.places, folder)
+    driver.advance(desk.client.places, folder)
 
 
 def advance_anew(home: Path, curriculum_id: str) -> None:
     client = Client(load(home=home, environ={}))  # with a connection of its own
-    stages.advance(client.places, CurriculumFolder(client.home, curriculum_id))
+    driver.advance(client.places, CurriculumFolder(client.home, curriculum_id))
 
 
 def state(desk: Desk, curriculum_id: str) -> State:
