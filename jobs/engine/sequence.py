@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from typing import Any
 
@@ -15,17 +16,36 @@ from .request import Piece, Request, TokenLogprob
 from .sampling import SequenceSampler
 
 
-class Sequence:
-    """The state of one completion: KV cache, sampler, grammar and detokenizer."""
+class Sequence(ABC):
+    """What the scheduler needs of a completion: its KV cache, and how it grows."""
 
-    def __init__(self, request: Request, index: int, kv: Any, tokenizer: Any) -> None:
+    def __init__(self, request: Request, index: int, kv: Any) -> None:
         self.request = request
         self.index = index
         self.kv = kv
-        self.next_token = -1  # sampled, not yet computed; -1 during prefill
+        self.next_token = -1  # drawn, not yet computed; -1 during prefill
         self.begun_at: float | None = None  # start of prefill, then of decoding
         self.finish_reason: str | None = None
         self.images: PromptImages | None = None  # from the start of prefill on
+
+    @abstractmethod
+    def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:
+        """Append a drawn token; may set `finish_reason`. Raises JobFailed."""
+
+    @abstractmethod
+    def end_scored(self) -> None:
+        """End without a token: only the prompt was to be scored."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End with the tokens so far."""
+
+
+class TextSequence(Sequence):
+    """A completion whose text goes out in pieces: with a sampler, a grammar and a detokenizer."""
+
+    def __init__(self, request: Request, index: int, kv: Any, tokenizer: Any) -> None:
+        super().__init__(request, index, kv)
         self.sampler = SequenceSampler(request.sampling, index)
         self._grammar = None if request.grammar is None else request.grammar.fork()
         self._text = TextStream(
@@ -45,7 +65,6 @@ class Sequence:
         return logits if self._grammar is None else self._grammar.allowed(logits)
 
     def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:
-        """Append a sampled token and emit its text; may set `finish_reason`. Raises JobFailed."""
         self._num_tokens += 1
         if logprob is not None:
             self._logprobs.append(logprob)
@@ -70,12 +89,10 @@ class Sequence:
             self._emit(text)
 
     def end_scored(self) -> None:
-        """End without a token: only the prompt was to be scored."""
         self.finish_reason = "length"
         self._emit("")
 
     def cancel(self) -> None:
-        """End with the tokens so far."""
         self.finish_reason = "cancelled"
         self._emit(self._text.finish())
 

@@ -19,7 +19,6 @@ from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
 from ..training.determinism import kept_settings
 from .reward_process import RewardFailed, RewardProcess
-from .rollout import run_of
 
 MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job fails
 
@@ -159,3 +158,8 @@ class Judge:
                 message=f"reward: the column {columns[0]} of log_extra is not recorded; log_metric "
                 "is, by the trackers of report_to",
             )
+
+
+def run_of(count: int, ranks: Ranks) -> slice:
+    """Return a rank's contiguous part of `count` items; parts are nearly equal, in rank order."""
+    return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)

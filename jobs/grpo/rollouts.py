@@ -219,8 +219,8 @@ class GroupSampler:
 
     def _describe(self, one: Trajectory) -> None:
         """Set the text of a trajectory, as `eval` and answers have it, and whether it was cut."""
-        one.text = text_of(self._tokenizer, one.prompt.ids, one.ids, self.sampler.end_ids)
-        one.is_cut = one.ids[-1] not in (*self.sampler.end_ids, self._tokenizer.pad_token_id)
+        one.text = text_of(self._tokenizer, one.prompt.ids, one.ids, self.sampler.ends)
+        one.is_cut = one.ids[-1] not in (*self.sampler.ends, self._tokenizer.pad_token_id)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
