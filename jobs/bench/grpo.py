@@ -19,12 +19,11 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..compute.frozen_int8 import quantize_linears
-from ..grpo.advantages import RewardWeights
-from ..grpo.judging import Judge
+from ..grpo.batch import RewardWeights
 from ..grpo.options import GrpoSpec
-from ..grpo.rollouts import GroupSampler
+from ..grpo.rollouts import GroupSampler, Judge
 from ..grpo.sampler import Sampler
-from ..grpo.task import Reinforcement
+from ..grpo.step import Reinforcement
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward

@@ -12,7 +12,7 @@ import numpy as np
 from ..context import Context
 from ..intervals import interval_of
 from ..rewards.prompts import Prompt
-from .task import Reinforcement
+from .step import Reinforcement
 
 BATCH = 16  # completions
 

@@ -16,7 +16,7 @@ import torch
 
 from ..engine.rollouts import Segment
 from ..rewards.prompts import Prompt
-from .advantages import RewardWeights
+from .batch import RewardWeights
 from .trajectories import Trajectory
 
 SUCCESS = 0.1  # a reward above it is stored

@@ -36,7 +36,6 @@ from ..engine.padded import PaddedRunner
 from ..engine.rollouts import Drawing, Segment, generate
 from ..engine.sampling import BatchSampler
 from ..models.generation_settings import clear_unapplied, end_tokens
-from .judging import run_of
 
 PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
 FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
@@ -219,3 +218,8 @@ def _split_processors(
     if is_known != sorted(is_known):
         return list(processors), BatchSampler()
     return [p for p, does in zip(processors, is_known, strict=True) if not does], sampler
+
+
+def run_of(count: int, ranks: Ranks) -> slice:
+    """Return a rank's contiguous part of `count` items; parts are nearly equal, in rank order."""
+    return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
