@@ -125,12 +125,6 @@ class _Rollout(Sequence):
         elif len(self.segment.ids) == self.request.max_tokens:
             self.finish_reason = "length"
 
-    def end_scored(self) -> None:
-        raise AssertionError("a completion of a training has tokens")
-
-    def cancel(self) -> None:
-        raise AssertionError("nothing cancels the completions of a training")
-
 
 class _Rollouts(Scheduler):
     """Samples all completions at once: none waits for memory, and an error ends all."""

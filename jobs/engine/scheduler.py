@@ -99,13 +99,7 @@ class Scheduler(ABC):
         if not decoding and not prefilling:
             return False
         parts = [
-            Part(
-                s.kv,
-                (s.next_token,),
-                True,
-                offset=_position_offset(s),
-                adapter=s.request.adapter,
-            )
+            Part(s.kv, (s.next_token,), True, offset=s.offset, adapter=s.request.adapter)
             for s in decoding
         ]
         parts += [part for _, part in prefilling]
@@ -262,24 +256,15 @@ class Scheduler(ABC):
         else:
             end = begin + max(min(room, _SCORED_TOKENS) if is_scored else room, 1)
             end = min(-(-end // chunk) * chunk, len(ids))
-        adapter = sequence.request.adapter
-        is_scored = is_scored and end > sequence.request.computed_from
-        if sequence.images is None:
-            return Part(
-                sequence.kv,
-                ids[begin:end],
-                end == len(ids),
-                wants_all_logits=is_scored,
-                adapter=adapter,
-            )
+        images = sequence.images
         return Part(
             sequence.kv,
             ids[begin:end],
             end == len(ids),
-            wants_all_logits=is_scored,
-            positions=sequence.images.positions[:, begin:end],
-            adapter=adapter,
-            features=sequence.images.features(begin, end),
+            wants_all_logits=is_scored and end > sequence.request.computed_from,
+            positions=None if images is None else images.positions[:, begin:end],
+            adapter=sequence.request.adapter,
+            features=() if images is None else images.features(begin, end),
         )
 
     def _score(self, sequence: Sequence, part: Part, logits: torch.Tensor) -> None:
@@ -407,10 +392,6 @@ class Scheduler(ABC):
         if room >= 0:
             self._prefix_cache.make_room(keys, room)
             self._prefix_cache.add(keys, self._runner.fork(sequence.kv, length, length))
-
-
-def _position_offset(sequence: Sequence) -> int:
-    return 0 if sequence.images is None else sequence.images.offset
 
 
 def _capacity(request: Request) -> int:

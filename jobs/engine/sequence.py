@@ -32,13 +32,18 @@ class Sequence(ABC):
     def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:
         """Append a drawn token; may set `finish_reason`. Raises JobFailed."""
 
-    @abstractmethod
     def end_scored(self) -> None:
         """End without a token: only the prompt was to be scored."""
+        self.finish_reason = "length"
 
-    @abstractmethod
     def cancel(self) -> None:
         """End with the tokens so far."""
+        self.finish_reason = "cancelled"
+
+    @property
+    def offset(self) -> int:
+        """What is added to the positions of text after images."""
+        return 0 if self.images is None else self.images.offset
 
 
 class TextSequence(Sequence):
@@ -89,11 +94,11 @@ class TextSequence(Sequence):
             self._emit(text)
 
     def end_scored(self) -> None:
-        self.finish_reason = "length"
+        super().end_scored()
         self._emit("")
 
     def cancel(self) -> None:
-        self.finish_reason = "cancelled"
+        super().cancel()
         self._emit(self._text.finish())
 
     def _emit(self, text: str) -> None:

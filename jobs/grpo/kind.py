@@ -223,7 +223,6 @@ def training_of(
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
-    from .batch import RewardWeights
     from .evaluation import HeldOut
     from .rollouts import GroupSampler, Judge
     from .sampler import Sampler
@@ -255,12 +254,10 @@ def training_of(
             model,
             warm.tokenizer,
             config,
-            packs=packs,
             rollout_dtype=rollout_dtype,
             keeps_logps=spec.replay > 0,
         ),
         judge=Judge(ctx, calls, len(functions)),
-        weights=RewardWeights.of(config),
         prompts=prompts,
         resample=spec.resample,
         replay=spec.replay,

@@ -66,7 +66,6 @@ class GroupSampler:
         tokenizer: Any,
         sampler: Sampler,
         judge: Judge,
-        weights: RewardWeights,
         prompts: Sequence[Prompt],
         resample: int = 0,
         replay: int = 0,
@@ -74,12 +73,12 @@ class GroupSampler:
         self.sampler = sampler
         self.judge = judge
         self.prompts = list(prompts)
-        self.weights = weights
+        self.weights = RewardWeights.of(args)
         self._ctx = ctx
         self._args = args
         self._model = model
         self._tokenizer = tokenizer
-        self._replay = ReplayBuffer(replay, weights) if replay else None
+        self._replay = ReplayBuffer(replay, self.weights) if replay else None
         self._resample = resample
         order, count = drawn_in_sequence(len(prompts), args.seed), len(prompts)
         # With dynamic sampling, steps take different numbers of prompts: one by one.

@@ -36,6 +36,7 @@ from ..engine.padded import PaddedRunner
 from ..engine.rollouts import Drawing, Segment, generate
 from ..engine.sampling import BatchSampler
 from ..models.generation_settings import clear_unapplied, end_tokens
+from ..sequences.attention import can_pack
 
 PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
 FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
@@ -48,8 +49,8 @@ PACKING_INT8_PAYS = 320
 class Sampler:
     """Samples completions by the options of a GRPOConfig.
 
-    `packs`: whether the engine's decoder computes the logits (sequences.attention.can_pack), else
-    the model's own forward pass. `rollout_dtype`: the precision of the weights in training,
+    The engine's decoder computes the logits of a model that can be packed, else its own forward
+    pass. `rollout_dtype`: the precision of the weights in training,
     "float32" or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`:
     whether completions of the training have the log-probabilities of their tokens, as int8 ones
     always do.
@@ -61,7 +62,6 @@ class Sampler:
         tokenizer: Any,
         config: Any,
         *,
-        packs: bool,
         rollout_dtype: str = "float32",
         keeps_logps: bool = False,
     ) -> None:
@@ -70,13 +70,13 @@ class Sampler:
         self._model = model
         self._config = config
         self._pad_id = tokenizer.pad_token_id
-        self._packs = packs
+        self._packs = can_pack(model)
         self._keeps_logps = keeps_logps
         self._frozen_decoders: dict[LinearFactory, Decoder] = {}  # at most one
         tuned = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
         self._tuned: BaseTunerLayer | None = next(tuned, None)  # a layer with an adapter
         self._adapter: Adapter | None = None  # if there is one and the decoder generates
-        if packs and self._tuned is not None:
+        if self._packs and self._tuned is not None:
             self._adapter = Adapter.live(text_model(model).layers)
         self._make_own: Callable[[], Any] | None = None  # of a model that is not packed
         self._generation = GenerationConfig(
