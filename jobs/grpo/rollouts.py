@@ -148,12 +148,10 @@ class GroupSampler:
         size = self._args.num_generations
         prompts = [self.prompts[row] for row in rows for _ in range(size)]
         step = int(state["global_step"])
-        began = time.perf_counter()
-        written = self._written(prompts, self._uniform(rows, step, taken), step, self._ctx.ranks)
-        seconds = time.perf_counter() - began
-        judged = self._judged(prompts, written, state, self._ctx.ranks, step=step + 1)
-        for one, scores in zip(written, judged.scores.tolist(), strict=True):
-            one.scores = scores
+        numbers = self._uniform(rows, step, taken)
+        written, logged, seconds = self.roll_out(
+            prompts, numbers, state, event_step=step + 1, ranks=self._ctx.ranks
+        )
         groups = [written[start : start + size] for start in range(0, len(written), size)]
         if self._replay is not None:
             for row, group in zip(rows, groups, strict=True):
@@ -161,7 +159,7 @@ class GroupSampler:
                 self._replay.apply(row, group, float(drawn[0]))
                 if group[0].is_replayed:
                     self._describe(group[0])
-        return Sampled(groups, {}, judged.metrics, seconds)
+        return Sampled(groups, {}, logged, seconds)
 
     def _uniform(self, rows: Sequence[int], step: int, taken: Counter[int]) -> NDArray[np.float64]:
         """Return the numbers that decide the tokens of groups, by completion and position.
@@ -178,38 +176,21 @@ class GroupSampler:
                 found.append(self.numbers(step=step, row=row, sample=sample))
         return np.stack(found)
 
-    def judged(
-        self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], state: Mapping[str, Any]
-    ) -> Judged:
-        """Score one completion of each prompt, drawn by `numbers`; this rank alone."""
-        step = int(state["global_step"])
-        written = self._written(prompts, numbers, step, ONE_PROCESS)
-        return self._judged(prompts, written, state, ONE_PROCESS, step=step)
-
-    def numbers(self, **fields: int) -> NDArray[np.float64]:
-        """Return the numbers that decide the tokens of a completion, by position."""
-        length = self._args.max_completion_length
-        return uniform(length, use="completion", seed=self._args.seed, **fields)
-
-    def _judged(
+    def roll_out(
         self,
         prompts: Sequence[Prompt],
-        written: Sequence[Trajectory],
+        numbers: NDArray[np.float64],
         state: Mapping[str, Any],
-        ranks: Ranks,
         *,
-        step: int,
-    ) -> Judged:
-        texts, ids = [one.text for one in written], [one.ids for one in written]
-        size = self._args.num_generations
-        return self.judge.scores(
-            prompts, texts, ids, size=size, step=step, state=state, ranks=ranks
-        )
+        event_step: int,
+        ranks: Ranks = ONE_PROCESS,
+    ) -> tuple[list[Trajectory], dict[str, list[float]], float]:
+        """Sample a trajectory of each prompt and score it.
 
-    def _written(
-        self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], step: int, ranks: Ranks
-    ) -> list[Trajectory]:
-        """Return a trajectory of each prompt, not judged yet."""
+        `numbers`: one row of `numbers` per trajectory. `state`, `ranks`: as for the Judge. Returns
+        the trajectories, what the rewards have logged, and the seconds of sampling.
+        """
+        began, step = time.perf_counter(), int(state["global_step"])
         try:
             found = self.sampler.sample([prompt.ids for prompt in prompts], numbers, ranks)
         except NotFiniteError as error:
@@ -220,7 +201,20 @@ class GroupSampler:
         written = [Trajectory(prompt, [one]) for prompt, one in zip(prompts, found, strict=True)]
         for one in written:
             self._describe(one)
-        return written
+        seconds = time.perf_counter() - began
+        texts, ids = [one.text for one in written], [one.ids for one in written]
+        size = self._args.num_generations
+        judged = self.judge.scores(
+            prompts, texts, ids, size=size, step=event_step, state=state, ranks=ranks
+        )
+        for one, scores in zip(written, judged.scores.tolist(), strict=True):
+            one.scores = scores
+        return written, judged.metrics, seconds
+
+    def numbers(self, **fields: int) -> NDArray[np.float64]:
+        """Return the numbers that decide the tokens of a completion, by position."""
+        length = self._args.max_completion_length
+        return uniform(length, use="completion", seed=self._args.seed, **fields)
 
     def _describe(self, one: Trajectory) -> None:
         """Set the text of a trajectory, as `eval` and answers have it, and whether it was cut."""
