@@ -19,12 +19,10 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..compute.frozen_int8 import quantize_linears
-from ..grpo.advantages import RewardWeights
-from ..grpo.judging import Judge
 from ..grpo.options import GrpoSpec
-from ..grpo.rollouts import GroupSampler
+from ..grpo.rollouts import GroupSampler, Judge
 from ..grpo.sampler import Sampler
-from ..grpo.task import Reinforcement
+from ..grpo.step import Reinforcement
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import RewardCalls
 from ..rewards.user_rewards import KeywordReward
@@ -110,11 +108,8 @@ def _training(
             args=config,
             model=policy,
             tokenizer=tokenizer,
-            sampler=Sampler(
-                policy, tokenizer, config, packs=True, rollout_dtype=work.rollout_dtype
-            ),
+            sampler=Sampler(policy, tokenizer, config, rollout_dtype=work.rollout_dtype),
             judge=Judge(ctx, RewardCalls(rewards, prompts), len(rewards)),
-            weights=RewardWeights.of(config),
             prompts=prompts,
         ),
         scorer=scorer_of(policy, ctx, tokenizer, config, temperature=config.temperature),

@@ -19,8 +19,8 @@ import orjson
 import torch
 
 from ..context import WarmModel
+from ..engine.engine import Engine
 from ..engine.request import End, Request, Sampling
-from ..engine.scheduler import Engine
 from . import machine, model
 from .apart import apart
 from .works import INFER, WEIGHT_BYTES, InferWork

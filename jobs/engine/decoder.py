@@ -56,6 +56,7 @@ class Decoder:
     """Computes logits for parts of many sequences in one pass."""
 
     chunk: int | None = CHUNK  # parts begin and end on this grid, except at a prompt's end
+    forks = True  # sequences that begin with the same tokens may share their computation
 
     def __init__(
         self,

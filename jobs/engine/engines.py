@@ -11,7 +11,7 @@ from ..models.architectures import check_can_generate
 from ..models.generation_settings import unapplied_words
 from ..models.pretrained_tokenizer import appended_end_words
 from .decoder import Decoder
-from .scheduler import Engine
+from .engine import Engine
 
 _engines: dict[tuple[int, str], Engine] = {}  # by model and served precision
 _making = threading.Lock()

@@ -53,6 +53,7 @@ class FallbackRunner:
     """Computes logits with the model's own `forward`. Same interface as Decoder."""
 
     chunk: int | None = None  # prompts are computed in one pass
+    forks = True
     precision = NATIVE
     uncached: str | None  # why each token is computed from the whole sequence (None: it is not)
 

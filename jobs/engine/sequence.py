@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from typing import Any
 
@@ -15,17 +16,41 @@ from .request import Piece, Request, TokenLogprob
 from .sampling import SequenceSampler
 
 
-class Sequence:
-    """The state of one completion: KV cache, sampler, grammar and detokenizer."""
+class Sequence(ABC):
+    """What the scheduler needs of a completion: its KV cache, and how it grows."""
 
-    def __init__(self, request: Request, index: int, kv: Any, tokenizer: Any) -> None:
+    def __init__(self, request: Request, index: int, kv: Any) -> None:
         self.request = request
         self.index = index
         self.kv = kv
-        self.next_token = -1  # sampled, not yet computed; -1 during prefill
+        self.next_token = -1  # drawn, not yet computed; -1 during prefill
         self.begun_at: float | None = None  # start of prefill, then of decoding
         self.finish_reason: str | None = None
         self.images: PromptImages | None = None  # from the start of prefill on
+
+    @abstractmethod
+    def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:
+        """Append a drawn token; may set `finish_reason`. Raises JobFailed."""
+
+    def end_scored(self) -> None:
+        """End without a token: only the prompt was to be scored."""
+        self.finish_reason = "length"
+
+    def cancel(self) -> None:
+        """End with the tokens so far."""
+        self.finish_reason = "cancelled"
+
+    @property
+    def offset(self) -> int:
+        """What is added to the positions of text after images."""
+        return 0 if self.images is None else self.images.offset
+
+
+class TextSequence(Sequence):
+    """A completion whose text goes out in pieces: with a sampler, a grammar and a detokenizer."""
+
+    def __init__(self, request: Request, index: int, kv: Any, tokenizer: Any) -> None:
+        super().__init__(request, index, kv)
         self.sampler = SequenceSampler(request.sampling, index)
         self._grammar = None if request.grammar is None else request.grammar.fork()
         self._text = TextStream(
@@ -45,7 +70,6 @@ class Sequence:
         return logits if self._grammar is None else self._grammar.allowed(logits)
 
     def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:
-        """Append a sampled token and emit its text; may set `finish_reason`. Raises JobFailed."""
         self._num_tokens += 1
         if logprob is not None:
             self._logprobs.append(logprob)
@@ -70,13 +94,11 @@ class Sequence:
             self._emit(text)
 
     def end_scored(self) -> None:
-        """End without a token: only the prompt was to be scored."""
-        self.finish_reason = "length"
+        super().end_scored()
         self._emit("")
 
     def cancel(self) -> None:
-        """End with the tokens so far."""
-        self.finish_reason = "cancelled"
+        super().cancel()
         self._emit(self._text.finish())
 
     def _emit(self, text: str) -> None:

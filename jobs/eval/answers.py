@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from ..engine.answer import Answer
+from ..engine.engine import Engine
 from ..engine.request import Request
-from ..engine.scheduler import MAX_SEQUENCES, Engine
+from ..engine.scheduler import MAX_SEQUENCES
 
 Subject = TypeVar("Subject")
 

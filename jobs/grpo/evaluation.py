@@ -12,7 +12,7 @@ import numpy as np
 from ..context import Context
 from ..intervals import interval_of
 from ..rewards.prompts import Prompt
-from .task import Reinforcement
+from .step import Reinforcement
 
 BATCH = 16  # completions
 
@@ -83,12 +83,15 @@ class HeldOut:
         """
         prompts = self._prompts[start : start + BATCH]
         numbers = [self._groups.numbers(held_out=start + place) for place in range(len(prompts))]
-        judged = self._groups.judged(prompts, np.stack(numbers), self._task.trainer_state())
+        state = self._task.trainer_state()
+        rolled_out, _, _ = self._groups.roll_out(
+            prompts, np.stack(numbers), state, event_step=state["global_step"]
+        )
         found = []
-        for row in judged.scores.tolist():
+        for one in rolled_out:
             known = [
                 weight * score
-                for weight, score in zip(self._groups.weights.values, row, strict=True)
+                for weight, score in zip(self._groups.weights.values, one.scores, strict=True)
                 if not math.isnan(score)
             ]
             if known:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ..training.loop import Training
     from .reward_process import RewardProcess
-    from .task import Reinforcement
+    from .step import Reinforcement
 
 
 def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
@@ -223,12 +223,10 @@ def training_of(
     from ..training.loop import Training
     from ..training.lora import with_adapter
     from ..training.reference import weight_sharing_clone
-    from .advantages import RewardWeights
     from .evaluation import HeldOut
-    from .judging import Judge
-    from .rollouts import GroupSampler
+    from .rollouts import GroupSampler, Judge
     from .sampler import Sampler
-    from .task import Reinforcement
+    from .step import Reinforcement
 
     model, reference = in_float32(warm.model), None
     if spec.lora is not None:
@@ -256,12 +254,10 @@ def training_of(
             model,
             warm.tokenizer,
             config,
-            packs=packs,
             rollout_dtype=rollout_dtype,
             keeps_logps=spec.replay > 0,
         ),
         judge=Judge(ctx, calls, len(functions)),
-        weights=RewardWeights.of(config),
         prompts=prompts,
         resample=spec.resample,
         replay=spec.replay,

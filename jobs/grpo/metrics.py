@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..losses.grpo import Objective, Terms, Tokens
-from .advantages import RewardWeights, standard_deviation
+from .batch import RewardWeights, standard_deviation
 from .trajectories import Trajectory
 
 DRIFT = "sampling/sampling_logp_difference/mean"  # in nats

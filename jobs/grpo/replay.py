@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from ..engine.rollouts import Segment
 from ..rewards.prompts import Prompt
-from .advantages import RewardWeights
-from .trajectories import Segment, Trajectory
+from .batch import RewardWeights
+from .trajectories import Trajectory
 
 SUCCESS = 0.1  # a reward above it is stored
 FLAT_STD, LOW_MEAN = 0.05, 0.2  # a group below both is failing

@@ -1,7 +1,8 @@
-"""The groups of a step: prompts in their order, sampled and judged.
+"""The rollouts of a step: groups of completions of its prompts, sampled and judged by the rewards.
 
 With dynamic sampling, groups without a spread of rewards are replaced; with replay, an earlier
-success replaces a completion of a failing group. Imports torch.
+success replaces a completion of a failing group. Rewards run in this process or, with a time limit,
+in the reward process; with several ranks, each judges a part of the groups. Imports torch.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..context import ONE_PROCESS, Context, Ranks
 from ..engine.detokenizer import text_of
@@ -23,13 +25,17 @@ from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
 from ..keyed_numbers import uniform
 from ..rewards.prompts import Prompt
+from ..rewards.reward_calls import RewardCalls
+from ..training.determinism import kept_settings
 from ..training.epochs import Epochs, drawn_in_sequence
 from ..training.finite import weight_norm
-from .advantages import RewardWeights
-from .judging import Judge, Judged
+from .batch import RewardWeights
 from .replay import ReplayBuffer
-from .sampler import Sampler
+from .reward_process import RewardFailed, RewardProcess
+from .sampler import Sampler, run_of
 from .trajectories import Trajectory
+
+MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job fails
 
 
 @dataclass
@@ -60,7 +66,6 @@ class GroupSampler:
         tokenizer: Any,
         sampler: Sampler,
         judge: Judge,
-        weights: RewardWeights,
         prompts: Sequence[Prompt],
         resample: int = 0,
         replay: int = 0,
@@ -68,12 +73,12 @@ class GroupSampler:
         self.sampler = sampler
         self.judge = judge
         self.prompts = list(prompts)
-        self.weights = weights
+        self.weights = RewardWeights.of(args)
         self._ctx = ctx
         self._args = args
         self._model = model
         self._tokenizer = tokenizer
-        self._replay = ReplayBuffer(replay, weights) if replay else None
+        self._replay = ReplayBuffer(replay, self.weights) if replay else None
         self._resample = resample
         order, count = drawn_in_sequence(len(prompts), args.seed), len(prompts)
         # With dynamic sampling, steps take different numbers of prompts: one by one.
@@ -143,12 +148,10 @@ class GroupSampler:
         size = self._args.num_generations
         prompts = [self.prompts[row] for row in rows for _ in range(size)]
         step = int(state["global_step"])
-        began = time.perf_counter()
-        written = self._written(prompts, self._uniform(rows, step, taken), step, self._ctx.ranks)
-        seconds = time.perf_counter() - began
-        judged = self._judged(prompts, written, state, self._ctx.ranks, step=step + 1)
-        for one, scores in zip(written, judged.scores.tolist(), strict=True):
-            one.scores = scores
+        numbers = self._uniform(rows, step, taken)
+        written, logged, seconds = self.roll_out(
+            prompts, numbers, state, event_step=step + 1, ranks=self._ctx.ranks
+        )
         groups = [written[start : start + size] for start in range(0, len(written), size)]
         if self._replay is not None:
             for row, group in zip(rows, groups, strict=True):
@@ -156,7 +159,7 @@ class GroupSampler:
                 self._replay.apply(row, group, float(drawn[0]))
                 if group[0].is_replayed:
                     self._describe(group[0])
-        return Sampled(groups, {}, judged.metrics, seconds)
+        return Sampled(groups, {}, logged, seconds)
 
     def _uniform(self, rows: Sequence[int], step: int, taken: Counter[int]) -> NDArray[np.float64]:
         """Return the numbers that decide the tokens of groups, by completion and position.
@@ -173,38 +176,21 @@ class GroupSampler:
                 found.append(self.numbers(step=step, row=row, sample=sample))
         return np.stack(found)
 
-    def judged(
-        self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], state: Mapping[str, Any]
-    ) -> Judged:
-        """Score one completion of each prompt, drawn by `numbers`; this rank alone."""
-        step = int(state["global_step"])
-        written = self._written(prompts, numbers, step, ONE_PROCESS)
-        return self._judged(prompts, written, state, ONE_PROCESS, step=step)
-
-    def numbers(self, **fields: int) -> NDArray[np.float64]:
-        """Return the numbers that decide the tokens of a completion, by position."""
-        length = self._args.max_completion_length
-        return uniform(length, use="completion", seed=self._args.seed, **fields)
-
-    def _judged(
+    def roll_out(
         self,
         prompts: Sequence[Prompt],
-        written: Sequence[Trajectory],
+        numbers: NDArray[np.float64],
         state: Mapping[str, Any],
-        ranks: Ranks,
         *,
-        step: int,
-    ) -> Judged:
-        texts, ids = [one.text for one in written], [one.ids for one in written]
-        size = self._args.num_generations
-        return self.judge.scores(
-            prompts, texts, ids, size=size, step=step, state=state, ranks=ranks
-        )
+        event_step: int,
+        ranks: Ranks = ONE_PROCESS,
+    ) -> tuple[list[Trajectory], dict[str, list[float]], float]:
+        """Sample a trajectory of each prompt and score it.
 
-    def _written(
-        self, prompts: Sequence[Prompt], numbers: NDArray[np.float64], step: int, ranks: Ranks
-    ) -> list[Trajectory]:
-        """Return a trajectory of each prompt, not judged yet."""
+        `numbers`: one row of `numbers` per trajectory. `state`, `ranks`: as for the Judge. Returns
+        the trajectories, what the rewards have logged, and the seconds of sampling.
+        """
+        began, step = time.perf_counter(), int(state["global_step"])
         try:
             found = self.sampler.sample([prompt.ids for prompt in prompts], numbers, ranks)
         except NotFiniteError as error:
@@ -215,12 +201,25 @@ class GroupSampler:
         written = [Trajectory(prompt, [one]) for prompt, one in zip(prompts, found, strict=True)]
         for one in written:
             self._describe(one)
-        return written
+        seconds = time.perf_counter() - began
+        texts, ids = [one.text for one in written], [one.ids for one in written]
+        size = self._args.num_generations
+        judged = self.judge.scores(
+            prompts, texts, ids, size=size, step=event_step, state=state, ranks=ranks
+        )
+        for one, scores in zip(written, judged.scores.tolist(), strict=True):
+            one.scores = scores
+        return written, judged.metrics, seconds
+
+    def numbers(self, **fields: int) -> NDArray[np.float64]:
+        """Return the numbers that decide the tokens of a completion, by position."""
+        length = self._args.max_completion_length
+        return uniform(length, use="completion", seed=self._args.seed, **fields)
 
     def _describe(self, one: Trajectory) -> None:
         """Set the text of a trajectory, as `eval` and answers have it, and whether it was cut."""
-        one.text = text_of(self._tokenizer, one.prompt.ids, one.ids, self.sampler.end_ids)
-        one.is_cut = one.ids[-1] not in (*self.sampler.end_ids, self._tokenizer.pad_token_id)
+        one.text = text_of(self._tokenizer, one.prompt.ids, one.ids, self.sampler.ends)
+        one.is_cut = one.ids[-1] not in (*self.sampler.ends, self._tokenizer.pad_token_id)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -236,3 +235,140 @@ class GroupSampler:
         self.judge.failures = state.get("reward_failures", 0)
         if self._replay is not None:
             self._replay.load_state(state["replay"], self.prompts)
+
+
+class Judged(NamedTuple):
+    """scores: (B, R) float32 on the CPU, NaN for None. metrics: what the rewards have logged."""
+
+    scores: Tensor
+    metrics: dict[str, list[float]]
+
+
+class _Outcome(NamedTuple):
+    """What the rewards return for some completions (see Scored), or why they have failed."""
+
+    scores: list[list[float | None]]
+    metrics: dict[str, list[float]]
+    extra: list[str]
+    failure: str | None
+
+
+class Judge:
+    """Scores completions by rewards, which this process calls, or the reward process.
+
+    `failures` is its state: the number of consecutive groups whose rewards have failed.
+    """
+
+    def __init__(self, ctx: Context, calls: RewardCalls | RewardProcess, num_rewards: int) -> None:
+        self.failures = 0
+        self._ctx = ctx
+        self._calls = calls
+        self._num_rewards = num_rewards
+        self._has_warned = False
+        self._has_warned_of_none = False
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether a group is left out if its rewards fail; otherwise the job fails."""
+        return isinstance(self._calls, RewardProcess)
+
+    def scores(
+        self,
+        rows: Sequence[Prompt],
+        completions: Sequence[str],
+        completion_ids: Sequence[list[int]],
+        *,
+        size: int,
+        step: int,
+        state: Mapping[str, Any],
+        ranks: Ranks = ONE_PROCESS,
+    ) -> Judged:
+        """Score completions of `rows`, their prompts; each rank gets the scores of all.
+
+        `size`: completions that have a time limit together, and are left out together when their
+        rewards fail. `step`: of events. `state`: the fields of TRL's trainer_state. Raises
+        JobFailed.
+        """
+        starts = range(0, len(rows), size)
+        parts = [slice(start, start + size) for start in starts[run_of(len(starts), ranks)]]
+        if parts and not self.can_fail:
+            parts = [slice(parts[0].start, parts[-1].stop)]
+        found = []
+        for part in parts:
+            one = self._called(rows[part], completions[part], completion_ids[part], state)
+            if ranks.size == 1:
+                self._count(one, rows[part.start], step)
+            found.append(one)
+        if ranks.size > 1:
+            found = [_Outcome(*one) for of_rank in ranks.gather(found) for one in of_rank]
+            for number, one in enumerate(found):
+                self._count(one, rows[number * size], step)
+        judged = self._judged(found)
+        if all(one.failure is None for one in found):
+            self._warn_of_none(judged.scores, rows, step)
+        return judged
+
+    def _called(
+        self,
+        rows: Sequence[Prompt],
+        completions: Sequence[str],
+        completion_ids: Sequence[list[int]],
+        state: Mapping[str, Any],
+    ) -> _Outcome:
+        try:
+            with kept_settings():
+                found = self._calls.score(rows, completions, completion_ids, state)
+        except RewardFailed as error:
+            return _Outcome([[None] * self._num_rewards] * len(rows), {}, [], str(error))
+        return _Outcome(found.scores, found.metrics, found.extra, None)
+
+    def _judged(self, found: Sequence[_Outcome]) -> Judged:
+        metrics: dict[str, list[float]] = {}
+        for one in found:
+            for name, values in one.metrics.items():
+                metrics.setdefault(name, []).extend(values)
+            self._warn_of_extra(one.extra)
+        scores = [
+            [math.nan if score is None else score for score in row]
+            for one in found
+            for row in one.scores
+        ]
+        return Judged(torch.tensor(scores, dtype=torch.float32), metrics)
+
+    def _count(self, outcome: _Outcome, prompt: Prompt, step: int) -> None:
+        """Count and report a failure of rewards. Raises JobFailed after too many in a row."""
+        failure = outcome.failure
+        if failure is None:
+            self.failures = 0
+            return
+        self.failures += 1
+        self._ctx.emit("reward_failed", step=step, row=prompt.row, message=failure)
+        # Rank 0 decides: it alone evaluates, so that the other ranks count less.
+        if self.failures == MOST_FAILURES and self._ctx.ranks.rank == 0:
+            raise JobFailed(
+                f"reward: must succeed for one of {MOST_FAILURES} consecutive groups, got none; "
+                f"the last one: {failure}"
+            )
+
+    def _warn_of_none(self, scores: Tensor, rows: Sequence[Prompt], step: int) -> None:
+        """Warn once of completions that no reward scores."""
+        is_none = scores.isnan().all(1)
+        if self._has_warned_of_none or not is_none.any():
+            return
+        self._has_warned_of_none = True
+        first = rows[int(is_none.nonzero()[0])]
+        self._ctx.emit(
+            "warning",
+            step=step,
+            message=f"reward: {int(is_none.sum())} of {len(is_none)} completions have no score "
+            f"from any reward and are left out, the first one of row {first.row}",
+        )
+
+    def _warn_of_extra(self, columns: Sequence[str]) -> None:
+        if columns and not self._has_warned:
+            self._has_warned = True
+            self._ctx.emit(
+                "warning",
+                message=f"reward: the column {columns[0]} of log_extra is not recorded; log_metric "
+                "is, by the trackers of report_to",
+            )

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import GenerationConfig
+from transformers.generation import logits_process
 
 from ..compute import hugepages
 from ..compute.frozen_int8 import FrozenInt8Linear
@@ -31,17 +32,11 @@ from ..engine.decoder import Decoder
 from ..engine.fallback import FallbackRunner
 from ..engine.layers import text_model
 from ..engine.low_rank import Adapter, base_layer
+from ..engine.padded import PaddedRunner
+from ..engine.rollouts import Drawing, Segment, generate
 from ..engine.sampling import BatchSampler
-from ..models.generation_settings import clear_unapplied
-from .rollout import (
-    Logits,
-    PaddedBatch,
-    Sampling,
-    Sequences,
-    generate_in_ranks,
-    split_processors,
-)
-from .trajectories import Segment
+from ..models.generation_settings import clear_unapplied, end_tokens
+from ..sequences.attention import can_pack
 
 PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
 FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
@@ -54,8 +49,8 @@ PACKING_INT8_PAYS = 320
 class Sampler:
     """Samples completions by the options of a GRPOConfig.
 
-    `packs`: whether the engine's decoder computes the logits (sequences.attention.can_pack), else
-    the model's own forward pass. `rollout_dtype`: the precision of the weights in training,
+    The engine's decoder computes the logits of a model that can be packed, else its own forward
+    pass. `rollout_dtype`: the precision of the weights in training,
     "float32" or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`:
     whether completions of the training have the log-probabilities of their tokens, as int8 ones
     always do.
@@ -67,30 +62,29 @@ class Sampler:
         tokenizer: Any,
         config: Any,
         *,
-        packs: bool,
         rollout_dtype: str = "float32",
         keeps_logps: bool = False,
     ) -> None:
         self.rollout_dtype = rollout_dtype
-        self.end_ids = _end_ids(model, tokenizer)
+        self.ends = end_tokens(model, tokenizer)
         self._model = model
         self._config = config
         self._pad_id = tokenizer.pad_token_id
-        self._packs = packs
+        self._packs = can_pack(model)
         self._keeps_logps = keeps_logps
         self._frozen_decoders: dict[LinearFactory, Decoder] = {}  # at most one
         tuned = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
         self._tuned: BaseTunerLayer | None = next(tuned, None)  # a layer with an adapter
         self._adapter: Adapter | None = None  # if there is one and the decoder generates
-        if packs and self._tuned is not None:
+        if self._packs and self._tuned is not None:
             self._adapter = Adapter.live(text_model(model).layers)
-        self._make_own: Callable[[], Logits] | None = None  # of a model that is not packed
+        self._make_own: Callable[[], Any] | None = None  # of a model that is not packed
         self._generation = GenerationConfig(
             max_new_tokens=config.max_completion_length,
             do_sample=True,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=self.end_ids,
+            eos_token_id=sorted(self.ends),
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
@@ -108,7 +102,7 @@ class Sampler:
     def sample(
         self, prompts: Sequence[Sequence[int]], uniform: NDArray[np.float64], ranks: Ranks
     ) -> list[Segment]:
-        """Return a completion of each prompt; see `rollout.generate`. Raises NotFiniteError.
+        """Return a completion of each prompt; see `engine.rollouts`. Raises NotFiniteError.
 
         With several `ranks`, each samples a part and returns all. A model that is not packed has no
         dropout meanwhile.
@@ -123,33 +117,35 @@ class Sampler:
         sampler = BatchSampler(
             temperature=temperature, top_k=self._config.top_k, top_p=self._config.top_p
         )
-        processors, sampler = split_processors(listed, sampler)
-        how = Sampling(
+        processors, sampler = _split_processors(listed, sampler)
+        how = Drawing(
             sampler=sampler,
             temperature=temperature,
             max_new_tokens=self._config.max_completion_length,
-            end_ids=self.end_ids,
+            ends=self.ends,
             processors=processors,
             pad_id=self._pad_id,
             wants_logps=self.is_int8 or self._keeps_logps,
         )
-        with self._logits_of(len(prompts)) as logits_of:
-            return generate_in_ranks(
-                logits_of,
-                prompts,
-                uniform,
-                how,
-                device=self._model.device,
-                # An evaluation runs on rank 0 alone.
-                ranks=ranks if self._model.training else ONE_PROCESS,
-            )
+        # An evaluation runs on rank 0 alone.
+        ranks = ranks if self._model.training else ONE_PROCESS
+        own = run_of(len(prompts), ranks)
+        adapter = None if self._adapter is None else self._adapter.joined()
+        # The same linear layers on every rank.
+        with self._runner(len(prompts)) as runner:
+            found = []
+            if own.start < own.stop:
+                found = generate(runner, prompts[own], uniform[own], how, adapter=adapter)
+        if ranks.size == 1:
+            return found
+        written: list[Any] = [[one.ids, one.entropies, one.logps] for one in found]
+        return [Segment(*fields) for part in ranks.gather(written) for fields in part]
 
     @contextmanager
-    def _logits_of(self, rows: int) -> Iterator[Logits]:
+    def _runner(self, rows: int) -> Iterator[Any]:
         """Yield what computes the logits of `rows` sequences with the current weights."""
         if self._packs:
-            adapter = None if self._adapter is None else self._adapter.joined()
-            yield Sequences(self._decoder(rows), adapter)  # the same linear layers on every rank
+            yield self._decoder(rows)
             return
         was_training = self._model.training
         self._model.eval()
@@ -160,11 +156,12 @@ class Sampler:
         finally:
             self._model.train(was_training)
 
-    def _own(self) -> Callable[[], Logits]:
-        """Return what makes the logits of a model that is not packed, from its own forward pass."""
-        if PaddedBatch(self._model, self._pad_id).is_exact():
-            return partial(PaddedBatch, self._model, self._pad_id)
-        return partial(Sequences, FallbackRunner(self._model))
+    def _own(self) -> Callable[[], Any]:
+        """Return what makes the runner of a model's own forward pass."""
+        if PaddedRunner(self._model, self._pad_id).is_exact():
+            return partial(PaddedRunner, self._model, self._pad_id)
+        runner = FallbackRunner(self._model)
+        return lambda: runner
 
     def _decoder(self, rows: int) -> Decoder:
         """Return a decoder of the current weights for `rows` sequences.
@@ -205,9 +202,24 @@ class Sampler:
         return packed_float32 if is_packable and most_tokens >= PACKING_PAYS else InPlaceLinear
 
 
-def _end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a completion: those of the model, and the tokenizer's."""
-    of_model = model.generation_config.eos_token_id
-    listed = [] if of_model is None else [of_model] if isinstance(of_model, int) else [*of_model]
-    own = tokenizer.eos_token_id
-    return listed if own in listed else [own, *listed]
+def _split_processors(
+    processors: Sequence[Any], sampler: BatchSampler
+) -> tuple[list[Any], BatchSampler]:
+    """Split the logits processors of transformers from temperature, top-k and top-p.
+
+    The sampler applies those three faster, unless another processor follows one of them.
+    """
+    known = (
+        logits_process.TemperatureLogitsWarper,
+        logits_process.TopKLogitsWarper,
+        logits_process.TopPLogitsWarper,
+    )
+    is_known = [isinstance(process, known) for process in processors]
+    if is_known != sorted(is_known):
+        return list(processors), BatchSampler()
+    return [p for p, does in zip(processors, is_known, strict=True) if not does], sampler
+
+
+def run_of(count: int, ranks: Ranks) -> slice:
+    """Return a rank's contiguous part of `count` items; parts are nearly equal, in rank order."""
+    return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)

@@ -1,27 +1,14 @@
 """What a rollout returns: trajectories, made of the segments that the model and others wrote.
 
-A completion of a single turn is a trajectory of one segment. Imports no torch.
+A completion of a single turn is a trajectory of one segment. Imports torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..engine.rollouts import Segment
 from ..rewards.prompts import Prompt
-
-
-@dataclass
-class Segment:
-    """Tokens that the model wrote, or that it was given (`is_given`) and that are not learned.
-
-    In nats, of the sampler: the entropies of the distribution at each token, and the
-    log-probabilities of the tokens, if requested; none of those that were given.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-    is_given: bool = False
 
 
 @dataclass

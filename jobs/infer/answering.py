@@ -19,13 +19,14 @@ from ..data import left_out
 from ..data.reader import Reading
 from ..engine import answer as engine_answers
 from ..engine.cancellation import cancel_on_exit
+from ..engine.engine import Engine
 from ..engine.engines import engine_of, warn_of_model
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
-from ..engine.scheduler import Engine, end_tokens
 from ..errors import JobFailed
 from ..files.chats import TOOL_CALLS
 from ..models.chat_templates import ChatTemplate
+from ..models.generation_settings import end_tokens
 from . import batch_file, gui_actions
 from .forced_calls import CallForm, grammar as calls_grammar
 from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
@@ -274,7 +275,10 @@ def _prepare(
         is_canceled=is_canceled,
     )
     answer = Answer(
-        request, time.perf_counter() - begun, spec, TokenTexts(warm.tokenizer, end_tokens(warm))
+        request,
+        time.perf_counter() - begun,
+        spec,
+        TokenTexts(warm.tokenizer, end_tokens(warm.model, warm.tokenizer)),
     )
     if template is not None:
         answer.replies = [
@@ -319,7 +323,7 @@ def _grammar_of_calls(
 
     Then calls of tools that are not strict have any arguments. Raises JobFailed and SpecError.
     """
-    tokenizer, ends = warm.tokenizer, sorted(end_tokens(warm))
+    tokenizer, ends = warm.tokenizer, sorted(end_tokens(warm.model, warm.tokenizer))
     form = CallForm.of(ChatTemplate.of(tokenizer), tokenizer.convert_ids_to_tokens(ends))
     added = tokenizer.get_added_vocab()
     if (template := response_template(tokenizer)) is not None:

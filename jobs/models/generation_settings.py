@@ -111,3 +111,10 @@ def _listed(settings: Mapping[str, Any]) -> str:
         f"{name}={text if len(text) <= _SHOWN else text[: _SHOWN - 1] + '…'}"
         for name, text in texts
     )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a completion: those of the generation config and of the tokenizer."""
+    configured = model.generation_config.eos_token_id
+    ends = configured if isinstance(configured, list) else [configured]
+    return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)

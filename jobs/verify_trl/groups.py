@@ -19,9 +19,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..context import Context, WarmModel
 from ..grpo import kind
 from ..grpo.batch import completion_order
-from ..grpo.judging import Judge, Judged
 from ..grpo.options import GrpoSpec
 from ..grpo.reward_sources import Sources
+from ..grpo.rollouts import Judge, Judged
 from ..models.architectures import check_can_generate
 from ..models.vocabulary import Vocabulary
 from ..rewards.prompts import Prompt

@@ -28,10 +28,10 @@ from warmd.jobs.bench.apart import apart
 from warmd.jobs.compute.allocator import keep_freed_memory
 from warmd.jobs.compute.threads import without_helpers
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
 from warmd.jobs.engine.request import End, Image, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.infer import chat_messages
 
 GREEDY = Sampling(temperature=0)

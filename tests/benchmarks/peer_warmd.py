@@ -22,8 +22,8 @@ from peer_child import THREADS, Answer, Burst, serve
 import warmd
 from warmd.jobs.bench import model
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 
 WARM_UP = (100, 40)  # tokens of a prompt and new ones, until the engine has packed all layers
 

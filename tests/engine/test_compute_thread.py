@@ -16,11 +16,11 @@ import torch
 
 from warmd.jobs.compute.threads import compute_with, without_helpers
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine import scheduler as engines
+from warmd.jobs.engine import engine as engines
 from warmd.jobs.engine.compute_thread import ComputeThread
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed
 
 GREEDY = Sampling(temperature=0)

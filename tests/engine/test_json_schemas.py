@@ -24,9 +24,9 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.json_schemas import LIMIT_S, grammar_of, text_of
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.options import InferSpec
 

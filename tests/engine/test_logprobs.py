@@ -16,11 +16,11 @@ from engines import NATIVE_SIZES, make, prompt
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.layers import text_model
 from warmd.jobs.engine.low_rank import Adapter
 from warmd.jobs.engine.request import End, Request, Sampling, TokenLogprob
-from warmd.jobs.engine.scheduler import Engine
 
 GREEDY = Sampling(temperature=0)
 # With weights this large, transformers' own float32 results are up to 3e-4 from those in float64.

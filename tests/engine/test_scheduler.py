@@ -28,12 +28,12 @@ from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import engines
 from warmd.jobs.engine.compute_thread import COMPUTE_THREAD
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.engines import engine_of
 from warmd.jobs.engine.fallback import FallbackRunner
 from warmd.jobs.engine.kv_cache import CHUNK, MAX_PREFIXES, PrefixCache
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.engine.request import End, Piece, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import LOST_CONTEXT_EXIT, JobFailed
 
 GREEDY = Sampling(temperature=0)
@@ -499,7 +499,7 @@ from engines import make, prompt
 from prefill import FailsAtStep
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.engine import Engine
 
 warm = WarmModel(name="m", path=Path("m"), model=make("Qwen2"), tokenizer=tiny.tokenizer())
 for kind in (torch.OutOfMemoryError, torch.AcceleratorError):

@@ -17,9 +17,10 @@ from prefill import FixedSpeed
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.compute_thread import COMPUTE_THREAD
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.request import End, Piece, Request, Sampling
-from warmd.jobs.engine.scheduler import MAX_SEQUENCES, Engine
+from warmd.jobs.engine.scheduler import MAX_SEQUENCES
 from warmd.jobs.engine.shares import divided
 
 GREEDY = Sampling(temperature=0)

@@ -22,14 +22,14 @@ from prefill import FixedSpeed
 from tiny_vision import IMAGE, png, url
 
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine import images, scheduler as engines
+from warmd.jobs.engine import engine as engines, images
 from warmd.jobs.engine.compute_thread import COMPUTE_THREAD
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.image_encoding import PromptImages, VisionEncoder, rope_positions_of
 from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.files.jsonl import Place
 from warmd.jobs.infer import chat_messages

@@ -11,14 +11,14 @@ import torch
 from group_trainers import trainer
 from trl.trainer.utils import RepeatSampler
 
+from warmd.jobs.engine.rollouts import Segment
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.grpo.advantages import RewardWeights
-from warmd.jobs.grpo.batch import Batch
+from warmd.jobs.grpo.batch import Batch, RewardWeights
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.replay import ReplayBuffer
-from warmd.jobs.grpo.task import Rollouts, Work
-from warmd.jobs.grpo.trajectories import Segment, Trajectory
+from warmd.jobs.grpo.step import Rollouts, Work
+from warmd.jobs.grpo.trajectories import Trajectory
 from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.training.epochs import Epochs, drawn_in_sequence
 

@@ -28,16 +28,10 @@ from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.context import ONE_PROCESS
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.fallback import FallbackRunner
+from warmd.jobs.engine.padded import PaddedRunner
+from warmd.jobs.engine.rollouts import Drawing, Segment, generate
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.grpo.rollout import (
-    Logits,
-    PaddedBatch,
-    Sampling,
-    Sequences,
-    generate,
-)
-from warmd.jobs.grpo.trajectories import Segment
 from warmd.jobs.keyed_numbers import uniform
 from warmd.jobs.sequences import passes
 from warmd.jobs.sequences.attention import can_pack
@@ -460,14 +454,14 @@ def test_the_nucleus_is_that_of_all_weights_sorted(top_p):
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
 
-def logits_of(model: Any, kind: str) -> Logits:
+def runner_of(model: Any, kind: str) -> Any:
     if kind == "decoder":
-        return Sequences(Decoder(model, make=InPlaceLinear))
+        return Decoder(model, make=InPlaceLinear)
     if kind == "own pass, padded":
-        made = PaddedBatch(model, 0)
+        made = PaddedRunner(model, 0)
         assert made.is_exact()
         return made
-    return Sequences(FallbackRunner(model))
+    return FallbackRunner(model)
 
 
 def written(
@@ -475,17 +469,16 @@ def written(
 ) -> list[Segment]:
     numbers = [uniform(12, use="completion", row=row) for row in rows]
     return generate(
-        logits_of(model, kind),
+        runner_of(model, kind),
         [PROMPTS[row] for row in rows],
         np.stack(numbers),
-        Sampling(
+        Drawing(
             sampler=BatchSampler(),
             temperature=1.0,
             max_new_tokens=12,
-            end_ids=ends,
+            ends=frozenset(ends),
             wants_logps=True,
         ),
-        device=torch.device("cpu"),
     )
 
 
@@ -526,7 +519,7 @@ def test_a_model_is_sampled_in_a_padded_batch_only_if_it_computes_that_exactly(
     config = AutoConfig.for_model(architecture, **SMALL | changes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
-    assert PaddedBatch(model, 0).is_exact() == is_padded
+    assert PaddedRunner(model, 0).is_exact() == is_padded
     kind = "own pass, padded" if is_padded else "own pass"
     whole = written(model, kind)
     assert [one.ids for one in written(model, kind, [2])] == [whole[2].ids]

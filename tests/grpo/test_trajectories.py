@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from warmd.jobs.engine.rollouts import Segment
 from warmd.jobs.grpo.batch import Batch
 from warmd.jobs.grpo.metrics import of_lengths
-from warmd.jobs.grpo.trajectories import Segment, Trajectory
+from warmd.jobs.grpo.trajectories import Trajectory
 from warmd.jobs.rewards.prompts import Prompt
 
 PROMPT = Prompt("1+1=", [5, 6], None, 0, False, {}, None)

@@ -15,7 +15,7 @@ import torch
 import trl.chat_template_utils as trl
 from transformers import PreTrainedTokenizerFast
 
-from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer import answering
 from warmd.jobs.infer.forced_calls import CallForm

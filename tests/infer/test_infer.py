@@ -16,8 +16,8 @@ from small_disks import small_disk
 from waiting import wait_until
 
 from warmd.jobs import spec_class
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.request import End, Request
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.infer import batch_file
 from warmd.jobs.infer.kind import run

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from warmd.jobs.engine.request import Request, Sampling, TokenLogprob
-from warmd.jobs.engine.sequence import Sequence
+from warmd.jobs.engine.sequence import TextSequence
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
@@ -120,7 +120,7 @@ def test_the_tokens_of_the_logprobs_are_the_text_whatever_the_stop_string(
     request = Request(
         ids=ids, sampling=sampling, max_tokens=len(tokens), stop=tuple(stops), num_top=0
     )
-    sequence = Sequence(request, 0, None, tokenizer)
+    sequence = TextSequence(request, 0, None, tokenizer)
     for token in tokens:
         sequence.accept(token, frozenset(), TokenLogprob(token, -1.0))
         if sequence.finish_reason is not None:

@@ -16,9 +16,9 @@ from transformers.utils.generic import ModelOutput
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.fallback import FallbackRunner
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.grpo.kind import run as run_grpo
 from warmd.jobs.grpo.options import GrpoSpec

@@ -23,9 +23,9 @@ from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import Loaded, WarmModels
 from warmd.daemon.host import fetch
 from warmd.daemon.lifecycle.view import JobFilter
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.engines import engine_of
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, NotFound
 from warmd.jobs.models.adapters import BASE_DIGEST, WEIGHTS
 

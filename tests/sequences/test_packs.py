@@ -20,7 +20,7 @@ from warmd.jobs.context import OneProcess
 from warmd.jobs.dpo.dataset import Example as PreferenceExample
 from warmd.jobs.dpo.task import MicroBatch as PreferenceBatch
 from warmd.jobs.grpo.batch import Batch
-from warmd.jobs.grpo.task import Rollouts, Work
+from warmd.jobs.grpo.step import Rollouts, Work
 from warmd.jobs.sequences.packs import Pack, split
 from warmd.jobs.sequences.scoring import Scorer
 from warmd.jobs.sequences.sequence import Sequence as Tokens

@@ -20,13 +20,11 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
-from warmd.jobs.grpo.advantages import RewardWeights
 from warmd.jobs.grpo.batch import completion_order
-from warmd.jobs.grpo.judging import Judge
 from warmd.jobs.grpo.options import GrpoSpec
-from warmd.jobs.grpo.rollouts import GroupSampler
+from warmd.jobs.grpo.rollouts import GroupSampler, Judge
 from warmd.jobs.grpo.sampler import Sampler
-from warmd.jobs.grpo.task import Reinforcement
+from warmd.jobs.grpo.step import Reinforcement
 from warmd.jobs.keyed_numbers import uniform
 from warmd.jobs.rewards.prompts import Prompt
 from warmd.jobs.rewards.reward_calls import RewardCalls
@@ -255,9 +253,8 @@ def _training(
             args=config,
             model=model,
             tokenizer=tokenizer,
-            sampler=Sampler(model, tokenizer, config, packs=packs, rollout_dtype=rollout_dtype),
+            sampler=Sampler(model, tokenizer, config, rollout_dtype=rollout_dtype),
             judge=Judge(ctx, RewardCalls(functions, prompts), len(functions)),
-            weights=RewardWeights.of(config),
             prompts=prompts,
         ),
         scorer=scorer,

@@ -12,7 +12,7 @@ import torch
 from warmd.jobs.grpo.kind import run as run_grpo
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.sampler import Sampler
-from warmd.jobs.grpo.task import Reinforcement
+from warmd.jobs.grpo.step import Reinforcement
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.training import arguments, determinism, device_copies
 from warmd.jobs.training.determinism import algorithms

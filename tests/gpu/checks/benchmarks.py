@@ -14,8 +14,8 @@ from warmd.jobs.bench import model as bench_model, rows
 from warmd.jobs.bench.rows import Effort
 from warmd.jobs.bench.works import INFER
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 
 from . import DEVICE, HAS_GPU, fact, like_a_horse
 

@@ -11,8 +11,8 @@ import torch
 from engines import make, prompt
 
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
 
 from . import DEVICE, HAS_GPU, fact, like_a_horse
 

@@ -17,7 +17,7 @@ import tiny
 from engines import make, prompt
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.engine import Engine
 
 warm = WarmModel(name="m", path=Path("m"), model=make("Qwen2").cuda(), tokenizer=tiny.tokenizer())
 engine = Engine(warm)

@@ -1,10 +1,11 @@
-"""What GRPO computes: groups of completions, their rewards and advantages, the loss (loop.Task).
+"""A step of GRPO, from top to bottom (loop.Task): roll out, score, advantages, loss, update.
 
-GRPO: Shao et al. 2024, arXiv:2402.03300. A step, from top to bottom:
+GRPO: Shao et al. 2024, arXiv:2402.03300.
 
-    groups = trajectories of the policy, judged by the rewards (`rollouts`: `sampler`, `judging`)
-    batch = their tokens, with advantages (`advantages`, `batch`)
-    loss of the batch (`losses.grpo`), from its log-probabilities (`sequences.scoring`)
+    Reinforcement.batches   groups of completions of the policy, scored by the rewards (`rollouts`)
+                            their advantages and tokens (`batch`)
+    Reinforcement.loss      log-probabilities (`sequences.scoring`), the loss (`losses.grpo`)
+    training.loop           gradients, clipping, update of the weights
 
 With packs, a group shares its prompt, and completions without a gradient are not computed. With
 num_iterations > 1, later steps learn from the same batch; its old log-probabilities are those of
@@ -43,8 +44,7 @@ from ..sequences.sequence import Sequence as Tokenized
 from ..training.loop import STEP_FIELDS, Loss
 from ..training.reference import copy_shared_weights, move_towards, reference_of
 from . import metrics
-from .advantages import advantages
-from .batch import Batch, completion_order
+from .batch import Batch, advantages, completion_order
 from .entropy_bonus import EntropyBonus, entropy_sums
 from .flat_rewards import FlatRewards
 from .reward_log import RewardLog
@@ -146,9 +146,8 @@ class Reinforcement:
         sampled = self.groups.of_step(step, self.trainer_state(step))
         found = [one for group in sampled.groups for one in group]
         scores = torch.tensor([one.scores for one in found])
-        weights = self.groups.weights
         size, scale = self._args.num_generations, self._args.scale_rewards
-        values, is_flat = advantages(scores, weights, size, scale)
+        values, is_flat = advantages(scores, self.groups.weights, size, scale)
         batch = Batch.of(
             found,
             values,
@@ -160,62 +159,18 @@ class Reinforcement:
         order = completion_order(len(batch.completions), seed=self._args.seed, step=step)
         measured = {
             **metrics.of_lengths(found),
-            **metrics.of_rewards(scores, self._rewards, weights, is_flat),
+            **metrics.of_rewards(scores, self._rewards, self.groups.weights, is_flat),
         }
-        sizes = [len(prompt) for prompt in batch.prompts]
-        learned = int(batch.mask.sum())
-        self._tokens_seen += sum(sizes) + sum(len(one) for one in batch.completions)
+        self._tokens_seen += sum(len(one.prompt.ids) + len(one.ids) for one in found)
         self._log_rewards(found, step + 1)
         return Rollouts(
             batch.rows(order),
-            {
-                "reward": measured["reward"],
-                "reward_std": measured["reward_std"],
-                "rewards": {name: measured[f"rewards/{name}/mean"] for name in self._rewards},
-                "rewards_std": {name: measured[f"rewards/{name}/std"] for name in self._rewards},
-                **sampled.counts,
-                "completion_length": measured["completions/mean_length"],
-                "clipped": measured["completions/clipped_ratio"],
-                "tokens": sum(sizes) + learned,
-                "samples": self._samples(found),
-            },
+            {**self._shown(found, measured, batch), **sampled.counts},
             {**measured, "num_tokens": self._tokens_seen},
             metrics.of_logged(sampled.logged),
             sampled.seconds,
             is_flat=measured["frac_reward_zero_std"] == 1,
         )
-
-    def trainer_state(self, step: int | None = None) -> dict[str, Any]:
-        """Return what a reward gets as TRL's `trainer_state`, after so many steps (None: now)."""
-        step = self._step if step is None else step
-        per_epoch = self.groups.steps_of_epoch
-        return {
-            "global_step": step,
-            "max_steps": self._args.max_steps,
-            "epoch": step / per_epoch,
-            "num_train_epochs": math.ceil(self._args.max_steps / per_epoch),
-            "num_input_tokens_seen": self._tokens_seen,
-            "train_batch_size": self._args.per_device_train_batch_size,
-            "logging_steps": 1,
-        }
-
-    def _with_reference(self, batch: Batch) -> Batch:
-        """Add the log-probabilities by the reference, if the loss has a KL term."""
-        if self._objective.beta == 0:
-            return batch
-        table = Table.empty(batch.mask.shape, batch.mask.device)
-        ranks = self._ctx.ranks
-        with (
-            reference_of(self._model, self._reference) as model,
-            torch.random.fork_rng(devices=[], enabled=ranks.size > 1),  # of dropout
-        ):
-            self.scorer.fill(table, model, self._parts(batch.sequences), ranks)
-        return replace(batch, reference=table.logps)
-
-    def _parts(self, sequences: Sequence[Tokenized]) -> list[Part]:
-        return self.scorer.parts([(one,) for one in sequences], self._model.device, self._ctx.ranks)
-
-    # The loss.
 
     def loss(self, micro_batch: Work) -> Iterator[Loss]:
         """Yield a part with gradients for each pass, then one with the loss and its metrics.
@@ -262,6 +217,22 @@ class Reinforcement:
             found["aux_loss"] = float(sum(balances)) / self.scorer.router_coefficient
         if ranks.rank == 0:  # the table has the scores of all ranks
             yield Loss(total, found)
+
+    def _with_reference(self, batch: Batch) -> Batch:
+        """Add the log-probabilities by the reference, if the loss has a KL term."""
+        if self._objective.beta == 0:
+            return batch
+        table = Table.empty(batch.mask.shape, batch.mask.device)
+        ranks = self._ctx.ranks
+        with (
+            reference_of(self._model, self._reference) as model,
+            torch.random.fork_rng(devices=[], enabled=ranks.size > 1),  # of dropout
+        ):
+            self.scorer.fill(table, model, self._parts(batch.sequences), ranks)
+        return replace(batch, reference=table.logps)
+
+    def _parts(self, sequences: Sequence[Tokenized]) -> list[Part]:
+        return self.scorer.parts([(one,) for one in sequences], self._model.device, self._ctx.ranks)
 
     @property
     def _needs_all_gradients(self) -> bool:
@@ -457,21 +428,47 @@ class Reinforcement:
             )
         return found
 
-    # What is shown of the completions.
+    # What rewards and events are told.
+
+    def trainer_state(self, step: int | None = None) -> dict[str, Any]:
+        """Return what a reward gets as TRL's `trainer_state`, after so many steps (None: now)."""
+        step = self._step if step is None else step
+        per_epoch = self.groups.steps_of_epoch
+        return {
+            "global_step": step,
+            "max_steps": self._args.max_steps,
+            "epoch": step / per_epoch,
+            "num_train_epochs": math.ceil(self._args.max_steps / per_epoch),
+            "num_input_tokens_seen": self._tokens_seen,
+            "train_batch_size": self._args.per_device_train_batch_size,
+            "logging_steps": 1,
+        }
 
     def _named(self, one: Trajectory) -> dict[str, float]:
         """Return the scores of a trajectory by the names of the rewards."""
         return dict(zip(self._rewards, one.scores, strict=True))
 
-    def _samples(self, found: Sequence[Trajectory]) -> list[dict[str, Any]]:
-        return [
-            {
-                "prompt": _truncated(one.prompt.text),
-                "completion": _truncated(one.text),
-                "rewards": self._named(one),
-            }
-            for one in found[: self._samples_shown]
-        ]
+    def _shown(
+        self, found: Sequence[Trajectory], measured: Mapping[str, float], batch: Batch
+    ) -> dict[str, Any]:
+        """Return what the event of a step has of its completions."""
+        return {
+            "reward": measured["reward"],
+            "reward_std": measured["reward_std"],
+            "rewards": {name: measured[f"rewards/{name}/mean"] for name in self._rewards},
+            "rewards_std": {name: measured[f"rewards/{name}/std"] for name in self._rewards},
+            "completion_length": measured["completions/mean_length"],
+            "clipped": measured["completions/clipped_ratio"],
+            "tokens": sum(map(len, batch.prompts)) + int(batch.mask.sum()),
+            "samples": [
+                {
+                    "prompt": _truncated(one.prompt.text),
+                    "completion": _truncated(one.text),
+                    "rewards": self._named(one),
+                }
+                for one in found[: self._samples_shown]
+            ],
+        }
 
     def _log_rewards(self, found: Sequence[Trajectory], step: int) -> None:
         """Append the completions of this step to the reward log; warn if that fails."""
