@@ -224,7 +224,15 @@ ALLOWED = {
         "daemon.store",
     ),
     "daemon.reports": (
-        *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.lifecycle"),
+        *(
+            "configs",
+            "jobs",
+            "daemon.client",
+            "daemon.groups",
+            "daemon.host",
+            "daemon.runs",
+            "daemon.lifecycle",
+        ),
         *("daemon.sweeps", "daemon.curriculum"),
     ),
     "daemon.api": (
