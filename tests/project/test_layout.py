@@ -233,7 +233,7 @@ ALLOWED = {
             "daemon.runs",
             "daemon.lifecycle",
         ),
-        *("daemon.sweeps", "daemon.curriculum"),
+        "daemon.groups",
     ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
