@@ -191,7 +191,7 @@ def test_a_move_leads_from_each_of_its_states_to_the_place_in_the_table(place, n
         assert is_indexed == ("ended" in found.index), source
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="storms", catches="a move that a killed process leaves half made")
 @pytest.mark.parametrize("name", STORE)
 def test_a_process_that_is_killed_before_or_after_a_move_loses_and_doubles_nothing(place, name):
     """At each instant at which it talks to Redis; the move is made again, as after a restart."""
