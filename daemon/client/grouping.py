@@ -14,7 +14,7 @@ from ..groups.folder import (
     CANCELED,
     PAUSED,
     RUNNING,
-    GroupFolder,
+    Folder,
     all_folders,
     is_group_id,
     is_id_prefix,
@@ -178,7 +178,7 @@ class Grouping(Sweeping, Curricula):
         return remove.needed(self.places)
 
 
-def _name_of(folder: GroupFolder[Any, Any]) -> Any:
+def _name_of(folder: Folder) -> Any:
     with suppress(Conflict, NotFound):
         return folder.read_plan().get("name")
     return None

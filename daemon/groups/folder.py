@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ from ...jobs.errors import Conflict, NotFound
 from ...jobs.files.atomic import fsync, locked, write_atomic
 from ...jobs.ids import kind_of
 from ..host.home import Home
+from ..runs.rundir import STAGING, remove_stale_staging
 from ..runs.seal import DAMAGED, is_whole, sealed
 
 RUNNING, PAUSED, CANCELED = "running", "paused", "canceled"  # phases of all groups
@@ -30,7 +32,6 @@ SWEEP, CURRICULUM = KINDS = ("sweep", "curriculum")  # begin the ids
 SCHEMA = 1  # of plan.json
 
 _ID = re.compile(rf"({'|'.join(KINDS)})-\d{{8}}-\d{{6}}-[a-z0-9]{{4}}")
-_STAGING = ".new-"
 _REMOVED = ".removed-"
 _PLAN, _STATE = "plan.json", "state.json"
 
@@ -39,87 +40,12 @@ PlanT = TypeVar("PlanT")
 StateT = TypeVar("StateT")
 
 
-class GroupFolder(Generic[PlanT, StateT]):
-    """One group on disk; a class of its own for each kind reads plan and state."""
-
-    kind: ClassVar[str]
+class Folder:
+    """A group of any kind on disk."""
 
     def __init__(self, home: Home, group_id: str) -> None:
         self.id = group_id
         self.path = _parent(home, kind_of(group_id)) / group_id
-
-    @classmethod
-    def open(cls, home: Home, group_id: str) -> Self:
-        """Return the folder of a group of this kind. Raises NotFound, also for an invalid id."""
-        if is_group_id(group_id) and kind_of(group_id) == cls.kind:
-            folder = cls(home, group_id)
-            if folder.path.is_dir():
-                return folder
-        raise NotFound(f"{cls.kind}: no {cls.kind} {group_id[:80]!r} in {_parent(home, cls.kind)}")
-
-    @classmethod
-    @contextmanager
-    def creating(cls, home: Home, plan: Any, state: Any) -> Iterator[Path]:
-        """Yield a temporary folder for further files; it becomes the group's at the end."""
-        parent = _parent(home, cls.kind)
-        parent.mkdir(mode=0o700, exist_ok=True)
-        staging = parent / f"{_STAGING}{plan.id}"
-        try:
-            staging.mkdir(mode=0o700)
-            (staging / "active").touch()
-            write_atomic(staging / _PLAN, sealed(asdict(plan)))
-            write_atomic(staging / _STATE, sealed(asdict(state)))
-            yield staging
-            staging.rename(parent / plan.id)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
-        fsync(parent)
-
-    def parse_plan(self, document: dict[str, Any]) -> PlanT:
-        """Return the content of plan.json, with options of earlier versions."""
-        raise NotImplementedError
-
-    def parse_state(self, document: dict[str, Any]) -> StateT:
-        """Return the content of state.json. Raises ValueError for ids of jobs that are none."""
-        raise NotImplementedError
-
-    def read(self) -> PlanT:
-        """Return the plan. Raises NotFound, and Conflict if it cannot be read."""
-        document = self.read_plan()
-        if document.get("schema") != SCHEMA:
-            raise Conflict(f"{self.path}: written by another version of warmd")
-        with self._reading():
-            return self.parse_plan(document)
-
-    def state(self) -> StateT:
-        """Return the state. Raises NotFound, and Conflict if it cannot be read."""
-        document = self._load(_STATE)
-        with self._reading():
-            return self.parse_state(document)
-
-    def update(self, **parts: Any) -> StateT:
-        """Replace parts of the state and return it; within `changing`."""
-        state: Any = replace(self.state(), **parts)  # type: ignore[type-var]
-        write_atomic(self.path / _STATE, sealed(asdict(state)))
-        found: StateT = state
-        return found
-
-    @property
-    def init(self) -> Path:
-        """The weights that its jobs start from, if they come from another job."""
-        return self.path / "init"
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Keep out other processes that change this group. Raises NotFound."""
-        try:
-            with locked(self.path):
-                yield
-        except FileNotFoundError:
-            if self.path.is_dir():
-                raise
-            raise NotFound(f"{kind_of(self.id)}: {self.id} was removed") from None
 
     @property
     def is_active(self) -> bool:
@@ -132,6 +58,17 @@ class GroupFolder(Generic[PlanT, StateT]):
             (self.path / "active").touch()
         else:
             (self.path / "active").unlink(missing_ok=True)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep out other processes that change this group. Raises NotFound."""
+        try:
+            with locked(self.path):
+                yield
+        except FileNotFoundError:
+            if self.path.is_dir():
+                raise
+            raise NotFound(f"{kind_of(self.id)}: {self.id} was removed") from None
 
     def remove(self) -> None:
         """Remove the folder, but none of its jobs."""
@@ -179,6 +116,74 @@ class GroupFolder(Generic[PlanT, StateT]):
             raise Conflict(f"{self.path}: cannot be read: {error}") from error
 
 
+class GroupFolder(Folder, ABC, Generic[PlanT, StateT]):
+    """A group on disk with its plan and its state, which a class for each kind reads."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def open(cls, home: Home, group_id: str) -> Self:
+        """Return the folder of a group of this kind. Raises NotFound, also for an invalid id."""
+        if is_group_id(group_id) and kind_of(group_id) == cls.kind:
+            folder = cls(home, group_id)
+            if folder.path.is_dir():
+                return folder
+        raise NotFound(f"{cls.kind}: no {cls.kind} {group_id[:80]!r} in {_parent(home, cls.kind)}")
+
+    @classmethod
+    @contextmanager
+    def creating(cls, home: Home, plan: Any, state: Any) -> Iterator[Path]:
+        """Yield a temporary folder for further files; it becomes the group's at the end."""
+        parent = _parent(home, cls.kind)
+        parent.mkdir(mode=0o700, exist_ok=True)
+        staging = parent / f"{STAGING}{plan.id}"
+        try:
+            staging.mkdir(mode=0o700)
+            (staging / "active").touch()
+            write_atomic(staging / _PLAN, sealed(asdict(plan)))
+            write_atomic(staging / _STATE, sealed(asdict(state)))
+            yield staging
+            staging.rename(parent / plan.id)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        fsync(parent)
+
+    @abstractmethod
+    def parse_plan(self, document: dict[str, Any]) -> PlanT:
+        """Return the content of plan.json, with options of earlier versions."""
+
+    @abstractmethod
+    def parse_state(self, document: dict[str, Any]) -> StateT:
+        """Return the content of state.json. Raises ValueError for ids of jobs that are none."""
+
+    def read(self) -> PlanT:
+        """Return the plan. Raises NotFound, and Conflict if it cannot be read."""
+        document = self.read_plan()
+        if document.get("schema") != SCHEMA:
+            raise Conflict(f"{self.path}: written by another version of warmd")
+        with self._reading():
+            return self.parse_plan(document)
+
+    def state(self) -> StateT:
+        """Return the state. Raises NotFound, and Conflict if it cannot be read."""
+        document = self._load(_STATE)
+        with self._reading():
+            return self.parse_state(document)
+
+    def update(self, **parts: Any) -> StateT:
+        """Replace parts of the state and return it; within `changing`."""
+        state: Any = replace(self.state(), **parts)  # type: ignore[type-var]
+        write_atomic(self.path / _STATE, sealed(asdict(state)))
+        found: StateT = state
+        return found
+
+    @property
+    def init(self) -> Path:
+        """The weights that its jobs start from, if they come from another job."""
+        return self.path / "init"
+
+
 def update_options(kind: str, document: dict[str, Any]) -> None:
     """Add the defaults of an earlier version, which wrote this plan, for options that are missing.
 
@@ -204,9 +209,9 @@ def group_ids(home: Home, kind: str) -> list[str]:
     return []
 
 
-def all_folders(home: Home) -> list[GroupFolder[Any, Any]]:
+def all_folders(home: Home) -> list[Folder]:
     """Return the folders of all groups: by kind, oldest first."""
-    return [GroupFolder(home, one) for kind in KINDS for one in group_ids(home, kind)]
+    return [Folder(home, one) for kind in KINDS for one in group_ids(home, kind)]
 
 
 def overview(home: Home, newest: int) -> list[dict[str, Any]]:
@@ -217,7 +222,7 @@ def overview(home: Home, newest: int) -> list[dict[str, Any]]:
     """
     found = []
     for kind in KINDS:
-        folders = [GroupFolder[Any, Any](home, one) for one in group_ids(home, kind)]
+        folders = [Folder(home, one) for one in group_ids(home, kind)]
         older = folders[: max(0, len(folders) - newest)]
         for folder in [*filter(lambda one: one.is_active, older), *folders[len(older) :]]:
             with suppress(Conflict, NotFound, FileNotFoundError):  # damaged, or removed just now
@@ -230,13 +235,13 @@ def active(home: Home) -> list[str]:
     return [folder.id for folder in all_folders(home) if folder.is_active]
 
 
-def finish_removals(home: Home) -> None:
-    """Finish interrupted removals."""
+def clean(home: Home) -> None:
+    """Remove what killed processes have left of removals and of submissions."""
     for kind in KINDS:
-        with suppress(FileNotFoundError):
-            for name in os.listdir(parent := _parent(home, kind)):
-                if name.startswith(_REMOVED):
-                    shutil.rmtree(parent / name, ignore_errors=True)
+        parent = _parent(home, kind)
+        remove_stale_staging(parent)
+        for removed in parent.glob(f"{_REMOVED}*"):
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def _parent(home: Home, kind: str) -> Path:

@@ -44,7 +44,7 @@ SCHEMA = 1
 _PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json, with their types
 _LONGEST_SIGNATURE = 100  # bytes
 REMOVED = ".removed-"  # prefix of a run directory that is being removed
-_STAGING = ".new-"  # prefix of one that is being created
+STAGING = ".new-"  # prefix of one that is being created
 _STALE_S = 3600  # age of a stale one; creating a run directory takes milliseconds
 
 # Who submitted a job (in spec.json). "check": `warmd bench` or `warmd verify-resume`.
@@ -89,7 +89,7 @@ class RunDir:
         """
         while True:
             job_id = fresh_id(kind)
-            staging, path = runs / f"{_STAGING}{job_id}", runs / job_id
+            staging, path = runs / f"{STAGING}{job_id}", runs / job_id
             is_here = False
             try:
                 staging.mkdir(mode=0o700)
@@ -122,7 +122,7 @@ class RunDir:
         `create`.
         """
         if not (runs / job_id).is_dir():
-            staging = runs / f"{_STAGING}{job_id}"
+            staging = runs / f"{STAGING}{job_id}"
             shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
             staging.mkdir(mode=0o700)
             kind = kind_of(job_id)
@@ -304,9 +304,9 @@ def trainer_of(path: str) -> str | None:
     return folder.parent.name if is_model else None
 
 
-def remove_stale_staging(runs: Path) -> None:
-    """Remove incomplete run directories of processes that died while they created them."""
-    for staging in runs.glob(f"{_STAGING}*"):
+def remove_stale_staging(parent: Path) -> None:
+    """Remove incomplete folders of jobs or groups whose processes died while they created them."""
+    for staging in parent.glob(f"{STAGING}*"):
         with contextlib.suppress(FileNotFoundError):  # completed, or removed by another process
             if time.time() - staging.stat().st_mtime > _STALE_S:
                 shutil.rmtree(staging, ignore_errors=True)

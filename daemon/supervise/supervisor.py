@@ -161,7 +161,7 @@ class Supervisor:
                     self._become_warm()
                 self.services.start_gateway_if_due()
                 self.services.start_notifier_if_due()
-                groups.finish_removals(self.home)
+                groups.clean(self.home)
                 self._retention.start(self.node.election.was_leader)
                 while self.stopping is None:
                     self._tick()

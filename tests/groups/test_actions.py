@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from waiting import wait_until
 
 from warmd.daemon.groups import actions
 from warmd.daemon.groups.curriculum import CONTINUE, Attempt, CurriculumFolder
-from warmd.daemon.groups.folder import CANCELED, PAUSED
+from warmd.daemon.groups.folder import CANCELED, PAUSED, clean
 from warmd.jobs.ids import fresh_id
 
 
@@ -48,3 +49,12 @@ def test_a_stage_that_begins_while_a_curriculum_is_steered_is_not_forgotten(fold
     thread.join()
     assert folder.state().attempts[-1] == second
     assert folder.state().phase == phase
+
+
+def test_what_killed_submissions_and_removals_have_left_is_removed(folder, desk):
+    parent, group = folder.path.parent, folder.path.name
+    for name in (f".new-{group}-1", f".new-{group}-2", f".removed-{group}"):
+        shutil.copytree(folder.path, parent / name)
+    os.utime(parent / f".new-{group}-1", (0, 0))  # the other one may be being written
+    clean(desk.home)
+    assert {path.name for path in parent.iterdir()} == {group, f".new-{group}-2"}
