@@ -11,6 +11,8 @@ import pytest
 from gateway_requests import connection, metrics, raw_ask, refusal, request
 from waiting import wait_until
 
+from warmd.daemon.queue import keys
+
 
 @pytest.mark.parametrize("stream", ["true", "false"])
 def test_client_that_disconnects_cancels_its_running_job(gateway, stream):
@@ -76,6 +78,19 @@ def test_same_key_with_another_request_is_refused(gateway, background):
     other = raw_ask(gateway, "another prompt", idempotency_key="k3")
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
     assert gateway.waiting() == []
+
+
+def test_a_result_that_is_gone_is_not_found_and_no_place_is_named(gateway, background):
+    first = background.submit(raw_ask, gateway, idempotency_key="k6")
+    job = gateway.take()
+    job.finish("one")
+    first.result(10)
+    for name in ("result.json", "events.jsonl"):
+        (job.rundir.path / name).unlink()
+    gateway.client.connection.delete(keys.events(job.job.id))
+    gone = raw_ask(gateway, idempotency_key="k6")
+    message = f"{job.job.id} has finished, but its result was removed or is on another machine"
+    assert (gone.status_code, gone.json()["error"]["message"]) == (404, message)
 
 
 @pytest.mark.slow

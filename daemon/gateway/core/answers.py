@@ -10,12 +10,14 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
 
 from ....jobs import spec_class
+from ....jobs.errors import NotFound
 from ....jobs.ids import kind_of
 from ..http.errors import CLIENT_DISCONNECTED, ApiError, unavailable
 from .event_reader import JobState
@@ -83,33 +85,69 @@ async def submit(
     return job_id, headers | ({} if eta is None else {"x-warmd-eta": f"{eta:g}"})
 
 
+class _Sent:
+    """What a stream has sent of each choice, which a restarted job generates again."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[int, str], str] = {}  # by choice and name
+        self._counts: Counter[tuple[int, str]] = Counter()  # of calls and log-probabilities
+        self._seen: Counter[tuple[int, str]] = Counter()  # of this execution: characters, items
+
+    def begin(self) -> None:
+        """Expect everything again: another execution has begun."""
+        self._seen.clear()
+
+    def new_of(self, event: Mapping[str, Any]) -> Text | None:
+        """Return what was not sent; None: nothing. Raises ValueError if the text differs."""
+        index = event["index"]
+        text, reasoning = (self._new_text(index, name, event) for name in ("text", "reasoning"))
+        first_call = self._counts[index, "calls"]
+        calls = self._new_items(index, "calls", event) or ()
+        logprobs = self._new_items(index, "logprobs", event)
+        if not (text or reasoning or calls or logprobs):
+            return None
+        return Text(index, text, logprobs, reasoning, calls, first_call)
+
+    def _new_text(self, index: int, name: str, event: Mapping[str, Any]) -> str:
+        text, place = event.get(name, ""), (index, name)
+        at, before = self._seen[place], self._texts.get(place, "")
+        repeated = before[at : at + len(text)]
+        if not text.startswith(repeated):
+            raise ValueError(f"{name} differs from what was sent")
+        new: str = text[len(repeated) :]
+        self._seen[place] += len(text)
+        self._texts[place] = before + new
+        return new
+
+    def _new_items(self, index: int, name: str, event: Mapping[str, Any]) -> list[Any] | None:
+        """Return those that were not sent; None: the event has none."""
+        if (items := event.get(name)) is None:
+            return None
+        place = (index, name)
+        new: list[Any] = items[max(self._counts[place] - self._seen[place], 0) :]
+        self._seen[place] += len(items)
+        self._counts[place] += len(new)
+        return new
+
+
 async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
     """Yield the text as it is generated, job states in between, and the result last.
 
     Each execution begins with `Begun`. Raises ApiError when the job ends without a result.
     """
-    sent: dict[tuple[int, str], str] = {}  # texts of each choice by their names, and
-    seen: dict[tuple[int, str], int] = {}  # characters in this execution
-    sent_calls: Counter[int] = Counter()
-    seen_calls: Counter[int] = Counter()
-    sent_tokens: Counter[int] = Counter()  # log-probabilities of each choice, and
-    seen_tokens: Counter[int] = Counter()  # those in this execution
-    execution, begun, failure = None, None, None
+    sent, execution, begun, failure = _Sent(), None, None, None
     async for item in state.event_reader.follow(job_id):
         if isinstance(item, JobState):
             if not item.has_ended:
                 yield item
                 continue
-            result = None
-            if item.status == "finished":
-                result = await state.in_thread(state.client.result, job_id)
-            if result is None:
+            if item.status != "finished":
                 raise _failure(job_id, item.status, failure)
-            yield result
+            yield await _stored_result(state, job_id)
             return
         if item["execution"] != execution:
-            execution, seen = item["execution"], {}
-            seen_tokens, seen_calls = Counter(), Counter()
+            execution = item["execution"]
+            sent.begin()
         match item["type"]:
             case "started":
                 begun = item["time"]
@@ -122,32 +160,29 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
                 yield item["result"]
                 return
             case "text":
-                index, fresh = item["index"], {}
-                for name in ("text", "reasoning"):
-                    text, place = item.get(name, ""), (index, name)
-                    at, before = seen.get(place, 0), sent.get(place, "")
-                    repeated = before[at : at + len(text)]
-                    if not text.startswith(repeated):
-                        raise ApiError(
-                            500,
-                            f"{job_id} lost its worker and was restarted: the text differs from "
-                            "what was sent already",
-                            code="interrupted",
-                        )
-                    seen[place] = at + len(text)
-                    fresh[name] = text[len(repeated) :]
-                    sent[place] = before + fresh[name]
-                known_calls = max(sent_calls[index] - seen_calls[index], 0)
-                seen_calls[index] += len(item.get("calls", ()))
-                calls, first = item.get("calls", ())[known_calls:], sent_calls[index]
-                sent_calls[index] += len(calls)
-                logprobs = item.get("logprobs")
-                known = max(sent_tokens[index] - seen_tokens[index], 0)
-                seen_tokens[index] += len(logprobs or ())
-                sent_tokens[index] = max(sent_tokens[index], seen_tokens[index])
-                new = logprobs[known:] if logprobs is not None else None
-                if fresh["text"] or fresh["reasoning"] or calls or new:
-                    yield Text(index, fresh["text"], new, fresh["reasoning"], calls, first)
+                try:
+                    new = sent.new_of(item)
+                except ValueError:
+                    raise ApiError(
+                        500,
+                        f"{job_id} lost its worker and was restarted: the text differs from what "
+                        "was sent already",
+                        code="interrupted",
+                    ) from None
+                if new is not None:
+                    yield new
+
+
+async def _stored_result(state: AppState, job_id: str) -> dict[str, Any]:
+    """Return the result of a job whose events are gone. Raises ApiError, which names no places."""
+    with suppress(NotFound):
+        if (found := await state.in_thread(state.client.result, job_id)) is not None:
+            return dict(found)
+    raise ApiError(
+        404,
+        f"{job_id} has finished, but its result was removed or is on another machine",
+        headers=_NO_RETRY,
+    )
 
 
 async def full(state: AppState, request: Request, caller: Caller, job_id: str) -> dict[str, Any]:
