@@ -8,13 +8,12 @@ cannot be read stays text. Imports transformers.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
-
-import orjson
 
 from ..files.chats import REASONING, TOOL_CALLS
 
@@ -72,7 +71,7 @@ def _from_trl(chat_template: str) -> dict[str, Any] | None:
 
 
 class Malformed(Exception):
-    """A region that was to hold a call holds something else."""
+    """A text is not in the form of the model's messages."""
 
 
 class Reply:
@@ -112,28 +111,35 @@ class Reply:
 
     def add(self, text: str) -> Delta:
         """Append a part of the completion, special tokens included."""
+        if self._is_over:
+            return Delta()
         self._raw += text
         if self._is_text:
             return self._told(Delta(content=text))
         try:
-            return self._told(self._read(self._parser.feed(text)))
-        except Exception:  # the parser raises any type for what it cannot read
+            return self._told(self._read(_events(self._parser, text)))
+        except Malformed:
             return self._told(self._reread(is_end=False).after(self.message))
 
     def finish(self, end_token: int | None, *, is_whole: bool) -> Delta:
         """Return the rest at the end of the completion; `is_whole`: it was not cut."""
-        if self._is_text:
+        if self._is_text or self._is_over:
             return Delta()
         if end_token is None:  # a grammar, a stop text or the length ended it
             end = self._tokenizer.eos_token or "" if is_whole else ""
         else:
             end = self._text_of([end_token])
         try:
-            delta = self._read(self._parser.feed(end)) if end else Delta()
-            delta.add(self._read(self._parser.finalize()[1]))
+            delta = self._read(_events(self._parser, end)) if end else Delta()
+            delta.add(self._read(_events(self._parser, None)))
             return self._told(delta)
-        except Exception:
+        except Malformed:
             return self._told(self._reread(is_end=True).after(self.message))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether what follows is left out."""
+        return self._is_single and bool(self.message.calls)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
@@ -188,11 +194,12 @@ class Reply:
         function = value.get("function") if isinstance(value, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         arguments = function.get("arguments") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not isinstance(arguments or {}, dict):
+        if not isinstance(name, str) or not name.isprintable():
+            raise Malformed
+        if not isinstance(arguments or {}, dict):
             raise Malformed
         digest = hashlib.sha256(f"{self._seed}/{number}".encode()).hexdigest()
-        text = orjson.dumps(arguments or {}).decode()
-        return {"id": f"call_{digest[:24]}", "name": name, "arguments": text}
+        return {"id": f"call_{digest[:24]}", "name": name, "arguments": _json_of(arguments or {})}
 
     def _reread(self, *, is_end: bool) -> Delta:
         """Read the whole completion again, up to the region that cannot be read, which is text.
@@ -204,8 +211,8 @@ class Reply:
         for place, character in enumerate(self._raw):
             unread += character
             try:
-                delta = self._read(parser.feed(character), len(found.calls))
-            except Exception:
+                delta = self._read(_events(parser, character), len(found.calls))
+            except Malformed:
                 found.content += unread + self._raw[place + 1 :]
                 self._is_text = True
                 return found
@@ -214,13 +221,35 @@ class Reply:
                 if text:
                     unread = unread[unread.index(text) + len(text) :]
             if delta.calls:
-                unread = ""
+                unread = parser._buffer[parser._pos :]  # read, and not told yet
+                if self._is_single:
+                    return found
         if is_end:
             try:
-                found.add(self._read(parser.finalize()[1], len(found.calls)))
-            except Exception:
+                found.add(self._read(_events(parser, None), len(found.calls)))
+            except Malformed:
                 found.content += unread
         return found
+
+
+def _events(parser: Any, text: str | None) -> list[dict[str, Any]]:
+    """Return a parser's events for more text; None: for the end. Raises Malformed."""
+    try:
+        found: list[dict[str, Any]]
+        found = parser.finalize()[1] if text is None else parser.feed(text)
+    except Exception as error:  # of any type: what a model writes goes into JSON and casts
+        raise Malformed(str(error)) from error
+    return found
+
+
+def _json_of(arguments: dict[str, Any]) -> str:
+    """Return the JSON text of arguments, integers of any size included. Raises Malformed."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except ValueError as error:  # NaN or infinity, or half of a surrogate pair
+        raise Malformed(str(error)) from error
+    return text
 
 
 def _listed(value: Any) -> list[Any]:

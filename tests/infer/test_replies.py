@@ -76,8 +76,14 @@ MALFORMED = [
     '<tool_call>\n{"name": "add", "argum',
     "<tool_call>\n[1]\n</tool_call>",
     '<tool_call>\n{"name": 3}\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud800"}}\n</tool_call>',
+    '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>',
     "<tool_call>",
     f"{CALL} and <tool_call>no</tool_call>",
+    f"{CALL}<tool_call>no</tool_call>",
+    f"{CALL}\n<tool_call>\n{{",
+    f"{CALL}<tool_call",
 ]
 
 
@@ -153,13 +159,20 @@ def test_a_malformed_call_stays_text(text: str):
     assert len(found[0].calls) == text.startswith(CALL)
 
 
+def test_arguments_keep_integers_of_any_size():
+    number = 10**30 + 7
+    call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>'
+    assert json.loads(told("qwen3_template", call).calls[0]["arguments"]) == {"a": number}
+
+
 def test_without_tools_a_call_stays_text():
     assert told("qwen3_template", f"yes {CALL}", tools=None) == Delta(f"yes {CALL}")
 
 
 def test_what_follows_the_first_call_is_left_out_where_one_is_allowed():
-    found = told("qwen3_template", f"yes {CALL} no {CALL}", is_single=True)
-    assert (found.content, len(found.calls)) == ("yes", 1)
+    for rest in (f" no {CALL}", "<tool_call>no</tool_call>", f"{CALL} <tool_call>{{"):
+        found = [told("qwen3_template", f"yes {CALL}{rest}", n, is_single=True) for n in range(8)]
+        assert {(one.content, len(one.calls)) for one in found} == {("yes", 1)}
 
 
 def test_ids_of_calls_follow_from_the_job():

