@@ -19,8 +19,8 @@ _MOST_SIZE = 2**20  # characters of a schema; large ones have 100,000
 LIMIT_S = 0.8  # processor time of a schema, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
 
-# The escapes in strings and keys. Without \\uXXXX each text has one spelling only: llguidance
-# compares keys as they are spelled, so that "\\u0061" would be another key than "a".
+# The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
+# compares keys as they are spelled, so that "\u0061" would be another key than "a".
 ESCAPES = 'nrbtf\\"'
 
 _processes = LimitedProcesses(f"{__package__}.schema_compiler", shows_output=False)

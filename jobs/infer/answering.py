@@ -27,8 +27,8 @@ from ..errors import JobFailed
 from ..files.chats import TOOL_CALLS
 from ..models.chat_templates import ChatTemplate
 from ..models.generation_settings import end_tokens
-from . import batch_file, gui_actions
-from .forced_calls import CallForm, grammar as calls_grammar
+from . import batch_file, forced_calls, gui_actions
+from .forced_calls import CallForm
 from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
 from .replies import Delta, Reply, response_template
 from .token_texts import TokenTexts
@@ -248,10 +248,8 @@ def _prepare(
     begun = time.perf_counter()
     ids, seen = encode(spec, warm, prompt)
     template, tools = _message_format(spec, warm, prompt)
-    if forced := spec.forced_tools:
-        grammar = _grammar_of_calls(forced, warm, engine, is_forced=True)
-    elif tools and any(tool.get("function", tool).get("strict") for tool in tools):
-        grammar = _grammar_of_calls(tools, warm, engine, is_forced=False)
+    if tools:
+        grammar = _grammar_of_calls(spec, tools, warm, engine) or grammar
     request = Request(
         ids=ids,
         images=seen,
@@ -317,28 +315,44 @@ def _message_format(
 
 
 def _grammar_of_calls(
-    tools: Sequence[dict[str, Any]], warm: WarmModel, engine: Engine, *, is_forced: bool
-) -> Grammar:
-    """Return the grammar of a call of one of the tools, or of texts with calls of them.
+    spec: InferSpec, tools: Sequence[dict[str, Any]], warm: WarmModel, engine: Engine
+) -> Grammar | None:
+    """Return the grammar of completions that may call tools; None: any text.
 
-    Then calls of tools that are not strict have any arguments. Raises JobFailed and SpecError.
+    Calls of tools that are neither forced nor strict have any arguments. Raises JobFailed, and
+    SpecError for a schema.
     """
-    tokenizer, ends = warm.tokenizer, sorted(end_tokens(warm.model, warm.tokenizer))
-    form = CallForm.of(ChatTemplate.of(tokenizer), tokenizer.convert_ids_to_tokens(ends))
-    added = tokenizer.get_added_vocab()
-    if (template := response_template(tokenizer)) is not None:
-        form = form.trimmed(added, partial(_is_call, template, tokenizer))
-    functions = [tool.get("function", tool) for tool in tools]
+    forced = spec.forced_tools
+    functions = [tool.get("function", tool) for tool in forced or tools]
+    if forced:
+        advice = "tool_choice: must be auto or none"
+    elif spec.json_schema:
+        advice = "json_schema: must go without tools, or with tool_choice none"
+    elif any(one.get("strict") for one in functions):
+        advice = "tools: strict must be false with tool_choice auto"
+    else:
+        return None
     named = [
         {
             "name": one["name"],
-            "parameters": parameters_of(one)
-            if is_forced or one.get("strict")
-            else {"type": "object"},
+            "parameters": parameters_of(one) if forced or one.get("strict") else {"type": "object"},
         }
         for one in functions
     ]
-    grammar = calls_grammar(form, named, added, is_forced=is_forced, ends=ends)
+    tokenizer, ends = warm.tokenizer, sorted(end_tokens(warm.model, warm.tokenizer))
+    added = tokenizer.get_added_vocab()
+    try:
+        form = CallForm.of(ChatTemplate.of(tokenizer), tokenizer.convert_ids_to_tokens(ends))
+        if (template := response_template(tokenizer)) is not None:
+            form = form.trimmed(added, partial(_is_call, template, tokenizer))
+        if forced:
+            grammar = forced_calls.forced(form, named, added)
+        elif spec.json_schema:
+            grammar = forced_calls.or_json(form, named, added, spec.json_schema)
+        else:
+            grammar = forced_calls.among_text(form, named, added, ends)
+    except forced_calls.NoGrammar as error:
+        raise JobFailed(f"{advice}: {error}") from None
     return engine.grammar_of_calls(grammar)
 
 

@@ -1,4 +1,4 @@
-"""Grammars of tool calls: that one is made, or that each follows the schema of its tool.
+"""Grammars of completions with tool calls, whose arguments follow the schemas of the tools.
 
 The form is found by rendering a call: what stands before the name, between name and arguments, and
 behind. Arguments must be JSON there, and the parser of replies must read such a call.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine import json_schemas
-from ..errors import JobFailed
 from ..files.chats import TOOL_CALLS, Chat, TemplateInputs
 from ..models.chat_templates import ChatTemplate, render
 
@@ -27,6 +26,13 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
     },
 }
+
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class NoGrammar(Exception):
+    """A model's calls cannot be held to a grammar; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class CallForm:
 
     @classmethod
     def of(cls, template: ChatTemplate, ends: Iterable[str]) -> CallForm:
-        """Find the form of a template; `ends`: texts of end tokens. Raises JobFailed."""
+        """Find the form of a template; `ends`: texts of end tokens. Raises NoGrammar."""
         question = {"role": "user", "content": "question"}
         function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
         answer = {"role": "assistant", "content": ""}
@@ -69,10 +75,7 @@ class CallForm:
         text = whole[next((at for at, (one, other) in pairs if one != other), len(begin)) :]
         name, arguments = text.find(_NAME), _ARGUMENTS.search(text)
         if name < 0 or arguments is None or arguments.start() < name:
-            raise JobFailed(
-                "tool_choice: must be auto or none: the chat template does not write a call as its "
-                "name and JSON"
-            )
+            raise NoGrammar("the chat template does not write a call as its name and JSON")
         behind = text[arguments.end() :]
         for end in ends:
             behind = behind.partition(end)[0]
@@ -80,55 +83,73 @@ class CallForm:
         return cls(text[:name], between, behind, bool(arguments["space"]))
 
 
-def grammar(
-    form: CallForm,
-    tools: Sequence[Mapping[str, Any]],
-    added: Mapping[str, int],
-    *,
-    is_forced: bool = True,
-    ends: Sequence[int] = (),
-) -> str:
+def forced(form: CallForm, tools: Tools, added: Mapping[str, int]) -> str:
     """Return the llguidance grammar of a call of one of the tools.
 
     `tools`: names and JSON Schemas of the arguments. `added`: the tokens by their texts that the
-    tokenizer does not make of smaller ones. With `is_forced` false, of any text with such calls in
-    it, up to one of the tokens `ends`. Raises SpecError for a schema, and JobFailed for a form
-    whose calls do not begin with a token of their own, before which any text may stand.
+    tokenizer does not make of smaller ones. Raises SpecError for a schema.
     """
+    return _compiled("start: call\n", form, tools, added)
+
+
+def among_text(form: CallForm, tools: Tools, added: Mapping[str, int], ends: Iterable[int]) -> str:
+    """Return the grammar of any text with calls in it, up to one of the tokens `ends`.
+
+    Otherwise as `forced`. Raises NoGrammar too.
+    """
+    begin = _first_token(form, added)
+    others = ",".join(map(str, sorted({begin, *ends})))
+    rules = f"start: any (call any)*\nany: (/(.|\\n)+/ | <[^{others}]>)*\n"
+    return _compiled(rules, form, tools, added)
+
+
+def or_json(form: CallForm, tools: Tools, added: Mapping[str, int], schema: str) -> str:
+    """Return the grammar of either JSON that follows `schema`, or calls. Raises as `among_text`."""
+    _first_token(form, added)
+    answer = json.loads(json_schemas.narrowed(schema)) | _spelling()
+    rules = f"start: answer | call (/\\s+/? call)*\nanswer: %json {json.dumps(answer)}\n"
+    return _compiled(rules, form, tools, added)
+
+
+def _first_token(form: CallForm, added: Mapping[str, int]) -> int:
+    """Return the token with which a call begins, and no text. Raises NoGrammar."""
+    for text, number in added.items():
+        if form.before.startswith(text):
+            return number
+    raise NoGrammar("the model's calls begin with plain text, not with a token of their own")
+
+
+def _compiled(rules: str, form: CallForm, tools: Tools, added: Mapping[str, int]) -> str:
+    """Return the grammar of rules that name `call`."""
     from llguidance import LLMatcher
 
-    json_schemas.check_lark(_lark(form, tools, {}), "tools")
-    rules = _lark(form, tools, added)
-    if not is_forced:
-        begin = next((one for one in added if form.before.startswith(one)), None)
-        if begin is None:
-            raise JobFailed(
-                "tools: strict must be false with tool_choice auto: the model's calls begin with "
-                "plain text, not with a token of their own"
-            )
-        others = ",".join(map(str, sorted({added[begin], *ends})))
-        rules = rules.replace("start:", "call:", 1)
-        rules += f"start: any (call any)*\nany: (/(.|\\n)+/ | <[^{others}]>)*\n"
-    found: str = LLMatcher.grammar_from_lark(rules)
+    json_schemas.check_lark(f"start: call\n{_lark(form, tools, {})}", "tools")
+    found: str = LLMatcher.grammar_from_lark(rules + _lark(form, tools, added))
     return found
 
 
-def _lark(form: CallForm, tools: Sequence[Mapping[str, Any]], added: Mapping[str, int]) -> str:
-    rules, starts = [], []
+def _lark(form: CallForm, tools: Tools, added: Mapping[str, int]) -> str:
+    """Return the rules of `call`, a call of one of the tools."""
+    rules, names = [], []
     for number, tool in enumerate(tools):
         schema = json.loads(json_schemas.narrowed(json.dumps(tool["parameters"]), "tools"))
-        space = " " if form.has_spaces else ""
-        schema["x-guidance"] = {
-            "whitespace_flexible": False,
-            "item_separator": f",{space}",
-            "key_separator": f":{space}",
-            "json_allowed_escapes": json_schemas.ESCAPES,
-        }
+        schema |= _spelling(" " if form.has_spaces else "")
         before = _literal(f"{form.before}{tool['name']}{form.between}", added)
-        starts.append(f"call_{number}")
+        names.append(f"call_{number}")
         rules.append(f"call_{number}: {before} args_{number} {_literal(form.behind, added)}")
         rules.append(f"args_{number}: %json {json.dumps(schema)}")
-    return "\n".join([f"start: {' | '.join(starts)}", *rules]) + "\n"
+    return "\n".join([f"call: {' | '.join(names)}", *rules]) + "\n"
+
+
+def _spelling(space: str = "") -> dict[str, Any]:
+    """Return llguidance's settings of JSON with `space` behind colons and commas."""
+    settings = {
+        "whitespace_flexible": False,
+        "item_separator": f",{space}",
+        "key_separator": f":{space}",
+        "json_allowed_escapes": json_schemas.ESCAPES,
+    }
+    return {"x-guidance": settings}
 
 
 def _literal(text: str, added: Mapping[str, int]) -> str:

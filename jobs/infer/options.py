@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -62,6 +62,8 @@ class InferSpec(PrecisionSpec):
         ),
         goes_with("reply", when=is_in(MESSAGE), messages=GIVEN),
         goes_with("tool_choice", tools=GIVEN),
+        goes_with("parallel_tool_calls", tools=GIVEN),
+        goes_with("parallel_tool_calls", reply=is_in(MESSAGE)),
         never_with("actions", when=is_not("none"), reply=is_in(MESSAGE)),
     )
 
@@ -231,9 +233,6 @@ class InferSpec(PrecisionSpec):
             )
         if self.prompts:
             prompt_list(self.prompts)
-        for tool in self.forced_tools:
-            schema = parameters_of(tool.get("function", tool))
-            json_schemas.grammar_of(orjson.dumps(schema).decode(), TOOLS)
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
         if self.screen:
@@ -281,6 +280,15 @@ class InferSpec(PrecisionSpec):
             raise SpecError("tool_choice", f"must be {takes}, got {self.tool_choice!r}")
         return found[:1]
 
+    def _bound_functions(self) -> Iterator[dict[str, Any]]:
+        """Yield the functions whose calls follow their schemas. Raises SpecError."""
+        forced = self.forced_tools
+        if self.reply == MESSAGE and self.tool_choice != NO_CALLS:
+            for tool in forced or self.inputs.tools or ():
+                function = tool.get("function", tool)
+                if forced or function.get("strict"):
+                    yield function
+
     def chat(self, prompt: str | Chat) -> Chat:
         """Return a prompt as a chat, with all that the options add to it."""
         chat = Chat([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else prompt
@@ -291,7 +299,7 @@ class InferSpec(PrecisionSpec):
         return Chat(messages, inputs)
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
-        """Check the model, images, JSON Schema, input records, output path and lengths.
+        """Check the model, images, JSON Schemas, input records, output path and lengths.
 
         `model_settings` may have `has_chat_template`. Raises SpecError.
         """
@@ -305,6 +313,8 @@ class InferSpec(PrecisionSpec):
         if self.input:
             batch_file.check(Path(self.input), Path(self.output), chat_template=self.chat_template)
         _ = self.inputs  # raises
+        for function in self._bound_functions():
+            json_schemas.grammar_of(orjson.dumps(parameters_of(function)).decode(), TOOLS)
         if model_settings is not None:
             self._check_images(config)
         if not config.get("has_chat_template", True):

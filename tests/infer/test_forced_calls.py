@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer import answering
-from warmd.jobs.infer.forced_calls import CallForm
+from warmd.jobs.infer.forced_calls import CallForm, NoGrammar
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
 from warmd.jobs.infer.replies import Reply, response_template
@@ -37,6 +37,17 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "length", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "stop"}},
 ]
+
+
+def bomb(*, is_strict: bool) -> str:
+    """A tool whose schema takes hours to compile."""
+    number = {"type": "integer", "multipleOf": 99999989}
+    parameters = {"type": "object", "properties": {"x": number}}
+    function = {"name": "f", "parameters": parameters, "strict": is_strict}
+    return orjson.dumps([{"type": "function", "function": function}]).decode()
+
+
+STRICT_BOMB, BOMB = bomb(is_strict=True), bomb(is_strict=False)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +107,24 @@ def test_without_tools_the_model_is_free(job: tiny.Surroundings):
         assert choice["finish_reason"] == "length"
 
 
+def is_allowed(job: tiny.Surroundings, text: str, **options: Any) -> bool:
+    """Whether the grammar of a chat with tools, of which `length` is strict, takes a completion."""
+    warm = job.ctx.models.take("demo")
+    tools = [{**TOOLS[0]["function"], "strict": options.pop("strict", True)}, TOOLS[1]["function"]]
+    given = {"messages": '[{"role": "user", "content": "?"}]', "reply": "message", **options}
+    spec = InferSpec.parse({**given, "tools": orjson.dumps(tools).decode()})
+    grammar = answering._grammar_of_calls(spec, tools, warm, Engine(warm))
+    assert grammar is not None
+    logits = torch.zeros(len(warm.model.lm_head.weight))
+    for token in warm.tokenizer(text)["input_ids"]:
+        if not torch.isfinite(grammar.allowed(logits)[token]):
+            return False
+        grammar.advance(token)
+    return True
+
+
 @pytest.mark.parametrize(
-    ("call", "is_allowed"),
+    ("call", "follows"),
     [
         ('{"name": "length", "arguments": {"a": 5, "unit": "cm"}}', True),
         ('{"name": "length", "arguments": {"a": 500, "unit": "cm"}}', False),
@@ -106,20 +133,66 @@ def test_without_tools_the_model_is_free(job: tiny.Surroundings):
         ('{"name": "other", "arguments": {}}', False),
     ],
 )
-def test_calls_of_a_strict_tool_follow_its_schema_among_any_text(
-    job: tiny.Surroundings, call: str, is_allowed: bool
+def test_calls_of_a_strict_tool_follow_its_schema(job: tiny.Surroundings, call: str, follows: bool):
+    call = f"<tool_call>\n{call}\n</tool_call>"
+    text = f"<think>\nhm</think> yes {call} and <|im_end|>"
+    assert is_allowed(job, text) is follows
+    assert is_allowed(job, f"{call}<|im_end|>", json_schema=SCHEMA) is follows
+
+
+CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+SCHEMA = '{"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ('{"b":5}<|im_end|>', True),
+        (f"{CALL}<|im_end|>", True),
+        (f"{CALL}\n{CALL}<|im_end|>", True),
+        ('{"b":"x"}', False),
+        ("yes", False),
+        (f"yes {CALL}", False),
+        ('{"b":5}' + CALL, False),
+    ],
+)
+def test_a_model_with_tools_and_a_schema_calls_or_follows_the_schema(
+    job: tiny.Surroundings, text: str, follows: bool
 ):
-    warm = job.ctx.models.take("demo")
-    tools = [{**TOOLS[0]["function"], "strict": True}, TOOLS[1]["function"]]
-    grammar = answering._grammar_of_calls(tools, warm, Engine(warm), is_forced=False)
-    text = f"<think>\nhm</think> yes <tool_call>\n{call}\n</tool_call> and <|im_end|>"
-    logits = torch.zeros(len(warm.model.lm_head.weight))
-    for token in warm.tokenizer(text)["input_ids"]:
-        if not torch.isfinite(grammar.allowed(logits)[token]):
-            assert not is_allowed
-            return
-        grammar.advance(token)
-    assert is_allowed
+    for strict in (False, True):
+        assert is_allowed(job, text, strict=strict, json_schema=SCHEMA) is follows
+
+
+def test_a_chat_with_tools_and_a_schema_has_an_answer_or_calls(job: tiny.Surroundings):
+    for seed in range(4):
+        [choice] = answer(job, json_schema=SCHEMA, seed=seed, temperature=2.0)["choices"]
+        text = choice["text"]  # the length may have cut a call
+        is_answer = text.startswith(('{"b":', "<tool_call>"))
+        assert is_answer or ("calls" in choice and text == "")
+
+
+def test_a_model_whose_calls_are_plain_text_takes_no_schema_with_tools(
+    job: tiny.Surroundings, model: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model[1], "chat_template", tool_chats.source_of("llama3_1"))
+    with pytest.raises(JobFailed, match=r"json_schema: must go without tools, .* plain text"):
+        is_allowed(job, "", json_schema=SCHEMA)
+    with pytest.raises(JobFailed, match=r"tools: strict must be false .* plain text"):
+        is_allowed(job, "")
+    monkeypatch.setattr(model[1], "chat_template", tool_chats.source_of("qwen3_5_think"))
+    with pytest.raises(JobFailed, match=r"tools: strict must be false .* as its name and JSON"):
+        is_allowed(job, "")
+    with pytest.raises(JobFailed, match=r"tool_choice: must be auto .* as its name and JSON"):
+        is_allowed(job, "", tool_choice="required")
+
+
+def test_a_file_of_tools_goes_with_a_choice(tmp_path: Path):
+    (tmp_path / "tools.json").write_text(orjson.dumps(TOOLS).decode())
+    given = {"messages": '[{"role": "user", "content": "?"}]', "reply": "message"}
+    given |= {"tools": "tools.json", "tool_choice": "function length"}
+    spec = InferSpec.parse(given).located(tmp_path)
+    spec.check_inputs(None)
+    assert [tool["function"]["name"] for tool in spec.forced_tools] == ["length"]
 
 
 @pytest.mark.parametrize(
@@ -130,13 +203,17 @@ def test_calls_of_a_strict_tool_follow_its_schema_among_any_text(
         ({"tool_choice": "required", "tools": ""}, "tool_choice: must go with tools"),
         ({"tool_choice": "required", "json_schema": "{}"}, "must be auto or none with json_schema"),
         ({"reply": "text", "tool_choice": "required"}, "must go with reply message"),
+        ({"reply": "text", "parallel_tool_calls": False}, "must go with reply message"),
+        ({"tools": "", "parallel_tool_calls": False}, "parallel_tool_calls: must go with tools"),
+        ({"tools": STRICT_BOMB}, "tools: must be a schema that compiles in time"),
+        ({"tools": BOMB, "tool_choice": "function f"}, "tools: must be a schema that compiles"),
     ],
 )
 def test_a_choice_that_means_nothing_is_refused(options: dict[str, Any], words: str):
     given = {"messages": '[{"role": "user", "content": "?"}]', "reply": "message"}
     given |= {"tools": orjson.dumps(TOOLS).decode(), **options}
     with pytest.raises(SpecError) as caught:
-        InferSpec.parse(given)
+        InferSpec.parse(given).check_inputs(None)
     assert words in str(caught.value)
 
 
@@ -156,7 +233,7 @@ def test_the_form_of_a_call_is_that_of_the_chat_template(family: str):
     tokenizer = tool_chats.tokenizer(tool_chats.source_of(family))
     template, ends = ChatTemplate.of(tokenizer), ["<|im_end|>", "<|eot_id|>"]
     if family not in FORCEABLE:
-        with pytest.raises(JobFailed, match="does not write a call as its name and JSON"):
+        with pytest.raises(NoGrammar, match="does not write a call as its name and JSON"):
             CallForm.of(template, ends)
         return
     form = CallForm.of(template, ends)
