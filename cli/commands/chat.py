@@ -9,6 +9,7 @@ import click
 
 from ...jobs import spec_class
 from ...jobs.errors import SpecError, WarmdError
+from ...jobs.files.chats import tool_calls_of
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from .answer import Answer, show
 
@@ -110,17 +111,7 @@ def _talk(client: Client, values: dict[str, Any]) -> int:
 def message_of(answer: Answer) -> dict[str, Any]:
     """Return an answer as a message of the chat."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if not answer.calls:
-        return message
-    calls = [
-        {
-            "id": call["id"],
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call["arguments"]},
-        }
-        for call in answer.calls
-    ]
-    return {**message, "tool_calls": calls}
+    return {**message, "tool_calls": tool_calls_of(answer.calls)} if answer.calls else message
 
 
 _LEAVE = ("/bye", "/exit", "/quit")

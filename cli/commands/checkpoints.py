@@ -6,8 +6,8 @@ These commands read the run directory and need no daemon.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -328,14 +328,17 @@ def _export_gguf(chosen: Weights, target: Path, kind: str, *, merge: bool) -> in
     from ...daemon.runs import weights
     from ...jobs.models.gguf.exporting import export as export_gguf
 
-    with weights.new_folder(target) as staging, tempfile.TemporaryDirectory(dir=target.parent) as t:
-        folder = chosen.folder
+    with weights.new_folder(target) as staging:
+        folder, merged = chosen.folder, staging / "merged"
         if merge:
-            folder = Path(t)
-            _merge(chosen, folder)
+            merged.mkdir()
+            _merge(chosen, merged)
+            folder = merged
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         with _progress(size) as on_bytes:
             written = export_gguf(folder, staging, kind, name=chosen.name, on_bytes=on_bytes)
+        if merge:
+            shutil.rmtree(merged)
     for line in written.notes:
         note(line)
     return written.size_bytes

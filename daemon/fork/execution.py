@@ -67,7 +67,7 @@ from .worker_connection import JobControl, WorkerConnection
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Execution:
     """A requested execution, in a run directory that this process alone writes."""
 
@@ -115,7 +115,13 @@ def execute(
                 outcome = follow(request, warm, placement, connection.send)
             else:
                 outcome = _run_in_log(
-                    *(connection, request, control, warm, placement, reporter, patience),
+                    connection,
+                    request,
+                    control,
+                    warm,
+                    placement,
+                    reporter=reporter,
+                    patience=patience,
                     is_resident=is_resident,
                 )
         finally:
@@ -147,9 +153,9 @@ def _run_in_log(
     control: JobControl,
     warm: WarmModels,
     placement: Placement,
+    *,
     reporter: _WaitReporter,
     patience: Patience,
-    *,
     is_resident: bool,
 ) -> JobOutcome:
     """Run a job whose run directory is locked, as the only writer there. Raises Superseded."""
@@ -169,8 +175,16 @@ def _run_in_log(
     activity = ActivityReporter(lambda now: connection.send(JobActivity(job_id, now)))
     with events, activity:
         execution = _Execution(
-            *(request, control, warm, placement, is_resident),
-            *(fence, events, activity, connection.send, patience),
+            request=request,
+            control=control,
+            warm=warm,
+            placement=placement,
+            is_resident=is_resident,
+            fence=fence,
+            events=events,
+            activity=activity,
+            send=connection.send,
+            patience=patience,
         )
         return _outcome_of(execution)
 

@@ -1,5 +1,5 @@
-"""Reports on jobs of a home: functions that read run directories, and two that run scratch jobs.
+"""Reports on jobs of a home: functions whose results are frozen dataclasses.
 
-`digest`, `leaderboard`, `diff` and `estimate` read; `verify_resume` and `verify_trl` train a job's
-first steps again. Each has its result as a frozen dataclass. Imports no torch.
+`digest`, `leaderboard`, `diff` and `estimate` read run directories; `verify_resume` and
+`verify_trl` train a job's first steps again. Imports no torch.
 """

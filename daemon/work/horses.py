@@ -135,9 +135,8 @@ class Horses:
                     attempt.horse = horse
         for seat in self._held.gangs.seats.taken:
             if seat.needs_horse:
-                with contextlib.suppress(
-                    OSError
-                ):  # no descriptor is free: the next iteration tries again
+                # Where no descriptor is free, the next iteration tries again.
+                with contextlib.suppress(OSError):
                     seat.horse = self.request(seat.request, alone=True)
 
     def _needs_horse(self, attempt: Attempt) -> bool:

@@ -85,6 +85,18 @@ class Chat:
         return replace(self, inputs=replace(self.inputs, arguments=arguments))
 
 
+def tool_calls_of(calls: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Return the calls of a completion (`id`, `name`, `arguments`) as a message has them."""
+    return [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in calls
+    ]
+
+
 def _parts_of(messages: Iterable[Message]) -> frozenset[str]:
     """Return what messages have beyond a role and a content, by the names of Chat.parts."""
     found: set[str] = set()

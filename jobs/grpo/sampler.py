@@ -50,10 +50,9 @@ class Sampler:
     """Samples completions by the options of a GRPOConfig.
 
     The engine's decoder computes the logits of a model that can be packed, else its own forward
-    pass. `rollout_dtype`: the precision of the weights in training,
-    "float32" or, with packs on a CPU, "int8"; evaluations use the model's own. `keeps_logps`:
-    whether completions of the training have the log-probabilities of their tokens, as int8 ones
-    always do.
+    pass. `rollout_dtype`: the precision of the weights in training, "float32" or, with packs on a
+    CPU, "int8"; evaluations use the model's own. `keeps_logps`: whether completions of the training
+    have the log-probabilities of their tokens, as int8 ones always do.
     """
 
     def __init__(

@@ -46,6 +46,12 @@ class TokenizerFolder:
         with_tools = sources.get("tool_use")
         return ChatTemplate.of_sources(default, with_tools, self.special_tokens())
 
+    def special_tokens(self) -> dict[str, str]:
+        """The special tokens by their names, such as eos_token."""
+        config = self._read("special_tokens_map.json") | self._read("tokenizer_config.json")
+        named = {name: _token(value) for name, value in config.items() if name.endswith("_token")}
+        return {name: text for name, text in named.items() if text}
+
     def counter(self) -> Callable[[str], int] | None:
         """Return a function that counts a text's non-special tokens; None: no tokenizer.json."""
         encode = self.encoder()
@@ -130,12 +136,6 @@ class TokenizerFolder:
     @cached_property
     def _rules(self) -> str | None:
         return rules_of(self._tokenizer)
-
-    def special_tokens(self) -> dict[str, str]:
-        """The special tokens by their names, such as eos_token."""
-        config = self._read("special_tokens_map.json") | self._read("tokenizer_config.json")
-        named = {name: _token(value) for name, value in config.items() if name.endswith("_token")}
-        return {name: text for name, text in named.items() if text}
 
     def _template_sources(self) -> dict[str, str]:
         """The chat templates by their names; `default` is that of a tokenizer with one."""

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import SpecError
+from ....jobs.files.chats import tool_calls_of
 from ....jobs.infer.options import MESSAGE, MOST_TOP
 from ..core import answers, sse
 from ..core.answers import Text
@@ -32,7 +33,7 @@ from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import images
 from .formats import ResponseFormat, schema_of
-from .tools import Tool, ToolCall, ToolChoice, called, choice_of, spoken
+from .tools import Tool, ToolCall, ToolChoice, choice_of, spoken
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
@@ -311,7 +312,7 @@ def _tool_options(body: ChatRequest) -> dict[str, Any]:
 
 def _message(choice: dict[str, Any]) -> dict[str, Any]:
     """Return the message of a choice in a result."""
-    calls = called(choice.get("calls", ()))
+    calls = tool_calls_of(choice.get("calls", ()))
     found = {"role": "assistant", "content": spoken(choice["text"], calls), "refusal": None}
     if "reasoning" in choice:
         found["reasoning_content"] = choice["reasoning"]
@@ -327,7 +328,7 @@ def _deltas(piece: Text) -> Iterator[dict[str, Any]]:
         yield _delta(piece.index, {"reasoning_content": piece.reasoning})
     if piece.text or piece.logprobs or not (piece.reasoning or piece.calls):
         yield _delta(piece.index, {"content": piece.text}, logprobs=piece.logprobs)
-    for number, call in enumerate(called(piece.calls), piece.first_call):
+    for number, call in enumerate(tool_calls_of(piece.calls), piece.first_call):
         function = call["function"]
         begin = {**call, "function": {"name": function["name"], "arguments": ""}}
         yield _delta(piece.index, {"tool_calls": [{"index": number, **begin}]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -86,18 +86,6 @@ def choice_of(choice: str | ChosenTool, tools: Sequence[Tool]) -> str:
     if name not in names:
         raise SpecError("tool_choice", f"must name one of {', '.join(names)}, got {name[:80]!r}")
     return f"function {name}"
-
-
-def called(calls: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Return the calls of a completion in OpenAI's shape."""
-    return [
-        {
-            "id": call["id"],
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call["arguments"]},
-        }
-        for call in calls
-    ]
 
 
 def spoken(text: str, calls: Sequence[object]) -> str | None:
