@@ -25,11 +25,15 @@ class ActivityReporter:
         self._thread: threading.Thread | None = None  # none for jobs that report no activity
 
     def working(self, activity: Activity | None) -> None:
-        """Set the current activity of the job (jobs.context.Context.working)."""
+        """Set the current activity of the job (jobs.context.Context.working).
+
+        Raises RuntimeError while the machine can start no thread.
+        """
         self._latest = activity
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="activity", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="activity", daemon=True)
+            thread.start()
+            self._thread = thread  # not one that the machine could not start: it is joined
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from needs import needs
 
+_MOMENT_S, _LOOKS = 0.3, 30
+
 
 class ProcessLimit:
     """A control group whose processes and threads can be limited, together."""
@@ -22,10 +24,20 @@ class ProcessLimit:
         (self._folder / "cgroup.procs").write_text(str(pid))
 
     def set(self, *, more: int | None) -> None:
-        """Allow this many more threads than there are now; None: any number."""
-        current = int((self._folder / "pids.current").read_text())
-        limit = "max" if more is None else str(current + more)
+        """Allow this many more threads than there are now; None: any number.
+
+        Threads that live for a moment do not count: one that ends would leave its place to others.
+        """
+        limit = "max" if more is None else str(self._lasting() + more)
         (self._folder / "pids.max").write_text(limit)
+
+    def _lasting(self) -> int:
+        """Return the least number of threads that there are within a moment."""
+        found = []
+        for _ in range(_LOOKS):
+            found.append(int((self._folder / "pids.current").read_text()))
+            time.sleep(_MOMENT_S / _LOOKS)
+        return min(found)
 
     def forbid(self, *, beyond: int = 0) -> None:
         """Allow at most so many in all; those that there are stay."""

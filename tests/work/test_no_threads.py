@@ -57,6 +57,7 @@ def logged(daemon: Daemon) -> Callable[[], str]:
 def test_jobs_wait_for_threads_and_no_retry_is_used(
     limited: Daemon, limit: ProcessLimit, more: int
 ):
+    log = logged(limited)
     limit.set(more=more)
     jobs = [limited.submit(retries=1) for _ in range(2)]
     wait_until(lambda: limited.client.job(jobs[0])["waits_for"])
@@ -67,6 +68,8 @@ def test_jobs_wait_for_threads_and_no_retry_is_used(
     for job_id in jobs:
         ended = limited.wait(job_id)
         assert (ended["status"], ended["retries_left"], ended["execution"]) == ("finished", 1, 1)
+    # A horse that dies of the shortage is told from a broken one only while the shortage lasts.
+    assert "without a result" not in log()
 
 
 @pytest.mark.slow
