@@ -56,7 +56,7 @@ class Grammars:
         self._tokenizer: Any = None
 
     def make(self, schema: str) -> Grammar:
-        """Compile a JSON Schema. Raises SpecError and JobFailed.
+        """Compile a JSON Schema that was checked at submit. Raises SpecError and JobFailed.
 
         The first call takes seconds for a large vocabulary, which llguidance has to read.
         """

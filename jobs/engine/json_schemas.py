@@ -16,7 +16,7 @@ from ..user_code.limited_processes import LimitedProcesses
 
 FIELD = "json_schema"
 _MOST_SIZE = 2**20  # characters of a schema; large ones have 100,000
-LIMIT_S = 0.8  # processor time of a schema, which takes milliseconds
+LIMIT_S = 0.6  # processor time of a schema, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
 
 # The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
@@ -65,18 +65,42 @@ def is_json(given: str) -> bool:
 
 
 def grammar_of(schema: str, field: str = FIELD) -> str:
-    """Return the llguidance grammar of a schema.
+    """Return the llguidance grammar of a schema. Raises SpecError, which names `field`.
+
+    Whether llguidance can compile it in time is for `check`, at submit.
+    """
+    from llguidance import LLMatcher
+
+    # Compact: where whitespace is allowed, a model may generate it without end.
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(
+            narrowed(schema, field),
+            overrides={"whitespace_flexible": False, "json_allowed_escapes": ESCAPES},
+        )
+    except ValueError as error:
+        raise SpecError(field, f"must be JSON, got {schema[:80]!r}: {error}") from None
+    return grammar
+
+
+def check(schema: str, field: str = FIELD) -> None:
+    """Check a schema.
 
     Raises SpecError, which names `field`, for an unsupported one, and for one that takes longer
     than LIMIT_S or more memory than any usual schema.
     """
-    request = {"schema": narrowed(schema, field), "escapes": ESCAPES}
-    return _compiled(request, schema, field)
+    check_grammar(grammar_of(schema, field), schema, field)
 
 
-def check_lark(lark: str, field: str) -> None:
-    """Check a grammar in Lark's syntax that names no tokens. Raises SpecError as `grammar_of`."""
-    _compiled({"lark": lark}, lark, field)
+def check_grammar(grammar: str, shown: str, field: str) -> None:
+    """Check a grammar that names no tokens; `shown` is what was given. Raises as `check`."""
+    try:
+        answer = _processes.answer({"grammar": grammar}, _WAIT_S, processor_s=LIMIT_S)
+    except TimeoutError as error:
+        raise _too_complex(field, shown, f"takes more than {LIMIT_S:g} s of a processor") from error
+    except EOFError as error:  # llguidance ends the process where it gets no memory
+        raise _too_complex(field, shown, f"needs more than {MEMORY_BYTES >> 20} MiB") from error
+    if "unsupported" in answer:
+        raise SpecError(field, unsupported(answer["unsupported"]))
 
 
 def narrowed(schema: str, field: str = FIELD) -> str:
@@ -90,21 +114,6 @@ def narrowed(schema: str, field: str = FIELD) -> str:
         return _narrowed(schema)
     except SpecError as error:
         raise SpecError(field, error.problem) from None
-
-
-def _compiled(request: dict[str, str], shown: str, field: str) -> str:
-    try:
-        answer = _processes.answer(request, _WAIT_S, processor_s=LIMIT_S)
-    except TimeoutError as error:
-        raise _too_complex(field, shown, f"takes more than {LIMIT_S:g} s of a processor") from error
-    except EOFError as error:  # llguidance ends the process where it gets no memory
-        raise _too_complex(field, shown, f"needs more than {MEMORY_BYTES >> 20} MiB") from error
-    if "not_json" in answer:
-        raise SpecError(field, f"must be JSON, got {shown[:80]!r}: {answer['not_json']}")
-    if "unsupported" in answer:
-        raise SpecError(field, unsupported(answer["unsupported"]))
-    grammar: str = answer["grammar"]
-    return grammar
 
 
 def _too_complex(field: str, schema: str, problem: str) -> SpecError:

@@ -1,6 +1,6 @@
-"""The process that compiles JSON Schemas (user_code/limited_processes.py).
+"""The process that checks grammars (user_code/limited_processes.py).
 
-Some schemas of a few hundred bytes need hours or all memory. Imports no torch.
+Some JSON Schemas of a few hundred bytes need hours or all memory. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,30 +11,29 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..user_code.child_server import serve_within_limits
 
+_BYTES_TRIED = 100
+
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the grammar, or the error: `not_json`, or of an `unsupported` schema."""
-    try:
-        if "lark" in request:
-            return _checked(LLMatcher.grammar_from_lark(request["lark"]))
-        # Compact: where whitespace is allowed, a model may generate it without end.
-        grammar = LLMatcher.grammar_from_json_schema(
-            request["schema"],
-            overrides={"whitespace_flexible": False, "json_allowed_escapes": request["escapes"]},
-        )
-    except ValueError as error:
-        return {"not_json": str(error)}
-    return _checked(grammar)
+    """Return the error of an `unsupported` grammar, or nothing.
+
+    A valid grammar may still accept no text, or become too large with the first bytes of a text.
+    """
+    matcher = LLMatcher(LLTokenizer("byte"), request["grammar"])
+    for _ in range(_BYTES_TRIED):
+        allowed = matcher.compute_bitmask()
+        if matcher.is_error():
+            return {"unsupported": matcher.get_error()}
+        if matcher.is_stopped() or (byte := _first(allowed)) is None:
+            break
+        matcher.consume_token(byte)
+    return {}
 
 
-def _checked(grammar: str) -> dict[str, Any]:
-    is_wrong, problems = LLMatcher.validate_grammar_with_warnings(grammar)
-    if is_wrong:
-        return {"unsupported": problems[0]}
-    # A valid grammar may still accept no text.
-    matcher = LLMatcher(LLTokenizer("byte"), grammar)
-    matcher.compute_bitmask()
-    return {"unsupported": matcher.get_error()} if matcher.is_error() else {"grammar": grammar}
+def _first(allowed: bytes) -> int | None:
+    """Return the first byte that is allowed; None if the text can only end."""
+    bits = int.from_bytes(allowed, "little") & (1 << 256) - 1
+    return (bits & -bits).bit_length() - 1 if bits else None
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ def _compiled(rules: str, form: CallForm, tools: Tools, added: Mapping[str, int]
     """Return the grammar of rules that name `call`."""
     from llguidance import LLMatcher
 
-    json_schemas.check_lark(f"start: call\n{_lark(form, tools, {})}", "tools")
+    plain = f"start: call\n{_lark(form, tools, {})}"
+    json_schemas.check_grammar(LLMatcher.grammar_from_lark(plain), plain, "tools")
     found: str = LLMatcher.grammar_from_lark(rules + _lark(form, tools, added))
     return found
 

@@ -309,12 +309,12 @@ class InferSpec(PrecisionSpec):
         for path in self.image:
             images.check(path)
         if self.json_schema:
-            json_schemas.grammar_of(self.json_schema)
+            json_schemas.check(self.json_schema)
         if self.input:
             batch_file.check(Path(self.input), Path(self.output), chat_template=self.chat_template)
         _ = self.inputs  # raises
         for function in self._bound_functions():
-            json_schemas.grammar_of(orjson.dumps(parameters_of(function)).decode(), TOOLS)
+            json_schemas.check(orjson.dumps(parameters_of(function)).decode(), TOOLS)
         if model_settings is not None:
             self._check_images(config)
         if not config.get("has_chat_template", True):

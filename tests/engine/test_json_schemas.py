@@ -25,7 +25,7 @@ from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
-from warmd.jobs.engine.json_schemas import LIMIT_S, grammar_of, text_of
+from warmd.jobs.engine.json_schemas import LIMIT_S, check, grammar_of, text_of
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.options import InferSpec
@@ -412,25 +412,36 @@ EXPLOSIVE = {
 
 @pytest.mark.parametrize("name", EXPLOSIVE)
 def test_a_schema_that_explodes_is_refused_by_name_and_the_next_one_is_compiled(name):
-    grammar_of("{}")
+    check("{}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     with pytest.raises(SpecError, match="json_schema: must be a schema that compiles in time"):
-        grammar_of(json.dumps(EXPLOSIVE[name]))
+        check(json.dumps(EXPLOSIVE[name]))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # Processor time, as other tests may run at the same time, with the start of the process.
     assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < LIMIT_S + 3
-    assert grammar_of('{"type": "integer"}')
+    check('{"type": "integer"}')
+
+
+def test_a_schema_that_becomes_too_large_with_the_first_bytes_of_a_text_is_refused():
+    objects = [
+        {
+            "type": "object",
+            "properties": {f"key{number}": {"type": "string"}},
+            "additionalProperties": {"type": "string", "pattern": f"a.{{{number}}}b"},
+        }
+        for number in range(300)
+    ]
+    with pytest.raises(SpecError, match=r"json_schema: unsupported schema: .* row has 3300 items"):
+        check(json.dumps({"anyOf": objects}))
 
 
 def test_schemas_are_compiled_while_others_explode():
-    grammar_of("{}")
+    check("{}")
     with ThreadPoolExecutor(2) as pool:
-        exploding = [
-            pool.submit(grammar_of, json.dumps(EXPLOSIVE["a large divisor"])) for _ in range(2)
-        ]
+        exploding = [pool.submit(check, json.dumps(EXPLOSIVE["a large divisor"])) for _ in range(2)]
         compiled = 0
         while not all(one.done() for one in exploding):
-            assert grammar_of('{"type": "integer"}')
+            check('{"type": "integer"}')
             compiled += 1
         assert all(isinstance(one.exception(), SpecError) for one in exploding)
     assert compiled > 2
@@ -440,7 +451,7 @@ def test_a_schema_of_more_than_a_million_characters_is_refused_at_once():
     schema = json.dumps({"enum": ["e" * 100 + str(n) for n in range(10_000)]})
     problem = f"json_schema: must have at most 1,048,576 characters, got {len(schema):,}"
     with pytest.raises(SpecError, match=problem):
-        grammar_of(schema)
+        check(schema)
 
 
 def test_a_schema_is_read_from_a_regular_file_only(tmp_path):
