@@ -31,6 +31,7 @@ from .api import (
     login,
     models,
     overview,
+    responses,
     sweeps,
     warm_models,
 )
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 _ROUTERS = (
     chat.router,
     completions.router,
+    responses.router,
     embeddings.router,
     models.router,
     fine_tuning.router,

@@ -48,10 +48,12 @@ class Answer(engine_answers.Answer):
     logprobs: list[list[dict[str, Any]]] = field(init=False)  # if requested
     echoed: str | None = None  # the prompt, where it opens the completions
     replies: list[Reply] | None = None  # the completions as messages; None: they are texts
+    reasoning_tokens: list[int] = field(init=False)  # before the rest of a message
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.logprobs = [[] for _ in self.texts]
+        self.reasoning_tokens = [0] * len(self.texts)
 
     def add(self, piece: Piece) -> tuple[Delta, list[dict[str, Any]]]:
         """Append a piece; return what to emit: an echoed prompt comes before the first piece."""
@@ -69,6 +71,8 @@ class Answer(engine_answers.Answer):
         if piece.finish_reason is not None:
             is_whole = self.request.grammar is not None and piece.finish_reason == "stop"
             delta.add(reply.finish(piece.end_token, is_whole=is_whole))
+        if reply.told.reasoning and not (reply.told.content or reply.told.calls):
+            self.reasoning_tokens[index] = self.tokens[index]
         return delta, entries
 
     def _of_prompt(self) -> list[dict[str, Any]]:
@@ -117,12 +121,15 @@ class Answer(engine_answers.Answer):
     @property
     def usage(self) -> dict[str, int]:
         prompt, completion = len(self.request.ids), sum(self.tokens)
-        return {
+        usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "cached_tokens": self.request.stats.cached_tokens,
         }
+        if self.replies is not None:
+            usage["reasoning_tokens"] = sum(self.reasoning_tokens)
+        return usage
 
     @property
     def timings(self) -> dict[str, float]:

@@ -254,6 +254,7 @@ def test_errors_for_unknown_path_and_method_have_openais_shape(gateway):
     ("path", "methods"),
     [
         ("/v1/completions", "POST"),
+        ("/v1/responses", "POST"),
         ("/v1/files", "GET, POST"),
         ("/v1/files/file-1", "GET, DELETE"),
         ("/v1/fine_tuning/jobs", "GET, POST"),

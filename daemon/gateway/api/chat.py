@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -26,7 +26,7 @@ from ..core.sampling import (
 )
 from ..core.state import AppState, StateDep, as_param
 from ..core.submitter import Submission
-from ..core.waiters import CallerDep
+from ..core.waiters import Caller, CallerDep
 from ..http.auth import RESERVATION
 from ..http.bodies import Reservation
 from ..http.errors import RESPONSES
@@ -38,9 +38,9 @@ from .tools import Tool, ToolCall, ToolChoice, choice_of, spoken
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
 _STREAM_TYPE = "text/event-stream"
-_MAX_MESSAGES = 4096
-_MAX_PARTS = 1024  # of one message
-_MAX_TOOLS = 128
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024  # of one message
+MAX_TOOLS = 128
 
 
 class TextPart(BaseModel):
@@ -75,7 +75,7 @@ class ImagePart(BaseModel):
 
 
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
-Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=_MAX_PARTS)]
+Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
 
 
 class Message(BaseModel):
@@ -90,9 +90,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_PARTS)] | None = (
-        None
-    )
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     # Clients send back the assistant messages that they received, with these fields.
@@ -109,16 +107,14 @@ class ChatRequest(SamplingRequest):
     infer options.
     """
 
-    messages: Annotated[
-        list[Message], Field(fail_fast=True, min_length=1, max_length=_MAX_MESSAGES)
-    ]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     actions: Literal["none", "ui-tars"] | None = None
     screen: Annotated[str, Field(min_length=1, max_length=20)] | None = None
     parallel_tool_calls: Annotated[bool, Field(description="No effect without tools.")] | None = (
         None
     )
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     modalities: TextOnly = None
     audio: Unsupported = None
     function_call: Unsupported = None
@@ -215,18 +211,8 @@ async def create_chat_completion(
     body: ChatRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
     """Complete a chat, whole or streamed."""
-    await state.in_thread(state.model_index.check, body.model)
-    reservation: Reservation = request.scope[RESERVATION]
     try:
-        if reservation.is_large or body.images():
-            submission = await state.in_parser_thread(_submission, body, state)
-        else:
-            submission = _submission(body, state)
-        body.messages.clear()  # the submission holds a copy: no second one during the wait
-        await reservation.grow(submission.size)
-        job_id, headers = await answers.submit(state, caller, submission)
-        del submission
-        reservation.shrink(0)
+        job_id, headers = await submit(body, state, caller, request)
     except SpecError as error:
         raise as_param(error, {"prompt": "messages", "json_schema": "response_format"}) from error
     head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
@@ -236,16 +222,19 @@ async def create_chat_completion(
             caller,
             job_id,
             headers,
-            chunk={**head, "object": "chat.completion.chunk"},
-            opening=[
-                _delta(index, {"role": "assistant", "content": ""}) for index in range(body.n or 1)
-            ],
-            on_text=_deltas,
-            on_end=lambda choice: {
-                **_delta(choice["index"], {}, choice["finish_reason"]),
-                **_actions(choice),
-            },
-            wants_usage=body.wants_usage,
+            sse.Chunks(
+                {**head, "object": "chat.completion.chunk"},
+                opened=[
+                    _delta(index, {"role": "assistant", "content": ""})
+                    for index in range(body.n or 1)
+                ],
+                on_text=_deltas,
+                on_end=lambda choice: {
+                    **_delta(choice["index"], {}, choice["finish_reason"]),
+                    **_actions(choice),
+                },
+                wants_usage=body.wants_usage,
+            ),
         )
     result = await answers.full(state, request, caller, job_id)
     state.metrics.count_tokens(result["usage"])
@@ -268,6 +257,27 @@ async def create_chat_completion(
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)
+
+
+async def submit(
+    body: ChatRequest, state: AppState, caller: Caller, request: Request
+) -> tuple[str, dict[str, str]]:
+    """Queue the job of a chat, whose messages are cleared; return job id and response headers.
+
+    Raises SpecError, which names options of the infer job, and as `answers.submit`.
+    """
+    await state.in_thread(state.model_index.check, body.model)
+    reservation: Reservation = request.scope[RESERVATION]
+    if reservation.is_large or body.images():
+        submission = await state.in_parser_thread(_submission, body, state)
+    else:
+        submission = _submission(body, state)
+    body.messages.clear()  # the submission holds a copy: no second one during the wait
+    await reservation.grow(submission.size)
+    job_id, headers = await answers.submit(state, caller, submission)
+    del submission
+    reservation.shrink(0)
+    return job_id, headers
 
 
 def _submission(body: ChatRequest, state: AppState) -> Submission:
@@ -355,11 +365,15 @@ def _logprobs(found: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     """Return log-probabilities in the shape of OpenAI's chats."""
     if found is None:
         return None
-    content = [
+    return {"content": token_logprobs(found), "refusal": None}
+
+
+def token_logprobs(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return log-probabilities in the shape that chats and responses share."""
+    return [
         {**_alternative(one), "top_logprobs": [_alternative(other) for other in one["top"]]}
         for one in found
     ]
-    return {"content": content, "refusal": None}
 
 
 def _alternative(one: dict[str, Any]) -> dict[str, Any]:

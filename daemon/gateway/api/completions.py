@@ -140,13 +140,15 @@ async def create_completion(
             caller,
             job_id,
             headers,
-            chunk=head,
-            opening=(),
-            on_text=lambda piece: [
-                _choice(piece.index, piece.text, logprobs=piece.logprobs, offsets=offsets)
-            ],
-            on_end=lambda choice: _choice(choice["index"], "", choice["finish_reason"]),
-            wants_usage=body.wants_usage,
+            sse.Chunks(
+                head,
+                opened=(),
+                on_text=lambda piece: [
+                    _choice(piece.index, piece.text, logprobs=piece.logprobs, offsets=offsets)
+                ],
+                on_end=lambda choice: _choice(choice["index"], "", choice["finish_reason"]),
+                wants_usage=body.wants_usage,
+            ),
         )
     result = await answers.full(state, request, caller, job_id)
     state.metrics.count_tokens(result["usage"])

@@ -120,6 +120,12 @@ class PromptDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionDetails(BaseModel):
+    """Completion tokens by what they are part of."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts of a request."""
 
@@ -127,6 +133,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None  # of messages
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -135,5 +142,8 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 def usage_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's usage in OpenAI's shape."""
     usage = dict(result["usage"])
-    cached = usage.pop("cached_tokens", 0)
-    return {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
+    cached, reasoning = usage.pop("cached_tokens", 0), usage.pop("reasoning_tokens", None)
+    usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    if reasoning is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return usage

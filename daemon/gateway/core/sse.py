@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import orjson
 from fastapi.responses import StreamingResponse
 
 from ..http import errors
-from ..http.errors import from_any
+from ..http.errors import ApiError, from_any
 from . import answers
 from .answers import Begun, Text, fingerprint_of
 from .event_reader import JobState
@@ -31,42 +32,82 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
-def response(
-    state: AppState,
-    caller: Caller,
-    job_id: str,
-    headers: dict[str, str],
-    *,
-    chunk: dict[str, Any],
-    opening: Iterable[dict[str, Any]],
-    on_text: Callable[[Text], Iterable[dict[str, Any]]],
-    on_end: Callable[[dict[str, Any]], dict[str, Any]],
-    wants_usage: bool,
-) -> StreamingResponse:
-    """Stream a job's text. An error after the first byte is sent as a frame.
+class Form(Protocol):
+    """What a stream looks like: each method yields frames."""
+
+    def begin(self, fingerprint: str | None) -> None:
+        """Note that a worker has begun the job; `fingerprint`: of the model that answers."""
+
+    def opening(self) -> Iterable[bytes]:
+        """Yield what comes before the first text, while the job waits."""
+
+    def of_text(self, piece: Text) -> Iterable[bytes]: ...
+
+    def of_result(self, result: Mapping[str, Any]) -> Iterable[bytes]: ...
+
+    def of_error(self, error: ApiError) -> Iterable[bytes]: ...
+
+
+@dataclass
+class Chunks:
+    """The form of chat and text completions: chunks of choices.
 
     `chunk` holds the fields of every frame but `system_fingerprint`, which is null until the job
-    begins. `opening`, `on_text` and `on_end` give the choices of frames: before the text, for a
+    begins. `opened`, `on_text` and `on_end` give the choices of frames: before the text, for a
     piece of text, and for a finished choice.
     """
-    chunk = {**chunk, "system_fingerprint": None}
 
-    def choose(choice: dict[str, Any]) -> bytes:
-        return frame({**chunk, "choices": [choice]})
+    chunk: dict[str, Any]
+    opened: Iterable[dict[str, Any]]
+    on_text: Callable[[Text], Iterable[dict[str, Any]]]
+    on_end: Callable[[dict[str, Any]], dict[str, Any]]
+    wants_usage: bool
+    _fingerprint: str | None = field(default=None, init=False)
+
+    def begin(self, fingerprint: str | None) -> None:
+        self._fingerprint = fingerprint
+
+    def opening(self) -> Iterator[bytes]:
+        for choice in self.opened:
+            yield self._frame(choices=[choice])
+
+    def of_text(self, piece: Text) -> Iterator[bytes]:
+        for choice in self.on_text(piece):
+            yield self._frame(choices=[choice])
+
+    def of_result(self, result: Mapping[str, Any]) -> Iterator[bytes]:
+        self._fingerprint = fingerprint_of(result.get("weights"))
+        for choice in result["choices"]:
+            yield self._frame(choices=[self.on_end(choice)])
+        if self.wants_usage:
+            yield self._frame(choices=[], usage=usage_of(result))
+        yield DONE
+
+    def of_error(self, error: ApiError) -> Iterator[bytes]:
+        yield errors.frame(error, is_named=False)
+
+    def _frame(self, **fields: Any) -> bytes:
+        return frame({**self.chunk, "system_fingerprint": self._fingerprint, **fields})
+
+
+def response(
+    state: AppState, caller: Caller, job_id: str, headers: dict[str, str], form: Form
+) -> StreamingResponse:
+    """Stream a job's text. An error after the first byte is sent as a frame."""
 
     async def frames() -> AsyncIterator[bytes]:
         with state.waiters.wait_for(job_id, caller) as wait:
             try:
-                for choice in opening:
-                    yield choose(choice)
+                for one in form.opening():
+                    yield one
                 last, shown = time.monotonic(), None
                 async for piece in answers.pieces(state, job_id):
                     if isinstance(piece, Begun):
-                        chunk["system_fingerprint"] = piece.fingerprint
+                        form.begin(piece.fingerprint)
                         continue
                     if isinstance(piece, Text):
-                        for choice in on_text(piece):
-                            yield choose(choice)
+                        for one in form.of_text(piece):
+                            yield one
                     elif isinstance(piece, JobState):
                         is_new = piece.position is not None and piece.position != shown
                         if not is_new and time.monotonic() - last < _KEEP_ALIVE_S:
@@ -76,16 +117,13 @@ def response(
                     else:
                         wait.is_answered = True
                         state.metrics.count_tokens(piece["usage"])
-                        chunk["system_fingerprint"] = fingerprint_of(piece.get("weights"))
-                        for choice in piece["choices"]:
-                            yield choose(on_end(choice))
-                        if wants_usage:
-                            yield frame({**chunk, "choices": [], "usage": usage_of(piece)})
-                        yield DONE
+                        for one in form.of_result(piece):
+                            yield one
                     last = time.monotonic()
             except Exception as error:  # the status line is sent: report it in a frame
                 state.metrics.count_failed_stream()
-                yield errors.frame(from_any(error), is_named=False)
+                for one in form.of_error(from_any(error)):
+                    yield one
 
     return StreamingResponse(
         frames(),

@@ -30,7 +30,9 @@ _TYPES = {
 }
 _CODES = {413: "request_too_large", 507: "files_full"}
 # Parts of pydantic's error locations that name a member of a union, not a field.
-_MEMBER = re.compile(r"(function-|constrained-|nullable\[|list\[|dict\[)|(str|int|float|bool)$")
+_MEMBER = re.compile(
+    r"(function-|constrained-|nullable\[|list\[|dict\[|item:)|(str|int|float|bool)$"
+)
 _RETRY_S = "2"  # Retry-After while a process is starting or being replaced
 _MAX_SHOWN = 40  # characters of a wrong value
 _MAX_MESSAGE, _MAX_PARAM = 1000, 200  # characters
@@ -142,6 +144,11 @@ def _problem(error: Mapping[str, Any]) -> str:
         return "unknown or not supported"
     if error["type"] == "missing":
         return "must be given"
+    if error["type"] == "union_tag_invalid":  # a part of a type that is not known
+        found = error["ctx"]
+        return (
+            f"type must be one of {found['expected_tags']}, got {str(found['tag'])[:_MAX_SHOWN]!r}"
+        )
     message = error["msg"].removeprefix("Value error, ")
     must = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", message)
     must = re.sub(r"(at (?:most|least) \d+ items?) after validation, not .*", r"\1", must)

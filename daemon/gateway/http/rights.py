@@ -34,6 +34,7 @@ ROUTES: Mapping[str, Mapping[str, str]] = {
     "/v1/models/{name}": {"GET": ANY},
     "/v1/chat/completions": {"POST": INFER},
     "/v1/completions": {"POST": INFER},
+    "/v1/responses": {"POST": INFER},
     "/v1/embeddings": {"POST": INFER},
     "/metrics": {"GET": READ},
     "/v1/files": {"GET": READ, "POST": TRAIN},
