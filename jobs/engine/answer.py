@@ -24,7 +24,7 @@ class Answer:
     def add(self, piece: Piece) -> object:
         """Append a piece to its completion."""
         self.texts[piece.index] += piece.text
-        self.tokens[piece.index] += piece.tokens
+        self.tokens[piece.index] += len(piece.ids)
         self.reasons[piece.index] = piece.finish_reason
         return None
 

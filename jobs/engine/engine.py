@@ -80,6 +80,7 @@ class Engine(Scheduler):
     def submit(self, request: Request) -> None:
         """Queue a request; results arrive in `request.pieces`, up to an End. Raises JobFailed."""
         self._vocabulary.check("prompt", request.ids)  # the lookup would fail for the whole batch
+        self._vocabulary.check("logit_bias", [token for token, _ in request.sampling.bias])
         if request.images:
             check_takes_images(self._warm)
         with COMPUTE_THREAD.changed:

@@ -17,6 +17,8 @@ class Sampling:
     top_k: int = 0  # 0: all
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    min_p: float = 0.0  # least probability of a token, as a share of the most likely one's
+    bias: tuple[tuple[int, float], ...] = ()  # token, and what is added to its logit
     seed: int = 0
 
     @property
@@ -50,7 +52,7 @@ class Piece:
 
     index: int
     text: str
-    tokens: int
+    ids: Sequence[int]  # the tokens drawn since the piece before, also one that ends it
     finish_reason: str | None = None  # "stop", "length", "cancelled"
     end_token: int | None = None  # the token that ended the completion
     # Where they are requested: of the tokens whose whole text was emitted, and in the last piece of

@@ -1,6 +1,6 @@
-"""Samplers: draw next tokens from logits by temperature, top-k and nucleus (top-p) sampling.
+"""Samplers: draw next tokens from logits by temperature, top-k, nucleus (top-p) and min-p sampling.
 
-- `SequenceSampler`: one sequence of the engine, with penalties and a random generator of its own.
+- `SequenceSampler`: one sequence of the engine, with biases, penalties and a random generator.
 - `BatchSampler`: a batch of rows, from given uniform numbers, with entropies (GRPO rollouts).
 - `sample_batch`: the sequences of the engine on a GPU, by `BatchSampler`.
 
@@ -45,6 +45,7 @@ class SequenceSampler:
         """`index`: of the completion; completions with the same seed differ by it."""
         self.sampling = sampling
         self._counts: Counter[int] = Counter()
+        self._bias: tuple[Tensor, Tensor] | None = None  # tokens (N,), and (N,) float32
         seed = (sampling.seed + index * 0x9E3779B97F4A7C15) % 2**63
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -69,7 +70,12 @@ class SequenceSampler:
             self._counts[token] += 1
 
     def penalized(self, logits: Tensor) -> Tensor:
-        """Return logits (V,) less the penalties of the tokens so far."""
+        """Return logits (V,) with their biases, less the penalties of the tokens so far."""
+        if self.sampling.bias:
+            if self._bias is None:
+                pairs = torch.tensor(self.sampling.bias, dtype=torch.float64, device=logits.device)
+                self._bias = pairs[:, 0].long(), pairs[:, 1].float()
+            logits = logits.float().index_add(0, *self._bias)
         if not (self.sampling.is_penalized and self._counts):
             return logits
         tokens = torch.tensor(list(self._counts), device=logits.device)
@@ -87,6 +93,9 @@ class SequenceSampler:
         if sampling.top_p < 1:
             probabilities, kept = _nucleus(probabilities, sampling.top_p)
             tokens = kept if tokens is None else tokens[kept]
+        if sampling.min_p > 0:
+            least = sampling.min_p * probabilities.max()
+            probabilities = probabilities.where(probabilities >= least, 0.0)
         # In float64: in float32 a sum over the vocabulary would lose its smallest terms.
         sums = probabilities.cumsum(0, dtype=torch.float64)
         _check_finite(sums[-1])
@@ -113,11 +122,15 @@ def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSampler:
-    """Samples one token for each row of a batch. top_k 0 and top_p 1 keep the whole vocabulary."""
+    """Samples one token for each row of a batch.
+
+    top_k 0, top_p 1 and min_p 0 keep the whole vocabulary.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Return tokens (B,) int64 and the entropy of each row's distribution, (B,) in nats.
@@ -145,7 +158,9 @@ class BatchSampler:
         return torch.searchsorted(cumulated, wanted, right=True)[:, 0]
 
     def restrict(self, weights: Tensor) -> Tensor:
-        """Set weights outside top-k and top-p to 0, in place: (B, V), proportional to probability.
+        """Set weights outside top-k, top-p and min-p to 0, in place.
+
+        weights: (B, V), proportional to probability.
 
         All ties at the threshold stay; transformers keeps those that its sort puts first.
         """
@@ -153,6 +168,8 @@ class BatchSampler:
             _zero_below(weights, weights.topk(self.top_k, dim=-1).values[:, -1:])
         if self.top_p < 1:
             _zero_below(weights, _nucleus_edge(weights, self.top_p))
+        if self.min_p > 0:
+            _zero_below(weights, self.min_p * weights.amax(-1, keepdim=True))
         return weights
 
 
@@ -221,7 +238,7 @@ def _sample_rows(sampling: Sampling, logits: Tensor, uniform: Tensor) -> list[in
     largest, tokens = logits.max(-1)
     is_finite = largest.isfinite()
     if sampling.temperature > 0:
-        sampler = BatchSampler(top_k=sampling.top_k, top_p=sampling.top_p)
+        sampler = BatchSampler(top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
         # Shifted to at most 0, so that a tiny temperature gives no Inf.
         shifted = (logits - largest[:, None]).masked_fill(~is_finite[:, None], 0.0)
         weights = shifted.div_(sampling.temperature).exp_()

@@ -58,7 +58,7 @@ class TextSequence(Sequence):
         )
         self._end_token: int | None = None
         self._num_tokens = 0
-        self._unsent = 0  # tokens that no piece has counted yet
+        self._unsent: list[int] = []  # tokens that no piece has yet
         # The tokens that no piece has the log-probability of: where the text of the first one
         # begins, and where those end whose text is known, in UTF-8 bytes.
         self._logprobs: list[TokenLogprob] = []
@@ -73,7 +73,7 @@ class TextSequence(Sequence):
         self._num_tokens += 1
         if logprob is not None:
             self._logprobs.append(logprob)
-        self._unsent += 1
+        self._unsent.append(token)
         text = ""
         if token in ends:
             self.finish_reason, self._end_token = "stop", token
@@ -123,7 +123,7 @@ class TextSequence(Sequence):
             logprobs,
             kept_bytes,
         )
-        self._unsent = 0
+        self._unsent = []
         self.request.pieces.put(piece)
 
 

@@ -6,7 +6,7 @@ import queue
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,11 +49,14 @@ class Answer(engine_answers.Answer):
     echoed: str | None = None  # the prompt, where it opens the completions
     replies: list[Reply] | None = None  # the completions as messages; None: they are texts
     reasoning_tokens: list[int] = field(init=False)  # before the rest of a message
+    ids: list[list[int]] = field(init=False)  # of completions, if requested
+    is_prompt_told: bool = False  # whether an event has its ids
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.logprobs = [[] for _ in self.texts]
         self.reasoning_tokens = [0] * len(self.texts)
+        self.ids = [[] for _ in self.texts]
 
     def add(self, piece: Piece) -> tuple[Delta, list[dict[str, Any]]]:
         """Append a piece; return what to emit: an echoed prompt comes before the first piece."""
@@ -64,6 +67,8 @@ class Answer(engine_answers.Answer):
             entries = self._of_prompt() + entries
         super().add(piece)
         self.logprobs[index] += entries
+        if self.spec.token_ids:
+            self.ids[index] += piece.ids
         if self.replies is None:
             return Delta(piece.text), entries
         reply = self.replies[index]
@@ -90,6 +95,7 @@ class Answer(engine_answers.Answer):
                 **self._written(index),
                 **self._read(text),
                 **({} if self.spec.logprobs is None else {"logprobs": self.logprobs[index]}),
+                **({"token_ids": self.ids[index]} if self.spec.token_ids else {}),
             }
             for index, text in enumerate(self.texts)
         ]
@@ -188,12 +194,20 @@ def answer_all(
             for number, answer in enumerate(answers)
             for choice in answer.choices
         ],
+        **_prompt_ids(answers),
         "usage": _summed([answer.usage for answer in answers]),
         "timings": _timings(answers),
         "seed": seed,
         "model": spec.model,
         "precision": engine.precision,
     }
+
+
+def _prompt_ids(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the ids of each prompt, if requested."""
+    if not answers[0].spec.token_ids:
+        return {}
+    return {"prompt_token_ids": [list(answer.request.ids) for answer in answers]}
 
 
 def _summed(usages: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -266,6 +280,8 @@ def _prepare(
             top_k=spec.top_k,
             frequency_penalty=spec.frequency_penalty,
             presence_penalty=spec.presence_penalty,
+            min_p=spec.min_p,
+            bias=spec.bias,
             seed=seed,
         ),
         num_completions=spec.n,
@@ -384,14 +400,14 @@ def _emit_text(ctx: Context, answers: Sequence[Answer], pieces: Merged) -> None:
         if isinstance(piece, Piece):
             delta, entries = answers[number].add(piece)
             index = number * answers[number].request.num_completions + piece.index
-            pending[index].add(delta, piece.tokens, entries)
+            pending[index].add(delta, piece.ids, entries)
         elif isinstance(piece, End):
             running -= 1
             if piece.error is not None:
                 raise piece.error
         if pending and (not running or time.perf_counter() >= due):
             for index, unsent in sorted(pending.items()):
-                unsent.emit(ctx, index)
+                unsent.emit(ctx, index, answers[index // answers[0].request.num_completions])
             pending.clear()
             due = time.perf_counter() + _EVENT_S
 
@@ -401,21 +417,31 @@ class _Unsent:
     """The text generated since the latest event of a completion."""
 
     delta: Delta = field(default_factory=Delta)
-    tokens: int = 0
+    ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, delta: Delta, tokens: int, logprobs: list[dict[str, Any]]) -> None:
+    def add(self, delta: Delta, ids: Iterable[int], logprobs: list[dict[str, Any]]) -> None:
         self.delta.add(delta)
-        self.tokens += tokens
+        self.ids += ids
         self.logprobs += logprobs
 
-    def emit(self, ctx: Context, index: int) -> None:
+    def emit(self, ctx: Context, index: int, answer: Answer) -> None:
+        """`answer`: to which the completion belongs."""
         delta = self.delta
-        if not delta and not self.tokens:
+        if not delta and not self.ids:
             return
-        given = {"logprobs": self.logprobs, "reasoning": delta.reasoning, "calls": delta.calls}
-        about: dict[str, Any] = {name: value for name, value in given.items() if value}
-        ctx.emit("text", index=index, text=delta.content, tokens=self.tokens, **about)
+        given: dict[str, Any] = {
+            "logprobs": self.logprobs,
+            "reasoning": delta.reasoning,
+            "calls": delta.calls,
+        }
+        if answer.spec.token_ids:
+            given["token_ids"] = self.ids
+            if not answer.is_prompt_told:
+                given["prompt_token_ids"] = list(answer.request.ids)
+                answer.is_prompt_told = True
+        about = {name: value for name, value in given.items() if value}
+        ctx.emit("text", index=index, text=delta.content, tokens=len(self.ids), **about)
 
 
 # Files of prompts.
@@ -453,7 +479,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
             else:
                 if not usage:
                     warn_of_model(ctx, engine, warm)
-                line = {"choices": answer.choices, "usage": answer.usage}
+                line = {"choices": answer.choices, **_prompt_ids([answer]), "usage": answer.usage}
                 ctx.patiently(partial(answers.append, line), folder)
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value

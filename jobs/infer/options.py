@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
 SOURCES = ("prompt", "messages", "input", "prompts")
 MOST_PROMPTS = 1024
 MOST_STOP = 1000  # characters of a stop sequence: it is compared at every token
+MOST_BIASES = 1024  # tokens of logit_bias
 MOST_TOP = 20  # most likely tokens given with logprobs
 AUTO = "auto"  # as the chat template has it
 EFFORTS = ("none", "minimal", "low", "medium", "high")
@@ -171,6 +173,18 @@ class InferSpec(PrecisionSpec):
         "temperature",
         help=f"sampling temperature (0: greedy; otherwise at least {MIN_TEMPERATURE:g})",
     )
+    min_p: float = option(
+        0.0,
+        "least probability of a token, as a share of that of the most likely one (min-p)",
+        group="sampling",
+        minimum=0,
+        maximum=1,
+    )
+    logit_bias: str = option(
+        "",
+        "JSON object of token ids and of what is added to their logits, from -100 to 100",
+        group="sampling",
+    )
     n: int = option(1, "completions per prompt", group="sampling", minimum=1, maximum=128)
     stop: tuple[str, ...] = option(
         (),
@@ -194,6 +208,9 @@ class InferSpec(PrecisionSpec):
         default_text="no log-probabilities",
         minimum=0,
         maximum=MOST_TOP,
+    )
+    token_ids: bool = option(
+        False, "ids of the tokens of prompts and completions in the result", group="sampling"
     )
     json_schema: str = option(
         "",
@@ -231,6 +248,7 @@ class InferSpec(PrecisionSpec):
                 "temperature",
                 f"must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {self.temperature:g}",
             )
+        _ = self.bias  # raises
         if self.prompts:
             prompt_list(self.prompts)
         if "" in self.stop:
@@ -326,6 +344,11 @@ class InferSpec(PrecisionSpec):
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
             )
 
+    @property
+    def bias(self) -> tuple[tuple[int, float], ...]:
+        """Tokens and what is added to their logits. Raises SpecError."""
+        return biases(self.logit_bias)
+
     def check_completions(self, most: int) -> None:
         """Check the number of prompts times n; files are answered a few records at a time."""
         count = len(prompt_list(self.prompts)) if self.prompts else 1
@@ -402,6 +425,29 @@ class InferSpec(PrecisionSpec):
             chat_messages.parse(self.messages, "messages")
         ):
             images.check_model(config, "messages")
+
+
+def biases(text: str) -> tuple[tuple[int, float], ...]:
+    """Return tokens and what is added to their logits. Raises SpecError."""
+    if not text:
+        return ()
+    problem = f'must be a JSON object such as {{"42": -100}}, got {text[:60]!r}'
+    try:
+        given = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise SpecError("logit_bias", f"{problem}: {error}") from None
+    if not isinstance(given, dict) or len(given) > MOST_BIASES:
+        raise SpecError("logit_bias", f"{problem} (at most {MOST_BIASES} tokens)")
+    for token, value in given.items():
+        if not re.fullmatch("[0-9]{1,9}", token):
+            raise SpecError("logit_bias", f"must have token ids as keys, got {token[:40]!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 100:
+            raise SpecError("logit_bias", f"{token}: must be from -100 to 100, got {value!r:.40}")
+    # By number: "7" and "07" are one token.
+    found = {int(token): float(value) for token, value in given.items()}
+    if len(found) < len(given):
+        raise SpecError("logit_bias", "must name each token once, got one in two spellings")
+    return tuple(sorted(found.items()))
 
 
 def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:

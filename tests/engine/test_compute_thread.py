@@ -50,7 +50,7 @@ def whole(request: Request) -> int:
     """The number of tokens of a request. Raises the error that ended it."""
     tokens = 0
     while not isinstance(piece := request.pieces.get(timeout=60), End):
-        tokens += piece.tokens
+        tokens += len(piece.ids)
     if piece.error is not None:
         raise piece.error
     return tokens

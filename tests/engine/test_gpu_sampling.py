@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from transformers import MinPLogitsWarper
 
 from warmd.jobs.engine.request import Sampling
 from warmd.jobs.engine.sampling import SequenceSampler, sample_batch
@@ -15,6 +18,8 @@ KINDS = [
     Sampling(temperature=1e-3),
     Sampling(temperature=0, presence_penalty=1.5),
     Sampling(temperature=1.2, frequency_penalty=0.5),
+    Sampling(temperature=1.5, min_p=0.3),
+    Sampling(temperature=0.9, bias=((3, 2.5), (7, -100.0))),
 ]
 
 
@@ -33,9 +38,16 @@ def test_a_batched_sequence_gets_the_same_tokens_as_alone():
 
 @pytest.mark.parametrize(
     ("limit", "kept"),
-    [({"top_k": 3}, 3), ({"top_p": 0.5}, 2), ({"top_k": 5, "top_p": 0.8}, 3)],
+    [
+        ({"top_k": 3}, 3),
+        ({"top_p": 0.5}, 2),
+        ({"top_k": 5, "top_p": 0.8}, 3),
+        ({"min_p": 0.85}, 2),
+        ({"min_p": 0.04, "top_p": 0.9}, 3),
+        ({"min_p": 1}, 1),
+    ],
 )
-def test_tokens_outside_top_k_and_top_p_are_not_sampled(limit, kept):
+def test_tokens_outside_top_k_top_p_and_min_p_are_not_sampled(limit, kept):
     logits = torch.tensor([3.0, 2.9, 2.8, 0.0, -1.0, -2.0])
     chosen = samplers([Sampling(temperature=1, seed=7, **limit)] * 300)
     assert set(sample_batch(chosen, [logits] * 300)) == set(range(kept))
@@ -49,3 +61,29 @@ def test_nan_in_the_logits_of_one_sequence_fails_that_one(bad, temperature):
     first, spoilt, last = sample_batch(chosen, logits)
     assert (first, last) == (0, 1)
     assert isinstance(spoilt, JobFailed)
+
+
+@pytest.mark.parametrize("min_p", [0.02, 0.2, 0.7])
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+def test_min_p_keeps_the_tokens_that_it_keeps_in_transformers(min_p, temperature):
+    torch.manual_seed(1)
+    logits = 3 * torch.randn(40)
+    warper: Any = MinPLogitsWarper(min_p)
+    warped = warper(None, logits[None] / temperature)[0]
+    wanted = set(warped.isfinite().nonzero().flatten().tolist())
+    sampling = Sampling(temperature=temperature, min_p=min_p, seed=3)
+    assert {one.sample(logits) for one in samplers([sampling] * 4000)} == wanted
+    assert set(sample_batch(samplers([sampling] * 4000), [logits] * 4000)) == wanted
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_bias_moves_a_logit_and_forbids_no_token_but_by_its_size(temperature):
+    logits = torch.tensor([1.0, 0.0, -1.0])
+    for bias, wanted in (
+        (((0, -100.0),), {1} if temperature == 0 else {1, 2}),
+        (((2, 100.0),), {2}),
+        (((0, -100.0), (1, -100.0)), {2}),
+    ):
+        chosen = samplers([Sampling(temperature=temperature, bias=bias)] * 100)
+        assert {one.sample(logits) for one in chosen} == wanted
+    assert logits.tolist() == [1.0, 0.0, -1.0]

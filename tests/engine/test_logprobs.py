@@ -57,7 +57,7 @@ def complete(engine: Engine, *requests: Request) -> list[list[TokenLogprob]]:
         while not isinstance(piece := request.pieces.get(timeout=60), End):
             if piece.index == 0:
                 logprobs += piece.logprobs
-                assert len(piece.logprobs) == (piece.tokens if request.num_top is not None else 0)
+                assert len(piece.logprobs) == (len(piece.ids) if request.num_top is not None else 0)
         assert piece.error is None
         found.append(logprobs)
     return found

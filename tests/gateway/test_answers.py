@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
 from gateway_requests import openai_messages, refusal, request
 from waiting import wait_until
+
+USER = {"role": "user", "content": "?"}
 
 
 def test_completion_has_the_text_of_its_job(gateway, background):
@@ -192,3 +195,58 @@ def test_waiting_requests_do_not_hold_a_thread_each(gateway, background):
     for answer in answers:
         answer.result(10)
     assert threading.active_count() < 20
+
+
+IDS = {"extra_body": {"return_token_ids": True}}
+
+
+def with_ids(job: Any) -> None:
+    """Write a completion of three tokens, in two events."""
+    assert job.spec["token_ids"] is True
+    job.emit("text", index=0, text="a", tokens=1, token_ids=[5], prompt_token_ids=[1, 2])
+    job.emit("text", index=0, text="bc", tokens=2, token_ids=[6, 7])
+    choice = {"index": 0, "text": "abc", "finish_reason": "stop", "token_ids": [5, 6, 7]}
+    job.finish(choices=[choice], prompt_token_ids=[[1, 2]])
+
+
+def test_token_ids_are_named_as_by_vllm(gateway, background):
+    chat, complete = (
+        partial(gateway.openai().chat.completions.create, messages=[USER]),
+        partial(gateway.openai().completions.create, prompt="?"),
+    )
+    answer = background.submit(chat, model="tiny", **IDS)
+    with_ids(gateway.take())
+    found = answer.result(10)
+    assert (found.prompt_token_ids, found.choices[0].token_ids) == ([1, 2], [5, 6, 7])
+    answer = background.submit(complete, model="tiny", **IDS)
+    with_ids(gateway.take())
+    (choice,) = answer.result(10).choices
+    assert (choice.prompt_token_ids, choice.token_ids) == ([1, 2], [5, 6, 7])
+
+    def read(create: Any) -> tuple[list[Any], list[Any]]:
+        chunks = list(create(model="tiny", stream=True, **IDS))
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        prompts = [getattr(one, "prompt_token_ids", None) for one in (*chunks, *choices)]
+        ids = [getattr(choice, "token_ids", None) for choice in choices]
+        return [one for one in prompts if one], [one for one in ids if one]
+
+    for create in (chat, complete):
+        answer = background.submit(read, create)
+        job = gateway.take()
+        job.emit("text", index=0, text="a", tokens=1, token_ids=[5], prompt_token_ids=[1, 2])
+        with_ids(job.die())
+        assert answer.result(10) == ([[1, 2]], [[5], [6, 7]])
+
+
+def test_biases_and_min_p_reach_the_job(gateway, background):
+    given = {"logit_bias": {"5": -100, "7": 2.5}, "extra_body": {"min_p": 0.1}}
+    chat = gateway.openai().chat.completions.create
+    answer = background.submit(chat, model="tiny", messages=[USER], **given)
+    job = gateway.take()
+    job.finish("")
+    answer.result(10)
+    assert (job.spec["logit_bias"], job.spec["min_p"]) == ('{"5":-100.0,"7":2.5}', 0.1)
+    for bias, problem in (({"a": 1}, "must have token ids as keys"), ({"1": 101}, "must be")):
+        with pytest.raises(openai.BadRequestError, match=problem) as refused:
+            chat(model="tiny", messages=[USER], logit_bias=bias)
+        assert refusal(refused.value)[1]["param"].startswith("logit_bias")

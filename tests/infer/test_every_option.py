@@ -60,6 +60,9 @@ CASES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "presence_penalty": (2.0, {}),
         "top_p": (0.1, SAMPLED),
         "top_k": (1, SAMPLED),
+        "min_p": (1.0, SAMPLED),
+        "logit_bias": ('{"7": 100}', {}),
+        "token_ids": (True, {}),
     },
     "eval": {
         "dataset": ("other.jsonl", {}),

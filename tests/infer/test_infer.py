@@ -493,3 +493,42 @@ def test_a_job_that_wrote_nothing_leaves_no_output_file(job, tmp_path):
         assert [path.name for path in disk.iterdir()] == ["filler"]
         (disk / "filler").unlink()
         assert answer(job, **options)["rows"] == 40
+
+
+def test_token_ids_are_those_of_prompt_and_completions_whole_and_in_events(job):
+    tokenizer = tiny.tokenizer()
+    result = answer(job, prompt="1+1=", max_tokens=9, n=2, seed=1, temperature=1, token_ids=True)
+    assert result["prompt_token_ids"] == [tokenizer("1+1=")["input_ids"]]
+    events = job.of_type("text")
+    told = [event["prompt_token_ids"] for event in events if "prompt_token_ids" in event]
+    assert told == result["prompt_token_ids"]
+    for choice in result["choices"]:
+        ids = choice["token_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == choice["text"]
+        streamed = [event["token_ids"] for event in events if event["index"] == choice["index"]]
+        assert sum(streamed, []) == ids  # noqa: RUF017
+    assert (
+        sum(len(c["token_ids"]) for c in result["choices"]) == result["usage"]["completion_tokens"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("[1]", "must be a JSON object such as"),
+        ('{"a": 1}', "must have token ids as keys, got 'a'"),
+        ('{"1": 101}', "1: must be from -100 to 100, got 101"),
+        ('{"1": true}', "1: must be from -100 to 100, got True"),
+        ('{"1": 1, "01": 2}', "must name each token once"),
+        ("{", "must be a JSON object such as"),
+    ],
+)
+def test_a_bias_that_is_none_is_refused(given, problem):
+    with pytest.raises(SpecError, match=problem) as refused:
+        InferSpec.parse({"prompt": "1", "logit_bias": given})
+    assert refused.value.field == "logit_bias"
+
+
+def test_a_bias_of_a_token_that_the_model_lacks_is_refused(job):
+    with pytest.raises(JobFailed, match=r"^logit_bias: token 99999 is not among"):
+        answer(job, logit_bias='{"99999": 1}')

@@ -176,17 +176,18 @@ class ChatLogprobs(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One completion; `actions` is a warmd extension, present when requested."""
+    """One completion; `actions` and `token_ids` are extensions, present when requested."""
 
     index: int
     message: AnswerMessage
     actions: dict[str, Any] | None = None
     finish_reason: FinishReason
     logprobs: ChatLogprobs | None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):
-    """The response to a chat; `timings` is a warmd extension."""
+    """The response to a chat; `timings` and `prompt_token_ids` are extensions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -196,6 +197,7 @@ class ChatCompletion(BaseModel):
     usage: Usage
     system_fingerprint: str | None
     timings: dict[str, Any]
+    prompt_token_ids: list[int] | None = None
 
 
 STREAMED: dict[int | str, dict[str, Any]] = {
@@ -245,6 +247,7 @@ async def create_chat_completion(
             "finish_reason": choice["finish_reason"],
             "logprobs": _logprobs(choice.get("logprobs")),
             **_actions(choice),
+            **({"token_ids": choice["token_ids"]} if "token_ids" in choice else {}),
         }
         for choice in result["choices"]
     ]
@@ -256,6 +259,8 @@ async def create_chat_completion(
         "system_fingerprint": answers.fingerprint_of(result.get("weights")),
         "timings": result["timings"],
     }
+    if "prompt_token_ids" in result:
+        (answer["prompt_token_ids"],) = result["prompt_token_ids"]
     return JSONResponse(answer, headers=headers)
 
 
@@ -330,6 +335,18 @@ def _message(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deltas(piece: Text) -> Iterator[dict[str, Any]]:
+    """Yield the frames of a piece; the first one has its token ids, and those of the prompt."""
+    for number, choice in enumerate(_choices(piece)):
+        found: dict[str, Any] = {"choices": [choice]}
+        if number == 0:
+            if piece.token_ids is not None:
+                choice["token_ids"] = piece.token_ids
+            if piece.prompt_ids is not None:
+                found["prompt_token_ids"] = piece.prompt_ids
+        yield found
+
+
+def _choices(piece: Text) -> Iterator[dict[str, Any]]:
     """Yield what a piece adds to its message: reasoning, content, then calls.
 
     A call's arguments follow its name, as clients expect them; they are whole.

@@ -15,6 +15,7 @@ from ....jobs.engine.options import MOST_TOKENS
 from ....jobs.errors import SpecError
 from ....jobs.infer.options import MOST_PROMPTS
 from ..core import answers, sse
+from ..core.answers import Text
 from ..core.sampling import (
     FinishReason,
     OneOnly,
@@ -92,12 +93,14 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One completion."""
+    """One completion; token ids, which vLLM names so, are present when requested."""
 
     index: int
     text: str
     finish_reason: FinishReason
     logprobs: CompletionLogprobs | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -143,19 +146,21 @@ async def create_completion(
             sse.Chunks(
                 head,
                 opened=(),
-                on_text=lambda piece: [
-                    _choice(piece.index, piece.text, logprobs=piece.logprobs, offsets=offsets)
-                ],
+                on_text=lambda piece: [{"choices": [_choice_of(piece, offsets)]}],
                 on_end=lambda choice: _choice(choice["index"], "", choice["finish_reason"]),
                 wants_usage=body.wants_usage,
             ),
         )
     result = await answers.full(state, request, caller, job_id)
     state.metrics.count_tokens(result["usage"])
+    n = body.n or 1
     answer = {
         **head,
         "choices": [
-            _choice(c["index"], c["text"], c["finish_reason"], logprobs=c.get("logprobs"))
+            {
+                **_choice(c["index"], c["text"], c["finish_reason"], logprobs=c.get("logprobs")),
+                **_ids(c.get("token_ids"), result.get("prompt_token_ids"), c["index"] // n),
+            }
             for c in result["choices"]
         ],
         "usage": usage_of(result),
@@ -163,6 +168,19 @@ async def create_completion(
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)
+
+
+def _choice_of(piece: Text, offsets: Counter[int]) -> dict[str, Any]:
+    """Return the choice of a frame."""
+    choice = _choice(piece.index, piece.text, logprobs=piece.logprobs, offsets=offsets)
+    ids, prompt_ids = piece.token_ids, piece.prompt_ids
+    return {**choice, **_ids(ids, None if prompt_ids is None else [prompt_ids])}
+
+
+def _ids(ids: list[int] | None, prompts: list[list[int]] | None, number: int = 0) -> dict[str, Any]:
+    """Return token ids and those of prompt `number`, where they were requested."""
+    found = {} if ids is None else {"token_ids": ids}
+    return found if not prompts else {**found, "prompt_token_ids": prompts[number]}
 
 
 def _choice(

@@ -38,6 +38,8 @@ class Text:
     reasoning: str = ""
     calls: Sequence[dict[str, str]] = ()  # whole ones: id, name, arguments
     first_call: int = 0  # the number of the first of them
+    token_ids: list[int] | None = None  # as of `logprobs`
+    prompt_ids: list[int] | None = None  # of its prompt, once
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,13 @@ class _Sent:
         text, reasoning = (self._new_text(index, name, event) for name in ("text", "reasoning"))
         first_call = self._counts[index, "calls"]
         calls = self._new_items(index, "calls", event) or ()
-        logprobs = self._new_items(index, "logprobs", event)
-        if not (text or reasoning or calls or logprobs):
+        logprobs, ids, prompt = (
+            self._new_items(index, name, event)
+            for name in ("logprobs", "token_ids", "prompt_token_ids")
+        )
+        if not (text or reasoning or calls or logprobs or ids or prompt):
             return None
-        return Text(index, text, logprobs, reasoning, calls, first_call)
+        return Text(index, text, logprobs, reasoning, calls, first_call, ids, prompt)
 
     def _new_text(self, index: int, name: str, event: Mapping[str, Any]) -> str:
         text, place = event.get(name, ""), (index, name)

@@ -11,7 +11,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from ....jobs.infer.options import MOST_BIASES
 
 _MAX_STOP = 16  # texts
 _MAX_TOKENS = 2**31
@@ -25,6 +28,8 @@ OPTIONS = {
     "top_k": "top_k",
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
+    "min_p": "min_p",
+    "return_token_ids": "token_ids",
     "stop": "stop",
     "seed": "seed",
     "n": "n",
@@ -74,6 +79,14 @@ class SamplingRequest(BaseModel):
     top_k: Annotated[int, Field(ge=0, le=_MAX_TOKENS)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
+        ]
+        | None
+    ) = None
+    return_token_ids: bool | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[
@@ -93,7 +106,6 @@ class SamplingRequest(BaseModel):
     store: Ignored = None
     user: Ignored = None
 
-    logit_bias: Unsupported = None
     service_tier: ServiceTier = None
 
     @property
@@ -111,6 +123,8 @@ class SamplingRequest(BaseModel):
         given.setdefault("seed", secrets.randbits(_SEED_BITS))
         if self.max_tokens is not None:
             given["max_tokens"] = self.max_tokens
+        if self.logit_bias:
+            given["logit_bias"] = orjson.dumps(self.logit_bias).decode()
         return given
 
 

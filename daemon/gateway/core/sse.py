@@ -53,8 +53,8 @@ class Chunks:
     """The form of chat and text completions: chunks of choices.
 
     `chunk` holds the fields of every frame but `system_fingerprint`, which is null until the job
-    begins. `opened`, `on_text` and `on_end` give the choices of frames: before the text, for a
-    piece of text, and for a finished choice.
+    begins. `opened` and `on_end` give the choices of frames: before the text, and for a finished
+    choice; `on_text` gives the further fields of frames for a piece of text.
     """
 
     chunk: dict[str, Any]
@@ -72,8 +72,8 @@ class Chunks:
             yield self._frame(choices=[choice])
 
     def of_text(self, piece: Text) -> Iterator[bytes]:
-        for choice in self.on_text(piece):
-            yield self._frame(choices=[choice])
+        for fields in self.on_text(piece):
+            yield self._frame(**fields)
 
     def of_result(self, result: Mapping[str, Any]) -> Iterator[bytes]:
         self._fingerprint = fingerprint_of(result.get("weights"))
