@@ -28,7 +28,9 @@ from ..errors import JobFailed
 from ..models.context_length import positions
 from ..models.text_length import check_length, longest_token
 from ..models.vocabulary import Vocabulary
+from . import modules
 from .journal import Floats
+from .modules import AUTO, CLS, MEAN, modules_of
 from .passages import Passage
 
 USUAL_LENGTH = 512  # tokens, unless requested otherwise
@@ -69,8 +71,9 @@ class Embedder:
         self,
         warm: WarmModel,
         *,
-        pooling: str,
-        normalize: bool,
+        pooling: str = AUTO,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
         max_length: int | None,
         truncates: bool = True,
         is_int8: bool,
@@ -83,12 +86,23 @@ class Embedder:
         self._model = warm.model
         self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
         self._device = device
-        self._pooling = pooling
-        self._normalize = normalize
+        self.modules = modules_of(warm.path)
+        if pooling == AUTO and self.modules.unsupported:
+            raise JobFailed(
+                "pooling: must be given, as modules.json of the model has what is not supported: "
+                f"{self.modules.unsupported}"
+            )
+        self.pooling = (self.modules.pooling or MEAN) if pooling == AUTO else pooling
+        self.normalize = bool(self.modules.normalize) if normalize is None else normalize
         self._shared = _shared.setdefault(warm.model, _Shared(threading.Lock()))
         self.max_length = self._length(max_length)
-        self.width: int = warm.model.config.hidden_size
-        if pooling == "cls" and warm.tokenizer.cls_token_id is None:
+        self.width: int = dimensions or warm.model.config.hidden_size
+        if self.width > warm.model.config.hidden_size:
+            raise JobFailed(
+                f"dimensions: must be at most {warm.model.config.hidden_size} for this model, got "
+                f"{dimensions}"
+            )
+        if self.pooling == CLS and warm.tokenizer.cls_token_id is None:
             raise JobFailed("pooling: the tokenizer of this model has no token for cls; take mean")
         self._is_int8 = is_int8
         self._cosines: Floats | None = None  # of int8 to float32, for texts of this job
@@ -115,8 +129,11 @@ class Embedder:
                 check_length(
                     f"input: [{one.id}]", size, self._tokenizer, self.max_length, self._name
                 )
-        with self._shared.lock:
-            rows = self._code_rows(passages) if self._is_code else self._text_rows(passages)
+        if passages and passages[0].ids is not None:  # then all have them
+            rows = self._rows_of_ids(passages)
+        else:
+            with self._shared.lock:
+                rows = self._code_rows(passages) if self._is_code else self._text_rows(passages)
         for passage, row in zip(passages, rows, strict=True):
             if row.is_cut and not self._truncates:
                 raise JobFailed(
@@ -171,11 +188,19 @@ class Embedder:
         limit = min(limit for limit in limits if limit is not None)
         if requested is not None and requested > limit:
             raise JobFailed(f"max_length: must be at most {limit} for this model, got {requested}")
-        usual = getattr(self._model.config, "trained_length", None)
+        usual = getattr(self._model.config, "trained_length", None) or self.modules.max_length
         usual = usual or (USUAL_LENGTH if self._truncates else limit)
         return min(usual, limit) if requested is None else requested
 
     # Tokens.
+
+    def _rows_of_ids(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
+        if self._is_code:
+            raise JobFailed("tokens: must go with a text encoder, got a code-graph encoder")
+        return [
+            TokenizedPassage(np.array(ids[: self.max_length], np.int32), len(ids))
+            for ids in (passage.ids or () for passage in passages)
+        ]
 
     def _text_rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
         core = self._tokenizer.backend_tokenizer
@@ -247,10 +272,21 @@ class Embedder:
         mask = mask.to(self._device)
         with torch.inference_mode(), kernels:
             hidden = self._hidden(rows, mask if min(lengths) < max(lengths) else None).float()
-            pooled = hidden[:, 0] if self._pooling == "cls" else _mean(hidden, mask)
-            vectors = F.normalize(pooled, dim=-1) if self._normalize else pooled
+            pooled = self._pooled(hidden, mask)[:, : self.width]
+            vectors = F.normalize(pooled, dim=-1) if self.normalize else pooled
         found: Floats = vectors.cpu().numpy()
         return found
+
+    def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Return a vector for each text: (B, T, width), (B, T) to (B, width)."""
+        match self.pooling:
+            case modules.CLS:
+                return hidden[:, 0]
+            case modules.LAST:
+                return hidden[torch.arange(len(hidden), device=mask.device), mask.sum(1) - 1]
+            case _:
+                weights = mask.to(hidden.dtype).unsqueeze(-1)
+                return (hidden * weights).sum(1) / weights.sum(1)
 
     def _hidden(self, rows: Sequence[TokenizedPassage], mask: Tensor | None) -> Tensor:
         """Return the last hidden states (B, T, width); `mask` None: nothing is padded."""
@@ -278,11 +314,6 @@ class Embedder:
         for row, column in zip(padded, columns, strict=True):
             row[: len(column)] = column
         return torch.from_numpy(padded).to(self._device)
-
-
-def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
-    weights = mask.to(hidden.dtype).unsqueeze(-1)
-    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:

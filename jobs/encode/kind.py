@@ -47,6 +47,7 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
         warm,
         pooling=spec.pooling,
         normalize=spec.normalize,
+        dimensions=spec.dimensions,
         max_length=spec.max_length,
         truncates=spec.truncate,
         is_int8=_is_int8(spec, ctx),
@@ -54,7 +55,7 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
     )
     is_code = warm.model.config.model_type == CODE_GRAPH
     passages, left_out = _passages(spec, ctx, embedder, is_code=is_code)
-    digest = hashlib.sha256(identity(passages) + _identity(spec, warm)).digest()
+    digest = hashlib.sha256(identity(passages) + _identity(spec, warm, embedder)).digest()
     read_done = time.perf_counter()
     with Journal(ctx.run_dir / "vectors.bin", digest, embedder.width) as journal:
         work = _Work(spec, ctx, embedder, passages, journal)
@@ -75,6 +76,8 @@ def _passages(
     from ..data.reader import Reading
     from . import passages
 
+    if spec.tokens:
+        return passages.from_ids(spec.token_ids), None
     if spec.input is None:
         return passages.from_texts(spec.text), None
     path, reading = Path(spec.input), Reading()
@@ -101,13 +104,17 @@ def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
     return spec.dtype == "int8"
 
 
-def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
+def _identity(spec: EncodeSpec, warm: WarmModel, embedder: Embedder) -> bytes:
     """Return the inputs of the embeddings other than the passages."""
     files = sorted(warm.path.glob("*.safetensors")) if warm.path.is_dir() else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    # Earlier versions call the native dtype "model": their journals are continued.
+    # Journals of earlier versions are continued: they call the native dtype "model".
     dtype = "model" if spec.dtype == NATIVE else spec.dtype
-    options = [spec.pooling, spec.normalize, spec.chains, spec.max_length, dtype]
+    options = [embedder.pooling, embedder.normalize, spec.chains, spec.max_length, dtype]
+    if spec.dimensions is not None:
+        options.append(spec.dimensions)
+    if spec.max_length is None and embedder.modules.max_length is not None:
+        options.append(f"max_seq_length {embedder.modules.max_length}")
     return orjson.dumps([str(warm.model.dtype), weights, options])
 
 
@@ -138,6 +145,8 @@ class _Work:
 
         if self.journal.is_stale:
             self.ctx.emit("warning", message="the input or the model has changed: begun again")
+        for ignored in self.embedder.modules.ignored:
+            self.ctx.emit("warning", message=f"model: {ignored}")
         done = set(self.journal.read()["row"].tolist())
         waiting = [number for number in range(len(self.passages)) if number not in done]
         self.done = len(done)
@@ -218,6 +227,8 @@ class _Work:
             model=self.spec.model,
             dtype=self.spec.dtype,
             max_length=self.embedder.max_length,
+            pooling=self.embedder.pooling,
+            normalize=self.embedder.normalize,
             width=self.embedder.width,
             threads=torch.get_num_threads(),
             **compute_summary(self.ctx.device),
@@ -229,6 +240,8 @@ class _Work:
         result = {
             "rows": len(records),
             "width": self.embedder.width,
+            "pooling": self.embedder.pooling,
+            "normalize": self.embedder.normalize,
             "tokens": int(records["tokens"].sum()),
             "cut": int(records["cut"].sum()),
             "model": self.spec.model,

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import orjson
+
 from ...configs.precision import FORMER_NAMES, NATIVE
 from ...configs.queues import INFER
 from ..errors import SpecError
 from ..relations import GIVEN, Relation, goes_with
 from ..spec import Spec, option, path_of
+from .modules import AUTO, POOLINGS
 
 CODE_GRAPH = "code_graph"  # in config.json: the encoder that reads code
 FORMATS = (".jsonl", ".npz", ".safetensors")
@@ -27,7 +30,12 @@ class EncodeSpec(Spec):
 
     relations: ClassVar[tuple[Relation, ...]] = (goes_with("chains", input=GIVEN),)
 
-    text: tuple[str, ...] = option((), "text to encode; or give input instead", group="data")
+    text: tuple[str, ...] = option(
+        (), "text to encode; or give input or tokens instead", group="data"
+    )
+    tokens: str = option(
+        "", "JSON list of texts as lists of token ids, special ones included", group="data"
+    )
     input: str | None = option(
         None,
         "JSONL file of text records, text file (one passage per paragraph), Python file or folder; "
@@ -50,8 +58,8 @@ class EncodeSpec(Spec):
         None,
         "maximum tokens per passage",
         group="data",
-        default_text="the training length of a code-graph encoder, else what the model accepts, "
-        "with truncate at most 512",
+        default_text="the training length of a code-graph encoder, or max_seq_length of "
+        "sentence-transformers, else what the model accepts, with truncate at most 512",
         minimum=3,
         maximum=2**20,
     )
@@ -65,12 +73,26 @@ class EncodeSpec(Spec):
 
     model: str = option("demo", "warm encoder model", group="model")
     pooling: str = option(
-        "mean",
-        "pooling; mean: over all tokens; cls: the first token",
+        AUTO,
+        "pooling; mean: over all tokens; cls: the first token; last: the last token; auto: as "
+        "modules.json of the model (sentence-transformers) says, else mean",
         group="model",
-        choices=("mean", "cls"),
+        choices=POOLINGS,
     )
-    normalize: bool = option(False, "L2 normalization: every embedding has length 1", group="model")
+    normalize: bool | None = option(
+        None,
+        "L2 normalization: every embedding has length 1",
+        group="model",
+        default_text="as modules.json of the model says, else off",
+    )
+    dimensions: int | None = option(
+        None,
+        "number of dimensions: the others of an embedding are cut off, for models trained for that",
+        group="model",
+        default_text="all",
+        minimum=1,
+        maximum=2**16,
+    )
     dtype: str = option(
         NATIVE,
         "precision of the computation; native: the dtype of the model; int8: W8A8 dynamic "
@@ -85,11 +107,27 @@ class EncodeSpec(Spec):
 
     def check(self) -> None:
         super().check()
-        if bool(self.text) == (self.input is not None):
-            got = "both" if self.text else "neither"
-            raise SpecError("text", f"must be given, or else input, got {got}")
+        given = [name for name in ("text", "input", "tokens") if getattr(self, name)]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise SpecError("text", f"must be given, or else input or tokens, got {got}")
+        _ = self.token_ids  # raises
         if self.output is not None and Path(self.output).suffix not in FORMATS:
             raise SpecError("output", f"must end in {', '.join(FORMATS)}, got {self.output!r}")
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The texts of `tokens`. Raises SpecError."""
+        if not self.tokens:
+            return []
+        takes = "must be a JSON list of lists of token ids, none of them empty"
+        try:
+            found = orjson.loads(self.tokens)
+        except orjson.JSONDecodeError as error:
+            raise SpecError("tokens", f"{takes}, got {self.tokens[:60]!r}: {error}") from None
+        if not (isinstance(found, list) and found and all(map(_is_ids, found))):
+            raise SpecError("tokens", f"{takes}, got {self.tokens[:60]!r}")
+        return found
 
     def located(self, folder: Path) -> Self:
         """Return the spec with paths, relative to `folder`, made absolute.
@@ -116,8 +154,21 @@ class EncodeSpec(Spec):
             raise SpecError("output", f"must be a file or new, got {path!r}")
         if self.output is not None and not os.access(Path(self.output).parent, os.W_OK):
             raise SpecError("output", f"must be in a folder to write to, got {self.output!r}")
+        width = config.get("hidden_size")
+        if width is not None and (self.dimensions or 0) > width:
+            raise SpecError(
+                "dimensions", f"must be at most {width} for this model, got {self.dimensions}"
+            )
         limit = config.get("max_position_embeddings")
         if limit is not None and (self.max_length or 0) > limit:
             raise SpecError(
                 "max_length", f"must be at most {limit} for this model, got {self.max_length}"
             )
+
+
+def _is_ids(text: Any) -> bool:
+    return isinstance(text, list) and bool(text) and all(map(_is_id, text))
+
+
+def _is_id(token: Any) -> bool:
+    return type(token) is int and 0 <= token < 2**31

@@ -36,11 +36,17 @@ class Passage:
     text: str
     file: str | None = None  # where a code block stands, relative to the input
     example: Example | None = None  # the code with its walk through the graph, if requested
+    ids: tuple[int, ...] | None = None  # its tokens, in place of a text
 
 
 def from_texts(texts: Iterable[str]) -> list[Passage]:
     """Return the texts, numbered from 0."""
     return [Passage(str(number), text) for number, text in enumerate(texts)]
+
+
+def from_ids(texts: Iterable[Iterable[int]]) -> list[Passage]:
+    """Return the texts that token ids are, numbered from 0."""
+    return [Passage(str(number), "", ids=tuple(ids)) for number, ids in enumerate(texts)]
 
 
 def from_files(path: Path, reading: Reading | None = None) -> list[Passage]:
@@ -116,6 +122,8 @@ def identity(passages: Iterable[Passage]) -> bytes:
         for part in (passage.id, passage.file or "", passage.text):
             encoded = part.encode(errors="surrogatepass")
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        if passage.ids is not None:
+            digest.update(repr(passage.ids).encode())
         if passage.example is not None:
             for column in passage.example:
                 digest.update(column.tobytes())

@@ -184,6 +184,114 @@ def test_vectors_equal_those_of_the_model_called_directly(job, model, tokenizer)
     np.testing.assert_allclose(unit, mean / np.linalg.norm(mean), rtol=1e-5, atol=2e-6)
 
 
+def test_token_ids_are_encoded_as_they_are(job, model, tokenizer):
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+    given = orjson.dumps(ids).decode()
+    if isinstance(model, CodeGraphEncoder):
+        with pytest.raises(JobFailed, match="tokens: must go with a text encoder"):
+            job.run(tokens=given)
+        return
+    found = job.run(tokens=given, normalize=True)
+    assert found["tokens"] == sum(map(len, ids))
+    np.testing.assert_allclose(
+        found["embeddings"], job.vectors(text=TEXTS, normalize=True), rtol=1e-5, atol=2e-6
+    )
+    with pytest.raises(JobFailed, match="is not among the 300"):
+        job.run(tokens="[[1, 300]]")
+    with pytest.raises(JobFailed, match=r"input: \[0\] must have at most 4 tokens"):
+        job.run(tokens="[[1, 5, 5, 5, 2]]", truncate=False, max_length=4)
+
+
+def test_dimensions_are_cut_before_the_length_becomes_one(job):
+    whole = job.vectors(text=TEXTS, normalize=False)
+    result = job.run(text=TEXTS, normalize=True, dimensions=5)
+    cut = whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True)
+    np.testing.assert_allclose(result["embeddings"], cut, rtol=1e-5, atol=2e-6)
+    assert result["width"] == 5
+    with pytest.raises(JobFailed, match="dimensions: must be at most 16 for this model, got 17"):
+        job.run(text=TEXTS, dimensions=17)
+
+
+# The settings of sentence-transformers 2 to 4, and of 5.
+POOLED: list[tuple[dict[str, Any], bool, str]] = [
+    ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, True, "cls"),
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, False, "mean"),
+    ({"pooling_mode_lasttoken": True}, True, "last"),
+    ({"pooling_mode": "lasttoken", "include_prompt": True}, False, "last"),
+    ({"pooling_mode": ["mean"]}, True, "mean"),
+]
+
+
+def modules(folder: Path, pooling: dict[str, Any], names: list[str]) -> Path:
+    """Write the files of sentence-transformers."""
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "1_Pooling" / "config.json").write_bytes(orjson.dumps(pooling))
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    steps = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": kinds.get(name, f"{number}_{name}"),
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for number, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_bytes(orjson.dumps(steps))
+    return folder
+
+
+@pytest.mark.parametrize(("pooling", "is_normalized", "name"), POOLED)
+def test_a_folder_of_sentence_transformers_says_how_it_is_pooled(
+    tmp_path, tokenizer, pooling, is_normalized, name
+):
+    steps = ["Transformer", "Pooling", *(["Normalize"] if is_normalized else [])]
+    folder = modules(tmp_path / "model", pooling, steps)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    (folder / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
+    job = Job(tmp_path / "run", make("bert"), tokenizer)
+    job.made.ctx.models.path = folder  # type: ignore[attr-defined]
+    found = job.run(text=TEXTS)
+    assert (found["pooling"], found["normalize"]) == (name, is_normalized)
+    given = job.vectors(text=TEXTS, pooling=name, normalize=is_normalized, max_length=9)
+    np.testing.assert_array_equal(np.array(found["embeddings"], np.float32), given)
+    (begin, _) = job.made.of_type("begin")
+    assert (begin["pooling"], begin["max_length"]) == (name, 9)
+    warned = [event["message"] for event in job.made.of_type("warning")]
+    assert any("default_prompt_name 'query'" in message for message in warned)
+
+
+def test_the_last_token_is_that_of_each_text(job):
+    together = job.vectors(text=TEXTS, pooling="last")
+    for text, vector in zip(TEXTS, together, strict=True):
+        alone = job.vectors(text=[text], pooling="last")[0]
+        np.testing.assert_allclose(vector, alone, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "steps", "problem"),
+    [
+        ({"pooling_mode_max_tokens": True}, ["Transformer", "Pooling"], "pooling pooling_mode_max"),
+        ({"pooling_mode": ["cls", "mean"]}, ["Transformer", "Pooling"], "pooling cls and mean"),
+        ({"pooling_mode": "mean"}, ["Transformer", "Pooling", "Dense"], "step 'Dense'"),
+    ],
+)
+def test_what_a_folder_has_and_warmd_has_not_is_named(tmp_path, tokenizer, pooling, steps, problem):
+    job = Job(tmp_path / "run", make("bert"), tokenizer)
+    job.made.ctx.models.path = modules(tmp_path / "model", pooling, steps)  # type: ignore[attr-defined]
+    with pytest.raises(JobFailed, match=f"pooling: must be given, .* supported: {problem}"):
+        job.run(text=["one"])
+    job.run(text=["one"], pooling="mean")
+
+
+@pytest.mark.parametrize("damaged", ["{}", "[1]", '[{"type": "a.Pooling", "path": "../x"}]', "["])
+def test_a_damaged_list_of_modules_is_named(tmp_path, tokenizer, damaged):
+    job = Job(tmp_path / "run", make("bert"), tokenizer)
+    (tmp_path / "modules.json").write_text(damaged)
+    job.made.ctx.models.path = tmp_path  # type: ignore[attr-defined]
+    with pytest.raises(JobFailed, match=r"model: modules\.json: "):
+        job.run(text=["one"])
+
+
 def test_long_texts_are_truncated_and_reported(job):
     result = job.run(text=["one two three " * 40, "one"], max_length=16)
     assert (result["rows"], result["cut"]) == (2, 1)
@@ -402,7 +510,8 @@ def test_a_job_of_an_earlier_version_continues_its_journal(code_job):
     assert spec.dtype == "native"
     options = ["mean", False, False, None, "model"]
     warm = code_job.made.ctx.models.take("demo")
-    assert orjson.loads(kind._identity(spec, warm))[-1] == options
+    made = Embedder(warm, max_length=None, is_int8=False, device="cpu")
+    assert orjson.loads(kind._identity(spec, warm, made))[-1] == options
 
 
 def test_vectors_of_another_input_are_not_reused(code_job, tmp_path):
@@ -440,11 +549,14 @@ def test_batches_have_similar_lengths_and_contain_every_text_once():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "text: must be given, or else input, got neither"),
-        ({"text": ["a"], "input": "b"}, "text: must be given, or else input, got both"),
+        ({}, "text: must be given, or else input or tokens, got none"),
+        ({"text": ["a"], "input": "b"}, "text: must be given, .*, got text and input"),
+        ({"tokens": "[1]"}, "tokens: must be a JSON list of lists of token ids, none of them emp"),
+        ({"tokens": "[[]]"}, "tokens: must be a JSON list of lists"),
+        ({"tokens": "[[true]]"}, "tokens: must be a JSON list of lists"),
         ({"text": ["a"], "output": "b.csv"}, "output: must end in .jsonl"),
         ({"text": ["a"], "chains": True}, "chains: must go with input, got true"),
-        ({"text": ["a"], "pooling": "max"}, "pooling: must be one of mean, cls"),
+        ({"text": ["a"], "pooling": "max"}, "pooling: must be one of auto, mean, cls, last"),
     ],
 )
 def test_wrong_options_are_refused_by_name(options, message):
@@ -457,13 +569,17 @@ def test_inputs_are_checked_at_the_command_line(tmp_path, sources):
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "folder.npz").mkdir()
     os.mkfifo(tmp_path / "pipe.npz")
-    code, bert = {"model_type": "code_graph"}, {"model_type": "bert", "max_position_embeddings": 64}
+    code, bert = (
+        {"model_type": "code_graph"},
+        {"model_type": "bert", "max_position_embeddings": 64, "hidden_size": 16},
+    )
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"input": str(tmp_path / "rows.jsonl")}, bert, r"input: .*rows.jsonl, line 2: must be"),
         ({"input": str(tmp_path / "empty.txt")}, bert, "input: must hold something"),
         ({"input": str(tmp_path / "nowhere")}, bert, "input: must be a file or a folder"),
         ({"input": str(sources), "chains": True}, bert, "chains: must go with a code-graph"),
         ({"text": ["a"], "max_length": 65}, bert, "max_length: must be at most 64"),
+        ({"text": ["a"], "dimensions": 17}, bert, "dimensions: must be at most 16"),
         ({"text": ["a"], "output": str(tmp_path / "no" / "a.npz")}, code, "output: must be in a"),
         (
             {"text": ["a"], "output": str(tmp_path / "folder.npz")},

@@ -272,6 +272,28 @@ def test_embeddings_are_numbers_or_base64(answering):
         assert vector.tolist() == pytest.approx(item.embedding, abs=1e-6)
 
 
+def test_token_ids_and_few_dimensions_are_embedded(answering):
+    def vectors(given: Any, **options: Any) -> Any:
+        found = answering.openai.embeddings.create(
+            model="chat", input=given, encoding_format="float", **options
+        )
+        return [item.embedding for item in found.data]
+
+    one, other = (vectors(text)[0] for text in ("one", "other"))
+    answer = answering.openai.completions.create(
+        model="chat", prompt=["one", "other"], max_tokens=1, extra_body={"return_token_ids": True}
+    )
+    ids = [choice.prompt_token_ids for choice in answer.choices]
+    assert vectors(ids[0]) == [pytest.approx(one, abs=1e-6)]
+    assert vectors(ids) == [pytest.approx(one, abs=1e-6), pytest.approx(other, abs=1e-6)]
+    assert vectors("one", dimensions=5) == [pytest.approx(one[:5], abs=1e-6)]
+    with pytest.raises(openai.BadRequestError, match="dimensions: must be at most 16") as caught:
+        vectors("one", dimensions=17)
+    assert caught.value.param == "dimensions"
+    with pytest.raises(openai.BadRequestError, match="is not among the"):
+        vectors([10**6])
+
+
 def test_a_text_that_is_too_long_to_embed_is_refused_by_its_number(answering):
     with pytest.raises(openai.BadRequestError) as caught:
         answering.openai.embeddings.create(model="chat", input=["one", "1" * 4097])

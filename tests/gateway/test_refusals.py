@@ -97,7 +97,7 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
         ("completions", {**PROMPT, "prompt": [1, -2]}, "prompt.1: must be greater than or equal"),
         ("completions", {**PROMPT, "top_p": "1"}, "top_p: must be a valid number, got '1'"),
         ("completions", {"model": "tiny"}, "prompt: must be given"),
-        ("embeddings", {"model": "tiny", "input": "1", "dimensions": 8}, "dimensions: not supp"),
+        ("embeddings", {"model": "tiny", "input": "1", "dimensions": 0}, "dimensions: must be"),
         (
             "fine_tuning/jobs",
             {**TUNING, "hyperparameters": {"n_epochs": 1}},

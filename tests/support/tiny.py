@@ -65,16 +65,16 @@ class Models:
 
     def __init__(self, warm: Any) -> None:
         self.warm = warm
+        self.path = Path("nowhere")  # nothing of the model may be read from disk again
         self.tokenizer = tokenizer()
 
     def take(self, name: str) -> WarmModel:
         if name != "demo":
             raise NotFound(f"model: no warm model {name}")
-        nowhere = Path("nowhere")  # nothing may be read from disk again
         vocabulary = Vocabulary.of(name, self.warm, self.tokenizer)
         return WarmModel(
             name=name,
-            path=nowhere,
+            path=self.path,
             model=self.warm,
             tokenizer=self.tokenizer,
             unembedded=tuple(vocabulary.beyond(self.tokenizer)),

@@ -42,7 +42,7 @@ _ListOfPrompts = Annotated[list[_Prompt], Field(min_length=1, max_length=MOST_PR
 _ListOfTokens = Annotated[list[_Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-def _kind_of_prompt(value: object) -> str:
+def kind_of_prompt(value: object) -> str:
     """Name the member of the union that a prompt is, so that errors are about this only."""
     first = value[0] if isinstance(value, list) and value else None
     if isinstance(value, str):
@@ -60,7 +60,7 @@ class CompletionRequest(SamplingRequest):
         | Annotated[_Tokens, Tag("list[int]")]
         | Annotated[_ListOfPrompts, Tag("list[str]")]
         | Annotated[_ListOfTokens, Tag("list[list[int]]")],
-        Discriminator(_kind_of_prompt),
+        Discriminator(kind_of_prompt),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None

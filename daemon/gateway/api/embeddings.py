@@ -9,37 +9,46 @@ from typing import Annotated, Any, Literal
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ....jobs.errors import SpecError
 from ..core import answers
-from ..core.sampling import Ignored, Unsupported
+from ..core.sampling import Ignored
 from ..core.state import StateDep, as_param
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
 from ..http.auth import RESERVATION
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
+from .completions import kind_of_prompt
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
 _MAX_TEXTS = 2048
 _Text = Annotated[str, Field(min_length=1)]
+_Tokens = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True, min_length=1)
+]
+_Several = Field(fail_fast=True, min_length=1, max_length=_MAX_TEXTS)
 
 
 class EmbeddingRequest(BaseModel):
-    """Texts to embed. `pooling` and `normalize` are warmd extensions."""
+    """Texts to embed, or token ids. `pooling` and `normalize` are warmd extensions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
-    input: (
-        _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1, max_length=_MAX_TEXTS)]
-    )
+    input: Annotated[
+        Annotated[_Text, Tag("str")]
+        | Annotated[_Tokens, Tag("list[int]")]
+        | Annotated[list[_Text], _Several, Tag("list[str]")]
+        | Annotated[list[_Tokens], _Several, Tag("list[list[int]]")],
+        Discriminator(kind_of_prompt),
+    ]
     encoding_format: Literal["float", "base64"] | None = None
-    pooling: Literal["mean", "cls"] | None = None
+    pooling: Literal["auto", "mean", "cls", "last"] | None = None
     normalize: bool | None = None
-    dimensions: Unsupported = None
+    dimensions: Annotated[int, Field(ge=1, le=2**16)] | None = None
     user: Ignored = None
 
 
@@ -74,19 +83,25 @@ async def create_embeddings(
 ) -> Response:
     """Embed texts."""
     await state.in_thread(state.model_index.check, body.model)
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    options: dict[str, Any] = {"model": body.model, "text": texts, "truncate": False}
-    for name in ("pooling", "normalize"):
+    options: dict[str, Any] = {"model": body.model, "truncate": False}
+    if isinstance(body.input, str):
+        options["text"] = [body.input]
+    elif isinstance(body.input[0], str):
+        options["text"] = body.input
+    else:
+        is_one = isinstance(body.input[0], int)
+        options["tokens"] = orjson.dumps([body.input] if is_one else body.input).decode()
+    for name in ("pooling", "normalize", "dimensions"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
     try:
         spec = state.parse("encode", options)
         job_id, headers = await answers.submit(state, caller, Submission(spec))
-        del spec, texts, options
+        del spec, options
         body.input = ""  # the job has it
         request.scope[RESERVATION].shrink(0)
     except SpecError as error:
-        raise as_param(error, {"text": "input"}) from error
+        raise as_param(error, {"text": "input", "tokens": "input"}) from error
     result = await answers.full(state, request, caller, job_id)
     usage = {"prompt_tokens": result["tokens"], "total_tokens": result["tokens"]}
     state.metrics.count_tokens(usage)
