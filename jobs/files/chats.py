@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +25,7 @@ TOOL_CALLS, TOOL_ROLE, NAME = "tool_calls", "role tool", "name"
 
 MOST_BYTES = 2**20  # of tools, or of arguments, as JSON
 _MOST_LEVELS = 64  # of lists and objects in each other
+_INTEGER = re.compile(r"-?[0-9]{1,1000}\Z")
 
 # Parameters of transformers' apply_chat_template: none of them is a variable of a template that a
 # chat may set.
@@ -120,7 +123,7 @@ def _num_characters(message: Message) -> int:
         content = "".join(part.get("text", "") for part in content)
     calls = message.get(TOOL_CALLS)
     size = len(content) + sum(len(message.get(name) or "") for name in REASONING)
-    return size + len(orjson.dumps(calls)) if calls else size
+    return size + _num_bytes(calls) if calls else size
 
 
 # Checks.
@@ -170,7 +173,12 @@ def _message(value: Any, place: Place, check_part: CheckPart | None) -> Message:
             raise place.field(key).fault("text", jsonl.kind_of(given[key]))
     found |= {key: given[key] for key in given if key not in ("role", "content")}
     if TOOL_CALLS in given:
-        found[TOOL_CALLS] = _calls(given[TOOL_CALLS], place.field(TOOL_CALLS))
+        calls = _calls(given[TOOL_CALLS], place.field(TOOL_CALLS))
+        # Models write integers of any size, and clients send them back. Rows of data are compared
+        # and stored as JSON of 64 bits.
+        found[TOOL_CALLS] = [
+            _call(call, there, has_long=check_part is not None) for call, there in calls
+        ]
     return found
 
 
@@ -206,13 +214,14 @@ def _content(value: Any, place: Place, check_part: CheckPart | None) -> Any:
     return "".join(texts) if check_part is None else value
 
 
-def _calls(value: Any, place: Place) -> list[dict[str, Any]]:
+def _calls(value: Any, place: Place) -> list[tuple[Any, Place]]:
     if not isinstance(value, list):
         raise place.fault("a list of tool calls", jsonl.kind_of(value))
-    return [_call(item, place.item(index)) for index, item in enumerate(value)]
+    return [(item, place.item(index)) for index, item in enumerate(value)]
 
 
-def _call(value: Any, place: Place) -> dict[str, Any]:
+def _call(value: Any, place: Place, *, has_long: bool) -> dict[str, Any]:
+    """`has_long`: arguments may have integers of more than 64 bits."""
     keys = {"id", "type", "function"}
     if not isinstance(value, dict) or not {"function"} <= value.keys() <= keys:
         got = jsonl.keys_of(value) if isinstance(value, dict) else jsonl.kind_of(value)
@@ -230,7 +239,7 @@ def _call(value: Any, place: Place) -> dict[str, Any]:
     arguments = function.get("arguments")
     if arguments in (None, ""):  # of a function without parameters
         arguments = {}
-    arguments = _object(arguments, there.field("arguments"))
+    arguments = _object(arguments, there.field("arguments"), has_long=has_long)
     kept = {key: item for key, item in value.items() if item is not None}
     return {**kept, "function": {"name": name, "arguments": arguments}}
 
@@ -279,13 +288,13 @@ def _arguments(value: Any, place: Place) -> dict[str, Any]:
     return found
 
 
-def _object(value: Any, place: Place) -> dict[str, Any]:
+def _object(value: Any, place: Place, *, has_long: bool = False) -> dict[str, Any]:
     """Return a value that is an object, or its JSON text."""
     found = _parsed(value, place)
     if not isinstance(found, dict):
         raise place.fault("an object, or its JSON text", jsonl.kind_of(found))
-    _check_plain(found, place)
-    return found
+    _check_plain(found, place, has_long=has_long)
+    return {name: _with_integers(item) for name, item in found.items()} if has_long else found
 
 
 def _parsed(value: Any, place: Place) -> Any:
@@ -298,14 +307,28 @@ def _parsed(value: Any, place: Place) -> Any:
         raise place.fault("JSON", f"{value[:60]!r}: {error}") from None
 
 
-def _check_plain(value: Any, place: Place) -> None:
-    """Check that a value is small, shallow, and has no number that JSON readers round."""
+def _with_integers(value: Any) -> Any:
+    """Return a value of `_parsed` with integers of more than 64 bits as such."""
+    if isinstance(value, dict):
+        return {name: _with_integers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_integers(item) for item in value]
+    return int(value) if isinstance(value, Digits) else value
+
+
+def _check_plain(value: Any, place: Place, *, has_long: bool = False) -> None:
+    """Check that a value is small, shallow, and has no number that JSON readers round.
+
+    `has_long`: it may have integers of more than 64 bits, as Digits.
+    """
     levels, left = 0, [value]
     while left:
         levels += 1
         if levels > _MOST_LEVELS:
             raise place.fault(f"at most {_MOST_LEVELS} levels deep", "more")
-        if any(isinstance(item, Digits) for item in left):
+        if any(
+            isinstance(item, Digits) and not (has_long and _INTEGER.match(item)) for item in left
+        ):
             raise place.fault("numbers of at most 64 bits", "a longer one")
         inner: list[Any] = []
         for item in left:
@@ -314,6 +337,14 @@ def _check_plain(value: Any, place: Place) -> None:
         left = inner
     if (size := len(orjson.dumps(value))) > MOST_BYTES:
         raise place.fault(f"at most {MOST_BYTES:,} bytes as JSON", f"{size:,}")
+
+
+def _num_bytes(value: Any) -> int:
+    """Return the size of a value as JSON."""
+    try:
+        return len(orjson.dumps(value))
+    except TypeError:  # an integer of more than 64 bits
+        return len(json.dumps(value))
 
 
 def refuse_inputs(inputs: TemplateInputs, place: Place) -> None:

@@ -82,6 +82,19 @@ def test_calls_with_arguments_as_text_are_rendered_as_objects(qwen3):
     assert prompt_of(qwen3, chat) == expected(qwen3, tool_chats.chat()[:3])
 
 
+def test_integers_of_any_size_in_calls_that_a_model_wrote_come_back_as_they_were(qwen3):
+    arguments = {"a": 45586844671742298514708404, "b": [-(2**70), {"c": 7}]}
+    messages = [USER, tool_chats.call(json.dumps(arguments))]
+    chat = Chat(chat_messages.parse(json.dumps(messages), "messages"))
+    assert chat.messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
+    found = prompt_of(qwen3, chat)
+    assert found == expected(qwen3, [USER, tool_chats.call(arguments)])
+    assert chat.num_characters > len(json.dumps(arguments))
+    for wrong in ('{"a": 1e999}', '{"a": %s}' % ("9" * 1001)):
+        with pytest.raises(SpecError, match="arguments: must be numbers of at most 64 bits"):
+            chat_messages.parse(json.dumps([USER, tool_chats.call(wrong)]), "messages")
+
+
 def test_records_of_a_file_have_inputs(tmp_path):
     records = [
         {"messages": [USER], "tools": TOOLS, "chat_template_kwargs": OFF},
