@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from .thinking import Thinking
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -97,6 +99,7 @@ class Request:
     # The first prompt token whose log-probability is wanted, from 1 on; None: no prompt token.
     scored_from: int | None = None
     grammar: Any = None  # engine.grammar.Grammar that constrains every completion
+    thinking: Thinking | None = None  # a limit on it; a grammar that forbids its end goes first
     is_canceled: Callable[[], bool] = field(default=lambda: False)  # polled at every step
     pieces: SimpleQueue[Piece | End] = field(default_factory=SimpleQueue)
     stats: RequestStats = field(default_factory=RequestStats)

@@ -14,6 +14,7 @@ from .detokenizer import TextStream
 from .image_encoding import PromptImages
 from .request import Piece, Request, TokenLogprob
 from .sampling import SequenceSampler
+from .thinking import ThinkingBudget
 
 
 class Sequence(ABC):
@@ -53,6 +54,9 @@ class TextSequence(Sequence):
         super().__init__(request, index, kv)
         self.sampler = SequenceSampler(request.sampling, index)
         self._grammar = None if request.grammar is None else request.grammar.fork()
+        self._thinking = (
+            None if request.thinking is None else ThinkingBudget(request.thinking, request.ids)
+        )
         self._text = TextStream(
             tokenizer, request.ids, request.stop, keeps_special=request.keeps_special
         )
@@ -66,11 +70,23 @@ class TextSequence(Sequence):
         self._emitted_bytes = 0
 
     def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits (V,) with the grammar applied, to sample from. Raises JobFailed."""
-        return logits if self._grammar is None else self._grammar.allowed(logits)
+        """Return logits (V,) to sample from, with the grammar and the budget of thinking applied.
+
+        Raises JobFailed.
+        """
+        if self._grammar is not None:
+            logits = self._grammar.allowed(logits)
+        due = None if self._thinking is None else self._thinking.due
+        if due is None or bool(logits[due] == -torch.inf):
+            return logits
+        return torch.full_like(logits, -torch.inf).index_fill(
+            0, torch.tensor(due, device=logits.device), 0.0
+        )
 
     def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:
         self._num_tokens += 1
+        if self._thinking is not None:
+            self._thinking.count(token)
         if logprob is not None:
             self._logprobs.append(logprob)
         self._unsent.append(token)

@@ -23,6 +23,7 @@ from ..engine.engine import Engine
 from ..engine.engines import engine_of, warn_of_model
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
+from ..engine.thinking import Thinking
 from ..errors import JobFailed
 from ..files.chats import TOOL_CALLS
 from ..models.chat_templates import ChatTemplate
@@ -30,7 +31,7 @@ from ..models.generation_settings import end_tokens
 from . import batch_file, forced_calls, gui_actions
 from .forced_calls import CallForm
 from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
-from .replies import Delta, Reply, response_template
+from .replies import Delta, Reply, response_template, thinking_tags
 from .token_texts import TokenTexts
 from .tokenization import Prompt, encode, room
 
@@ -293,6 +294,7 @@ def _prepare(
         owner=job_id,
         adapter=warm.adapter,
         grammar=grammar,
+        thinking=_thinking(spec, warm),
         is_canceled=is_canceled,
     )
     answer = Answer(
@@ -335,6 +337,22 @@ def _message_format(
             "has no response_template with tool_calls, and TRL does not know its chat template"
         )
     return template, tools
+
+
+def _thinking(spec: InferSpec, warm: WarmModel) -> Thinking | None:
+    """Return the limit on thinking, if requested. Raises JobFailed for a model without its tags."""
+    if spec.thinking_token_budget is None:
+        return None
+    template = response_template(warm.tokenizer)
+    tags = None if template is None else thinking_tags(template)
+    added = warm.tokenizer.get_added_vocab()
+    if tags is None or not added.keys() >= set(tags):
+        raise JobFailed(
+            "thinking_token_budget: must go with a model that thinks between two tokens of their "
+            f"own, as <think> and </think>, got {warm.name}"
+        )
+    begin, end = tags
+    return Thinking(added[begin], added[end], spec.thinking_token_budget)
 
 
 def _grammar_of_calls(

@@ -56,7 +56,7 @@ class InferSpec(PrecisionSpec):
         goes_with("screen", actions=is_not("none")),
         goes_with("image", prompt=GIVEN),  # messages have images of their own
         goes_with(
-            *("system", TOOLS, ARGUMENTS, "reasoning_effort"),
+            *("system", TOOLS, ARGUMENTS, "reasoning_effort", "thinking_token_budget"),
             chat_template=GIVEN,
             image=GIVEN,
             messages=GIVEN,
@@ -110,6 +110,14 @@ class InferSpec(PrecisionSpec):
         "reasoning effort, by the chat template's own variable; none: no thinking",
         group="data",
         choices=(AUTO, *EFFORTS),
+    )
+    thinking_token_budget: int | None = option(
+        None,
+        "number of tokens after which the model's thinking is closed",
+        group="sampling",
+        default_text="no limit",
+        minimum=0,
+        maximum=MOST_TOKENS,
     )
     tool_choice: str = option(
         AUTO,

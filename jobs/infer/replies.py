@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -68,6 +69,19 @@ def _from_trl(chat_template: str) -> dict[str, Any] | None:
     except ValueError:  # a template that it does not know
         return None
     return found
+
+
+def thinking_tags(template: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the texts before and after reasoning; None: a model has none, or they vary."""
+    fields = template["fields"]
+    found: dict[str, Any] = next((fields[name] for name in REASONING if name in fields), {})
+    pattern = re.sub(r"\\s\*$", "", found.get("close_pattern", ""))
+    end = re.sub(r"\\(\W)", r"\1", pattern)
+    if not end or re.fullmatch(pattern, end) is None:
+        return None
+    # Without a text of its own the reasoning begins in the prompt, by the tag of its end.
+    begin = found.get("open") or (f"<{end[2:]}" if end.startswith("</") else None)
+    return None if begin is None else (begin, end)
 
 
 class Malformed(Exception):

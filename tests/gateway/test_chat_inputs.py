@@ -52,6 +52,10 @@ def test_calls_results_and_reasoning_reach_the_job(thinking, background):
             {"chat_template_kwargs": '{"enable_thinking":false}', "reasoning_effort": "auto"},
         ),
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none"}),
+        (
+            {"extra_body": {"thinking_token_budget": 5}},
+            {"thinking_token_budget": 5, "reasoning_effort": "auto"},
+        ),
         ({}, {"reasoning_effort": "auto"}),
     ],
 )
@@ -60,7 +64,7 @@ def test_template_arguments_and_effort_reach_the_job(thinking, background, given
     job = thinking.take()
     job.finish("3")
     answer.result(10)
-    names = ("chat_template_kwargs", "reasoning_effort", "tools")
+    names = ("chat_template_kwargs", "reasoning_effort", "thinking_token_budget", "tools")
     assert {name: job.spec[name] for name in names if job.spec.get(name)} == options
 
 

@@ -27,6 +27,7 @@ ELSEWHERE = {
         ),
         **dict.fromkeys(("reply", "tool_choice"), "infer/test_forced_calls.py"),
         "parallel_tool_calls": "gateway/test_chat_inputs.py",
+        "thinking_token_budget": "infer/test_thinking.py",
         "precision": "engine/test_scheduler.py",
         "model": "infer/test_infer.py",
     },

@@ -103,8 +103,8 @@ class Message(BaseModel):
 class ChatRequest(SamplingRequest):
     """A chat to complete.
 
-    `actions` and `screen` are warmd extensions, `chat_template_kwargs` is one of vLLM: see the
-    infer options.
+    `actions` and `screen` are warmd extensions, `chat_template_kwargs` and
+    `thinking_token_budget` are some of vLLM: see the infer options.
     """
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -122,6 +122,7 @@ class ChatRequest(SamplingRequest):
     prediction: Unsupported = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31)] | None = None
     tool_choice: ToolChoice = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
@@ -297,7 +298,7 @@ def _submission(body: ChatRequest, state: AppState) -> Submission:
         raise SpecError("top_logprobs", "must go with logprobs set to true")
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    for name in ("actions", "screen", "reasoning_effort"):
+    for name in ("actions", "screen", "reasoning_effort", "thinking_token_budget"):
         if (value := getattr(body, name)) is not None:
             options[name] = value
     if body.chat_template_kwargs:
