@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from .progress import Progress
+from ..runs.estimate import Estimate
+from .progress import share_of, words_of
 
 _COLORS = {"finished": "#2a7", "started": "#2a7", "failed": "#c33"}
 _STYLE = "font-family:monospace;font-size:90%"
 
 
-def job_html(info: Mapping[str, Any], progress: Progress, now: float) -> str:
+def job_html(info: Mapping[str, Any], progress: Estimate, now: float) -> str:
     """Return a job in two lines: id, name and status; progress bar and words, or the error."""
     words = [f"<b>{escape(info['id'])}</b>", _labels(info), _status(info)]
-    share = progress.share
+    share = share_of(progress)
     bar = "" if share is None else f'<progress value="{share:.4f}" max="1"></progress> '
     below = info["error"] or info["problem"]
-    text = escape(str(below)) if below else bar + escape(progress.words(now))
+    text = escape(str(below)) if below else bar + escape(words_of(progress, now))
     return f'<div style="{_STYLE}">{" ".join(filter(None, words))}<br>{text}</div>'
 
 

@@ -10,9 +10,10 @@ from ...jobs.errors import JobFailed
 from ...jobs.ids import kind_of
 from ..lifecycle.statuses import ENDED, shown
 from ..runs import events
+from ..runs.estimate import Estimate
 from .columns import columns_of
 from .html import job_html
-from .progress import Progress, show_progress
+from .progress import show_progress
 from .steered import Steered
 
 
@@ -90,7 +91,7 @@ class Job(Steered):
         self._client.add_note(self.id, text)
 
     def _repr_html_(self) -> str:
-        progress = Progress()
+        progress = Estimate()
         for event in self.events(follow=False):
             progress.update(event)
         return job_html(self.info(), progress, self.now())

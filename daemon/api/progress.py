@@ -15,30 +15,27 @@ from ..runs.estimate import Estimate
 _INTERVAL_S = 0.5  # between two updates of the display
 
 
-class Progress(Estimate):
-    """A progress estimate and its text."""
+def share_of(progress: Estimate) -> float | None:
+    """The part that is done, from 0 to 1; None: unknown."""
+    if progress.steps_total:
+        return min(progress.step / progress.steps_total, 1.0)
+    if progress.rows_total:
+        return min((progress.rows_done or 0) / progress.rows_total, 1.0)
+    return None
 
-    @property
-    def share(self) -> float | None:
-        """The part that is done, from 0 to 1; None: unknown."""
-        if self.steps_total:
-            return min(self.step / self.steps_total, 1.0)
-        if self.rows_total:
-            return min((self.rows_done or 0) / self.rows_total, 1.0)
-        return None
 
-    def words(self, now: float) -> str:
-        """Return phase, step, metrics and ETA in one line."""
-        parts = [self.phase]
-        if self.steps_total:
-            parts.append(f"step {self.step}/{self.steps_total}")
-        elif self.rows_total:
-            parts.append(f"{self.rows_done or 0}/{self.rows_total} {self.unit}")
-        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
-        eta_s = self.eta_s(now)
-        if eta_s is not None and self.phase == "running":
-            parts.append(f"ETA {format_duration(eta_s)}")
-        return "  ".join(parts)
+def words_of(progress: Estimate, now: float) -> str:
+    """Return phase, step, metrics and ETA in one line."""
+    parts = [progress.phase]
+    if progress.steps_total:
+        parts.append(f"step {progress.step}/{progress.steps_total}")
+    elif progress.rows_total:
+        parts.append(f"{progress.rows_done or 0}/{progress.rows_total} {progress.unit}")
+    parts += [f"{name} {value:.4g}" for name, value in progress.metrics.items()]
+    eta_s = progress.eta_s(now)
+    if eta_s is not None and progress.phase == "running":
+        parts.append(f"ETA {format_duration(eta_s)}")
+    return "  ".join(parts)
 
 
 class Shown(Protocol):
@@ -67,7 +64,7 @@ class _Line:
 
     def __init__(self, job: Shown) -> None:
         self._job = job
-        self._progress = Progress()
+        self._progress = Estimate()
         self._drawn_at = 0.0
 
     def update(self, event: Mapping[str, Any] | None) -> None:
@@ -78,7 +75,7 @@ class _Line:
 
     def draw(self) -> None:
         self._drawn_at = time.monotonic()
-        text = f"{self._job.id}  {self._progress.words(self._job.now())}"
+        text = f"{self._job.id}  {words_of(self._progress, self._job.now())}"
         sys.stderr.write(f"\r{text}\x1b[K" if sys.stderr.isatty() else f"{text}\n")
         sys.stderr.flush()
 
