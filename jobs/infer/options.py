@@ -295,8 +295,6 @@ class InferSpec(PrecisionSpec):
         tools = self.inputs.tools or []
         if self.reply != MESSAGE:
             raise SpecError("tool_choice", "must go with reply message where calls are forced")
-        if self.json_schema:
-            raise SpecError("tool_choice", "must be auto or none with json_schema")
         if self.tool_choice == REQUIRED:
             return tools
         name = self.tool_choice.removeprefix(_FUNCTION)

@@ -146,6 +146,9 @@ class Reply:
         try:
             delta = self._read(_events(self._parser, end)) if end else Delta()
             delta.add(self._read(_events(self._parser, None)))
+            if end:  # text, where the family's messages end otherwise
+                delta.content = delta.content.removesuffix(end)
+                delta.reasoning = delta.reasoning.removesuffix(end)
             return self._told(delta)
         except Malformed:
             return self._told(self._reread(is_end=True).after(self.message))

@@ -94,6 +94,12 @@ def test_a_forced_call_follows_the_schema_of_its_tool(job: tiny.Surroundings, se
     ]
 
 
+def test_a_forced_call_goes_before_a_schema_of_the_text(job: tiny.Surroundings):
+    [choice] = answer(job, tool_choice="required", json_schema='{"type": "integer"}')["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "tool_calls")
+    assert choice["calls"][0]["name"] in ("length", "stop")
+
+
 def test_one_of_the_tools_is_called_where_a_call_is_required(job: tiny.Surroundings):
     found = answer(job, tool_choice="required", n=8, temperature=2.0)["choices"]
     assert {choice["calls"][0]["name"] for choice in found} <= {"length", "stop"}
@@ -201,7 +207,6 @@ def test_a_file_of_tools_goes_with_a_choice(tmp_path: Path):
         ({"tool_choice": "function nothing"}, "tool_choice: must be auto, none, required"),
         ({"tool_choice": "always"}, "tool_choice: must be auto, none, required"),
         ({"tool_choice": "required", "tools": ""}, "tool_choice: must go with tools"),
-        ({"tool_choice": "required", "json_schema": "{}"}, "must be auto or none with json_schema"),
         ({"reply": "text", "tool_choice": "required"}, "must go with reply message"),
         ({"reply": "text", "parallel_tool_calls": False}, "must go with reply message"),
         ({"tools": "", "parallel_tool_calls": False}, "parallel_tool_calls: must go with tools"),
