@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Publisher:
         self._connection = writer.connection
         self._seq = 0  # of the newest event that was published
         self._behind = path.exists()  # a killed worker may have left events out
+        self._unwritten: list[dict[str, Any]] = []  # published before the file has them
         # The stream is dropped for a new copy of the file once the file has this event.
         self._renew_at: int | None = None
 
@@ -55,11 +56,8 @@ class Publisher:
         """Copy one event, now or at the next flush; does not raise if Redis is unreachable."""
         if event["seq"] != self._seq + 1:
             self._behind = True  # a killed horse has not sent some events
-        self._seq = event["seq"]
-        if self._behind:
-            self.catch_up()
-        else:
-            self._writer.add(self.key, event, self.fall_behind)
+        self._unwritten.clear()  # written before it
+        self._add(event)
 
     @property
     def next_seq(self) -> int:
@@ -68,9 +66,15 @@ class Publisher:
 
     def publish_unwritten(self, event: dict[str, Any]) -> None:
         """Copy an event that the file does not have yet, after all that it has."""
-        self.catch_up()
+        self._unwritten.append(event)
+        self._add(event)
+
+    def _add(self, event: dict[str, Any]) -> None:
         self._seq = event["seq"]
-        self._writer.add(self.key, event, self.fall_behind)
+        if self._behind:
+            self.catch_up()
+        else:
+            self._writer.add(self.key, event, self.fall_behind)
 
     def ahead(self) -> Ahead:
         """Return what the stream has after the newest event of the file. Raises RedisError.
@@ -112,7 +116,7 @@ class Publisher:
         self._behind = True
 
     def catch_up(self) -> None:
-        """Copy the missing events from the file, if Redis is reachable."""
+        """Copy the missing events, of the file and those before it, if Redis is reachable."""
         if not self._behind or self._writer.is_redis_down:
             return
         try:
@@ -121,13 +125,20 @@ class Publisher:
                     return
                 self._connection.delete(self.key)
                 self._renew_at = None
-            missed = events.read(self.path, after=stream.last_seq(self._connection, self.key))
+            missed = self._after(stream.last_seq(self._connection, self.key))
             while batch := [(self.key, event) for event in islice(missed, _BATCH)]:
                 if any(stream.add(self._connection, batch)):
                     return
             self._behind = False
         except (redis.RedisError, OSError):
             return
+
+    def _after(self, seq: int) -> Iterator[dict[str, Any]]:
+        """Yield the events after number `seq`, also those that the file does not have yet."""
+        for event in chain(events.read(self.path, after=seq), self._unwritten):
+            if event["seq"] > seq:
+                seq = event["seq"]
+                yield event
 
     def trim(self) -> None:
         """Keep only the last events of an ended job, so that thousands of jobs fit into memory.

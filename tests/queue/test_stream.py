@@ -74,6 +74,33 @@ def test_events_that_a_killed_horse_did_not_send_are_read_from_the_file(
     assert seqs(server, "job") == [1, 2, 3]
 
 
+@pytest.mark.parametrize("is_lost", [1, 2])
+def test_events_of_a_full_disk_that_redis_has_lost_are_copied_before_the_file_has_them(
+    server: redis.Redis, tmp_path: Path, is_lost: int
+):
+    """As where Redis ends on the full disk, and is back before the horse can write."""
+    writer, path = StreamWriter(server), tmp_path / "events.jsonl"
+    publisher = Publisher(writer, "job", path)
+    with EventLog(path, execution=1, publish=publisher.publish) as log:
+        log.emit("started")
+        writer.flush()
+        announced = [
+            {"seq": number, "execution": 1, "time": 1.0, "type": "waiting", "step": None}
+            for number in range(2, 2 + is_lost)
+        ]
+        writer.is_redis_down = True
+        for event in announced:
+            publisher.publish_unwritten(event)
+            writer.flush()
+        writer.is_redis_down = False
+        publisher.catch_up()
+        assert seqs(server, "job") == [1, *range(2, 2 + is_lost)]
+        log.restore(announced)
+        log.emit("waited")
+    writer.flush()
+    assert seqs(server, "job") == list(range(1, is_lost + 3))
+
+
 def test_a_wrong_type_at_the_key_of_a_stream_does_not_block_other_streams(
     server: redis.Redis, tmp_path: Path
 ):

@@ -27,6 +27,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +298,10 @@ class Storm:
         if number % 2 == 0 and weights(self.daemon, job_id) != self._undisturbed[number % VARIANTS]:
             yield "its weights differ from those of an undisturbed training"
         streamed = self.daemon.streamed(job_id)
-        if streamed and streamed != logged[-len(streamed) :]:
-            yield "its stream differs from its file"
+        filed = logged[-len(streamed) :] if streamed else []
+        pairs = zip_longest(streamed, filed)
+        if (differing := next((pair for pair in pairs if pair[0] != pair[1]), None)) is not None:
+            yield f"its stream differs from its file: {differing[0]}, {differing[1]}"
         if number % 4 == 1:
             lines = self._output(number).read_bytes().splitlines()
             rows = [orjson.loads(line)["row"] for line in lines]

@@ -78,7 +78,7 @@ def test_a_signal_loses_no_job_and_leaves_the_daemon_whole(sturdy: Daemon, proce
     assert sorted(set(steps(sturdy, job_id))) == STEPS
     continued = stops or name in CONTINUES.get(process, ())
     assert job["execution"] == (2 if continued else 1)
-    if drains:
+    if ends_later:
         wait_until(lambda: gone(target))
     after = wait_until(lambda: all_processes(sturdy), timeout_s=60)
     changed = {one for one in NAMES if before[one] != after[one]}
