@@ -33,7 +33,7 @@ class ActivityReporter:
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="activity", daemon=True)
             thread.start()
-            self._thread = thread  # not one that the machine could not start: it is joined
+            self._thread = thread  # only if it has started: __exit__ joins it
 
     def __enter__(self) -> Self:
         return self

@@ -48,7 +48,7 @@ class Publisher:
         self._connection = writer.connection
         self._seq = 0  # of the newest event that was published
         self._behind = path.exists()  # a killed worker may have left events out
-        self._unwritten: list[dict[str, Any]] = []  # published before the file has them
+        self._unwritten: list[dict[str, Any]] = []  # published events that are not in the file yet
         # The stream is dropped for a new copy of the file once the file has this event.
         self._renew_at: int | None = None
 
@@ -56,7 +56,7 @@ class Publisher:
         """Copy one event, now or at the next flush; does not raise if Redis is unreachable."""
         if event["seq"] != self._seq + 1:
             self._behind = True  # a killed horse has not sent some events
-        self._unwritten.clear()  # written before it
+        self._unwritten.clear()  # events are written in order: the file has them now
         self._add(event)
 
     @property
@@ -116,7 +116,7 @@ class Publisher:
         self._behind = True
 
     def catch_up(self) -> None:
-        """Copy the missing events, of the file and those before it, if Redis is reachable."""
+        """Copy the missing events, also those not in the file yet, if Redis is reachable."""
         if not self._behind or self._writer.is_redis_down:
             return
         try:

@@ -1,7 +1,7 @@
-"""What a model folder of sentence-transformers says of its embeddings. Imports no torch.
+"""Pooling and normalization of a sentence-transformers folder (`modules.json`). Imports no torch.
 
-`modules.json` lists the steps from a text to its vector: the transformer, the pooling, and perhaps
-the normalization. Its format is that of sentence-transformers 5.
+The file lists the steps from a text to its vector: transformer, pooling, optional normalization.
+Written by sentence-transformers 2 to 6.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ AUTO, MEAN, CLS, LAST = "auto", "mean", "cls", "last"
 POOLINGS = (AUTO, MEAN, CLS, LAST)
 
 _FILE = "modules.json"
+_SETTINGS = "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
 _MOST_BYTES = 1 << 20
 _NAMES = {"cls": CLS, "mean": MEAN, "lasttoken": LAST}
 _FLAGS = {  # of a pooling's config.json
@@ -30,13 +32,13 @@ _FLAGS = {  # of a pooling's config.json
 
 @dataclass(frozen=True)
 class Modules:
-    """How a folder's embeddings are made; None: it does not say."""
+    """Settings of a folder; None: it has none."""
 
     pooling: str | None = None
     normalize: bool | None = None
-    max_length: int | None = None  # tokens of a text, with special ones
-    ignored: tuple[str, ...] = ()  # settings that have no effect here
-    unsupported: str | None = None  # a step or a pooling that this version does not have
+    max_length: int | None = None  # maximum tokens of a text, with special tokens
+    ignored: tuple[str, ...] = ()  # settings without effect here, for warnings
+    unsupported: str | None = None  # a step or a pooling that warmd does not have
 
 
 def modules_of(folder: Path) -> Modules:
@@ -60,7 +62,8 @@ def modules_of(folder: Path) -> Modules:
                     normalize = True
                 case _:
                     unsupported = f"step {shown(name)}"
-        return Modules(pooling, normalize, _max_length(folder), _ignored(folder), unsupported)
+        max_length, ignored = _other_settings(folder)
+        return Modules(pooling, normalize, max_length, ignored, unsupported)
     except (BadFile, OSError) as error:
         raise JobFailed(f"model: {error}") from error
 
@@ -83,7 +86,7 @@ def _steps(folder: Path) -> list[tuple[str, str]] | None:
 
 def _step(given: Any) -> tuple[str, str]:
     name, path = given["type"].rpartition(".")[2], given["path"]
-    if not isinstance(path, str) or "/" in path or path in (".", ".."):
+    if not isinstance(path, str) or {"/", "\0"} & set(path) or path in (".", ".."):
         raise BadFile(_FILE, "path", "the name of a folder in it", shown(path))
     return name, path
 
@@ -93,7 +96,10 @@ def _modes(path: Path) -> list[str]:
     settings = read_json(path)
     if "pooling_mode" in settings:  # since sentence-transformers 5
         mode = settings["pooling_mode"]
-        return [_NAMES.get(one, shown(one)) for one in (mode if isinstance(mode, list) else [mode])]
+        modes = mode if isinstance(mode, list) else [mode]
+        if not all(isinstance(one, str) for one in modes):
+            raise BadFile(path.name, "pooling_mode", "text or a list of texts", shown(mode))
+        return [_NAMES.get(one, shown(one)) for one in modes]
     return [
         _FLAGS.get(name, name)
         for name, is_on in settings.items()
@@ -101,24 +107,20 @@ def _modes(path: Path) -> list[str]:
     ]
 
 
-def _max_length(folder: Path) -> int | None:
-    found = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
-    if found is not None and (not isinstance(found, int) or found < 3):
-        raise BadFile("sentence_bert_config.json", "max_seq_length", "from 3 on", shown(found))
-    return found
-
-
-def _ignored(folder: Path) -> tuple[str, ...]:
-    found = []
-    if _optional(folder / "sentence_bert_config.json").get("do_lower_case"):
-        found.append("do_lower_case of sentence_bert_config.json: texts are not changed")
-    prompt = _optional(folder / "config_sentence_transformers.json").get("default_prompt_name")
+def _other_settings(folder: Path) -> tuple[int | None, tuple[str, ...]]:
+    """Return the maximum length, and the settings that are ignored."""
+    settings, ignored = _optional(folder / _SETTINGS), []
+    if settings.get("do_lower_case"):
+        ignored.append(f"do_lower_case of {_SETTINGS}: texts are not changed")
+    prompt = _optional(folder / _PROMPTS).get("default_prompt_name")
     if prompt is not None:
-        found.append(
-            f"default_prompt_name {shown(prompt)} of config_sentence_transformers.json: no prompt "
-            "is put before texts"
+        ignored.append(
+            f"default_prompt_name {shown(prompt)} of {_PROMPTS}: no prompt is added to texts"
         )
-    return tuple(found)
+    length = settings.get("max_seq_length")
+    if length is not None and (not isinstance(length, int) or length < 3):
+        raise BadFile(_SETTINGS, "max_seq_length", "an integer of at least 3", shown(length))
+    return length, tuple(ignored)
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class EncodeSpec(Spec):
         (), "text to encode; or give input or tokens instead", group="data"
     )
     tokens: str = option(
-        "", "JSON list of texts as lists of token ids, special ones included", group="data"
+        "", "token ids to encode: JSON list of one list per text, with special tokens", group="data"
     )
     input: str | None = option(
         None,
@@ -87,7 +87,7 @@ class EncodeSpec(Spec):
     )
     dimensions: int | None = option(
         None,
-        "number of dimensions: the others of an embedding are cut off, for models trained for that",
+        "number of dimensions: embeddings are cut to their first ones (Matryoshka models)",
         group="model",
         default_text="all",
         minimum=1,
@@ -117,7 +117,7 @@ class EncodeSpec(Spec):
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """The texts of `tokens`. Raises SpecError."""
+        """The token ids of `tokens`, a list per text. Raises SpecError."""
         if not self.tokens:
             return []
         takes = "must be a JSON list of lists of token ids, none of them empty"

@@ -36,7 +36,7 @@ class Passage:
     text: str
     file: str | None = None  # where a code block stands, relative to the input
     example: Example | None = None  # the code with its walk through the graph, if requested
-    ids: tuple[int, ...] | None = None  # its tokens, in place of a text
+    ids: tuple[int, ...] | None = None  # token ids, given instead of a text
 
 
 def from_texts(texts: Iterable[str]) -> list[Passage]:
@@ -45,7 +45,7 @@ def from_texts(texts: Iterable[str]) -> list[Passage]:
 
 
 def from_ids(texts: Iterable[Iterable[int]]) -> list[Passage]:
-    """Return the texts that token ids are, numbered from 0."""
+    """Return a passage for each list of token ids, numbered from 0."""
     return [Passage(str(number), "", ids=tuple(ids)) for number, ids in enumerate(texts)]
 
 

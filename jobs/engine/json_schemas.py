@@ -23,7 +23,7 @@ _WAIT_S = 20.0  # for that, on a busy machine
 # compares keys as they are spelled, so that "\u0061" would be another key than "a".
 ESCAPES = 'nrbtf\\"'
 
-_processes = LimitedProcesses(f"{__package__}.schema_compiler", shows_output=False)
+_processes = LimitedProcesses(f"{__package__}.grammar_checker", shows_output=False)
 
 # What a format means, where llguidance accepts more than RFC 3339: the year 0000, February 29 of
 # any year, a second 60 at any time.
@@ -92,7 +92,7 @@ def check(schema: str, field: str = FIELD) -> None:
 
 
 def check_grammar(grammar: str, shown: str, field: str) -> None:
-    """Check a grammar that names no tokens; `shown` is what was given. Raises as `check`."""
+    """Check a grammar that names no tokens. Raises as `check`; the message quotes `shown`."""
     try:
         answer = _processes.answer({"grammar": grammar}, _WAIT_S, processor_s=LIMIT_S)
     except TimeoutError as error:

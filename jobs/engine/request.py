@@ -19,8 +19,8 @@ class Sampling:
     top_k: int = 0  # 0: all
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    min_p: float = 0.0  # least probability of a token, as a share of the most likely one's
-    bias: tuple[tuple[int, float], ...] = ()  # token, and what is added to its logit
+    min_p: float = 0.0  # minimum probability, relative to that of the most likely token
+    bias: tuple[tuple[int, float], ...] = ()  # token ids and their logit biases
     seed: int = 0
 
     @property
@@ -54,7 +54,7 @@ class Piece:
 
     index: int
     text: str
-    ids: Sequence[int]  # the tokens drawn since the piece before, also one that ends it
+    ids: Sequence[int]  # token ids drawn since the previous piece, including an end token
     finish_reason: str | None = None  # "stop", "length", "cancelled"
     end_token: int | None = None  # the token that ended the completion
     # Where they are requested: of the tokens whose whole text was emitted, and in the last piece of
@@ -99,7 +99,8 @@ class Request:
     # The first prompt token whose log-probability is wanted, from 1 on; None: no prompt token.
     scored_from: int | None = None
     grammar: Any = None  # engine.grammar.Grammar that constrains every completion
-    thinking: Thinking | None = None  # a limit on it; a grammar that forbids its end goes first
+    # Not applied where `grammar` forbids the end-of-thinking token.
+    thinking: Thinking | None = None
     is_canceled: Callable[[], bool] = field(default=lambda: False)  # polled at every step
     pieces: SimpleQueue[Piece | End] = field(default_factory=SimpleQueue)
     stats: RequestStats = field(default_factory=RequestStats)

@@ -62,7 +62,7 @@ class TextSequence(Sequence):
         )
         self._end_token: int | None = None
         self._num_tokens = 0
-        self._unsent: list[int] = []  # tokens that no piece has yet
+        self._unsent: list[int] = []  # token ids that are in no piece yet
         # The tokens that no piece has the log-probability of: where the text of the first one
         # begins, and where those end whose text is known, in UTF-8 bytes.
         self._logprobs: list[TokenLogprob] = []
@@ -70,7 +70,7 @@ class TextSequence(Sequence):
         self._emitted_bytes = 0
 
     def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits (V,) to sample from, with the grammar and the budget of thinking applied.
+        """Return logits (V,) to sample from, with grammar and thinking-token budget applied.
 
         Raises JobFailed.
         """

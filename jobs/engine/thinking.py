@@ -1,4 +1,4 @@
-"""A limit on the tokens that a model thinks for: at its end, the thinking is closed.
+"""Thinking-token budget: after so many thinking tokens the end-of-thinking token is forced.
 
 Imports no torch.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Thinking:
-    """The tokens between which a model thinks, and the number of tokens that it may."""
+    """A thinking-token budget of a request."""
 
-    begin: int
-    end: int
-    budget: int
+    begin: int  # id of the token that begins thinking, such as <think>
+    end: int  # id of the token that ends it
+    budget: int  # tokens between them, in the whole completion
 
 
 class ThinkingBudget:
-    """What is left of the budget of one completion."""
+    """Counter of the thinking tokens of one completion."""
 
     def __init__(self, thinking: Thinking, prompt: Sequence[int]) -> None:
-        """`prompt`: its chat template may have opened the thinking."""
+        """`prompt`: token ids; thinking is open if a chat template has begun it there."""
         self._thinking = thinking
         self._left = thinking.budget
         tags = (token for token in reversed(prompt) if token in (thinking.begin, thinking.end))
@@ -30,7 +30,7 @@ class ThinkingBudget:
 
     @property
     def due(self) -> int | None:
-        """The token that must come next; None: any may."""
+        """The id of the forced next token; None: no token is forced."""
         return self._thinking.end if self._is_open and self._left <= 0 else None
 
     def count(self, token: int) -> None:

@@ -173,12 +173,10 @@ def _message(value: Any, place: Place, check_part: CheckPart | None) -> Message:
             raise place.field(key).fault("text", jsonl.kind_of(given[key]))
     found |= {key: given[key] for key in given if key not in ("role", "content")}
     if TOOL_CALLS in given:
-        calls = _calls(given[TOOL_CALLS], place.field(TOOL_CALLS))
-        # Models write integers of any size, and clients send them back. Rows of data are compared
-        # and stored as JSON of 64 bits.
-        found[TOOL_CALLS] = [
-            _call(call, there, has_long=check_part is not None) for call, there in calls
-        ]
+        # Models generate integers of any size, which clients send back in chats. Records of data
+        # are stored and compared as JSON, whose integers have 64 bits here.
+        has_long = check_part is not None
+        found[TOOL_CALLS] = _calls(given[TOOL_CALLS], place.field(TOOL_CALLS), has_long=has_long)
     return found
 
 
@@ -214,10 +212,10 @@ def _content(value: Any, place: Place, check_part: CheckPart | None) -> Any:
     return "".join(texts) if check_part is None else value
 
 
-def _calls(value: Any, place: Place) -> list[tuple[Any, Place]]:
+def _calls(value: Any, place: Place, *, has_long: bool) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise place.fault("a list of tool calls", jsonl.kind_of(value))
-    return [(item, place.item(index)) for index, item in enumerate(value)]
+    return [_call(item, place.item(index), has_long=has_long) for index, item in enumerate(value)]
 
 
 def _call(value: Any, place: Place, *, has_long: bool) -> dict[str, Any]:
@@ -308,7 +306,7 @@ def _parsed(value: Any, place: Place) -> Any:
 
 
 def _with_integers(value: Any) -> Any:
-    """Return a value of `_parsed` with integers of more than 64 bits as such."""
+    """Return a value of `_parsed` with int in place of Digits."""
     if isinstance(value, dict):
         return {name: _with_integers(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -49,9 +49,9 @@ class Answer(engine_answers.Answer):
     logprobs: list[list[dict[str, Any]]] = field(init=False)  # if requested
     echoed: str | None = None  # the prompt, where it opens the completions
     replies: list[Reply] | None = None  # the completions as messages; None: they are texts
-    reasoning_tokens: list[int] = field(init=False)  # before the rest of a message
-    ids: list[list[int]] = field(init=False)  # of completions, if requested
-    is_prompt_told: bool = False  # whether an event has its ids
+    reasoning_tokens: list[int] = field(init=False)  # number per completion
+    ids: list[list[int]] = field(init=False)  # token ids per completion, if requested
+    is_prompt_told: bool = False  # whether an event has the prompt's token ids
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,7 +205,7 @@ def answer_all(
 
 
 def _prompt_ids(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the ids of each prompt, if requested."""
+    """Return the token ids of each prompt, if requested."""
     if not answers[0].spec.token_ids:
         return {}
     return {"prompt_token_ids": [list(answer.request.ids) for answer in answers]}
@@ -340,7 +340,7 @@ def _message_format(
 
 
 def _thinking(spec: InferSpec, warm: WarmModel) -> Thinking | None:
-    """Return the limit on thinking, if requested. Raises JobFailed for a model without its tags."""
+    """Return the thinking-token budget, if requested. Raises JobFailed for an unsuitable model."""
     if spec.thinking_token_budget is None:
         return None
     template = response_template(warm.tokenizer)
@@ -348,8 +348,8 @@ def _thinking(spec: InferSpec, warm: WarmModel) -> Thinking | None:
     added = warm.tokenizer.get_added_vocab()
     if tags is None or not added.keys() >= set(tags):
         raise JobFailed(
-            "thinking_token_budget: must go with a model that thinks between two tokens of their "
-            f"own, as <think> and </think>, got {warm.name}"
+            "thinking_token_budget: must go with a model whose thinking is between two special "
+            f"tokens such as <think> and </think>, got {warm.name}"
         )
     begin, end = tags
     return Thinking(added[begin], added[end], spec.thinking_token_budget)
@@ -444,7 +444,7 @@ class _Unsent:
         self.logprobs += logprobs
 
     def emit(self, ctx: Context, index: int, answer: Answer) -> None:
-        """`answer`: to which the completion belongs."""
+        """`answer`: the answer that the completion is part of."""
         delta = self.delta
         if not delta and not self.ids:
             return

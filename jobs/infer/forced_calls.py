@@ -32,7 +32,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class NoGrammar(Exception):
-    """A model's calls cannot be held to a grammar; the text says why."""
+    """No grammar describes the model's calls; the message gives the reason."""
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class InferSpec(PrecisionSpec):
     )
     thinking_token_budget: int | None = option(
         None,
-        "number of tokens after which the model's thinking is closed",
+        "thinking-token budget: after so many thinking tokens the end-of-thinking token is forced",
         group="sampling",
         default_text="no limit",
         minimum=0,
@@ -183,14 +183,14 @@ class InferSpec(PrecisionSpec):
     )
     min_p: float = option(
         0.0,
-        "least probability of a token, as a share of that of the most likely one (min-p)",
+        "minimum probability of a token, relative to that of the most likely token (min-p)",
         group="sampling",
         minimum=0,
         maximum=1,
     )
     logit_bias: str = option(
         "",
-        "JSON object of token ids and of what is added to their logits, from -100 to 100",
+        "logit biases: JSON object of token ids and numbers from -100 to 100, added to the logits",
         group="sampling",
     )
     n: int = option(1, "completions per prompt", group="sampling", minimum=1, maximum=128)
@@ -218,7 +218,7 @@ class InferSpec(PrecisionSpec):
         maximum=MOST_TOP,
     )
     token_ids: bool = option(
-        False, "ids of the tokens of prompts and completions in the result", group="sampling"
+        False, "token ids of prompts and completions in the result", group="sampling"
     )
     json_schema: str = option(
         "",
@@ -305,7 +305,7 @@ class InferSpec(PrecisionSpec):
         return found[:1]
 
     def _bound_functions(self) -> Iterator[dict[str, Any]]:
-        """Yield the functions whose calls follow their schemas. Raises SpecError."""
+        """Yield the functions whose calls must match their JSON Schemas. Raises SpecError."""
         forced = self.forced_tools
         if self.reply == MESSAGE and self.tool_choice != NO_CALLS:
             for tool in forced or self.inputs.tools or ():
@@ -352,7 +352,7 @@ class InferSpec(PrecisionSpec):
 
     @property
     def bias(self) -> tuple[tuple[int, float], ...]:
-        """Tokens and what is added to their logits. Raises SpecError."""
+        """Token ids and logit biases. Raises SpecError."""
         return biases(self.logit_bias)
 
     def check_completions(self, most: int) -> None:
@@ -434,7 +434,7 @@ class InferSpec(PrecisionSpec):
 
 
 def biases(text: str) -> tuple[tuple[int, float], ...]:
-    """Return tokens and what is added to their logits. Raises SpecError."""
+    """Return the token ids and logit biases of `logit_bias`. Raises SpecError."""
     if not text:
         return ()
     problem = f'must be a JSON object such as {{"42": -100}}, got {text[:60]!r}'

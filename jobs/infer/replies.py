@@ -72,20 +72,20 @@ def _from_trl(chat_template: str) -> dict[str, Any] | None:
 
 
 def thinking_tags(template: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the texts before and after reasoning; None: a model has none, or they vary."""
+    """Return the texts that begin and end reasoning; None: there are none, or they vary."""
     fields = template["fields"]
     found: dict[str, Any] = next((fields[name] for name in REASONING if name in fields), {})
     pattern = re.sub(r"\\s\*$", "", found.get("close_pattern", ""))
     end = re.sub(r"\\(\W)", r"\1", pattern)
     if not end or re.fullmatch(pattern, end) is None:
         return None
-    # Without a text of its own the reasoning begins in the prompt, by the tag of its end.
+    # Templates that begin the reasoning in the prompt describe only its end, such as </think>.
     begin = found.get("open") or (f"<{end[2:]}" if end.startswith("</") else None)
     return None if begin is None else (begin, end)
 
 
 class Malformed(Exception):
-    """A text is not in the form of the model's messages."""
+    """A text that the parser of the model's messages cannot read."""
 
 
 class Reply:
@@ -146,7 +146,7 @@ class Reply:
         try:
             delta = self._read(_events(self._parser, end)) if end else Delta()
             delta.add(self._read(_events(self._parser, None)))
-            if end:  # text, where the family's messages end otherwise
+            if end:  # the parser takes an end token that the family does not know for text
                 delta.content = delta.content.removesuffix(end)
                 delta.reasoning = delta.reasoning.removesuffix(end)
             return self._told(delta)

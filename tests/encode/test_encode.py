@@ -283,12 +283,25 @@ def test_what_a_folder_has_and_warmd_has_not_is_named(tmp_path, tokenizer, pooli
     job.run(text=["one"], pooling="mean")
 
 
+@pytest.mark.parametrize("mode", [5, {"a": 1}, [["mean"]], None])
+def test_a_pooling_of_another_type_is_named(tmp_path, tokenizer, mode):
+    job = Job(tmp_path / "run", make("bert"), tokenizer)
+    folder = modules(tmp_path / "model", {"pooling_mode": mode}, ["Transformer", "Pooling"])
+    job.made.ctx.models.path = folder  # type: ignore[attr-defined]
+    with pytest.raises(JobFailed, match=r"model: config\.json: pooling_mode must be text"):
+        job.run(text=["one"])
+
+
 @pytest.mark.parametrize("damaged", ["{}", "[1]", '[{"type": "a.Pooling", "path": "../x"}]', "["])
 def test_a_damaged_list_of_modules_is_named(tmp_path, tokenizer, damaged):
     job = Job(tmp_path / "run", make("bert"), tokenizer)
     (tmp_path / "modules.json").write_text(damaged)
     job.made.ctx.models.path = tmp_path  # type: ignore[attr-defined]
     with pytest.raises(JobFailed, match=r"model: modules\.json: "):
+        job.run(text=["one"])
+    steps = '[{"type": "a.Pooling", "path": "a\\u0000"}]'
+    (tmp_path / "modules.json").write_text(steps)
+    with pytest.raises(JobFailed, match=r"model: modules\.json: path must be the name of a folder"):
         job.run(text=["one"])
 
 

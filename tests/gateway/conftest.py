@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tool_chats
 from gateway_requests import PUBLIC, TOKEN
 from gateways import Gateway
 
@@ -58,3 +59,14 @@ def make_gateway(tiny_model: Path) -> Iterator[Callable[..., Gateway]]:
 def background() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def thinking(tiny_model: Path) -> Iterator[Gateway]:
+    """A gateway whose model has the chat template of Qwen3."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:  # a short path, for sockets
+        made = Gateway(Path(folder, "home"), tiny_model)
+        template = Path(made.config.models[0].path, "chat_template.jinja")
+        template.write_text(tool_chats.source_of("qwen3"))
+        yield made
+        made.close()

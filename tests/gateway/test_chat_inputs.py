@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import tool_chats
 from gateway_requests import refusal
-from gateways import Gateway
+from gateways import CALLS, Gateway
 from openai import BadRequestError
 
 USER = {"role": "user", "content": "?"}
-
-
-@pytest.fixture(scope="module")
-def thinking(tiny_model: Path) -> Iterator[Gateway]:
-    """A gateway whose model has the chat template of Qwen3."""
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:  # a short path, for sockets
-        made = Gateway(Path(folder, "home"), tiny_model)
-        template = Path(made.config.models[0].path, "chat_template.jinja")
-        template.write_text(tool_chats.source_of("qwen3"))
-        yield made
-        made.close()
 
 
 def chat(gateway: Gateway, messages: Any, **options: Any) -> Any:
@@ -68,28 +54,12 @@ def test_template_arguments_and_effort_reach_the_job(thinking, background, given
     assert {name: job.spec[name] for name in names if job.spec.get(name)} == options
 
 
-CALLS = [
-    {"id": "call_1", "name": "add", "arguments": '{"a":1,"b":2}'},
-    {"id": "call_2", "name": "add", "arguments": '{"a":3,"b":4}'},
-]
-
-
-def with_calls(job: Any) -> None:
-    """Write a message with reasoning, a text and calls, and end."""
-    job.emit("text", index=0, text="", tokens=2, reasoning="h")
-    job.emit("text", index=0, text="Let me", tokens=2, reasoning="m")
-    job.emit("text", index=0, text="", tokens=9, calls=CALLS[:1])
-    job.emit("text", index=0, text="", tokens=9, calls=CALLS[1:])
-    choice = {"index": 0, "text": "Let me", "finish_reason": "tool_calls"}
-    job.finish(choices=[{**choice, "reasoning": "hm", "calls": CALLS}])
-
-
 def test_a_message_with_calls(thinking, background):
     answer = background.submit(chat, thinking, [USER], tools=tool_chats.TOOLS)
     job = thinking.take()
     assert (job.spec["reply"], job.spec["tool_choice"]) == ("message", "auto")
     assert orjson.loads(job.spec["tools"]) == tool_chats.TOOLS
-    with_calls(job)
+    job.finish_with_calls()
     [choice] = answer.result(10).choices
     message = choice.message
     assert choice.finish_reason == "tool_calls"
@@ -114,7 +84,7 @@ def test_a_stream_of_a_message_with_calls_also_of_a_job_that_was_restarted(think
     job = thinking.take()
     job.emit("text", index=0, text="Let", tokens=2, reasoning="hm")
     job.emit("text", index=0, text=" me", tokens=9, calls=CALLS[:1])
-    with_calls(job.die())
+    job.die().finish_with_calls()
     reasoning, choice = answer.result(10)
     assert reasoning == "hm"
     assert (choice.message.content, choice.finish_reason) == ("Let me", "tool_calls")

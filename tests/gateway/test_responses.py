@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,27 +11,12 @@ import pydantic
 import pytest
 import tool_chats
 from gateway_requests import refusal
-from gateways import Gateway
+from gateways import CALLS, Gateway
 from openai import APIError, BadRequestError
 from openai.types.responses import Response, ResponseStreamEvent
 
 TOOL = {"type": "function", **tool_chats.TOOLS[0]["function"]}
-CALLS = [
-    {"id": "call_1", "name": "add", "arguments": '{"a":1,"b":2}'},
-    {"id": "call_2", "name": "add", "arguments": '{"a":3,"b":4}'},
-]
 EVENT: Any = pydantic.TypeAdapter(ResponseStreamEvent)
-
-
-@pytest.fixture(scope="module")
-def thinking(tiny_model: Path) -> Iterator[Gateway]:
-    """A gateway whose model has the chat template of Qwen3."""
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:  # a short path, for sockets
-        made = Gateway(Path(folder, "home"), tiny_model)
-        template = Path(made.config.models[0].path, "chat_template.jinja")
-        template.write_text(tool_chats.source_of("qwen3"))
-        yield made
-        made.close()
 
 
 def respond(gateway: Gateway, given: Any = "?", **options: Any) -> Any:
@@ -50,16 +32,6 @@ def events_of(gateway: Gateway, **options: Any) -> list[Any]:
     for event in found:
         EVENT.validate_python(event.model_dump(warnings=False))
     return found
-
-
-def with_calls(job: Any) -> None:
-    """Write a message with reasoning, a text and calls, and end."""
-    job.emit("text", index=0, text="", tokens=2, reasoning="h")
-    job.emit("text", index=0, text="Let me", tokens=2, reasoning="m")
-    job.emit("text", index=0, text="", tokens=9, calls=CALLS[:1])
-    job.emit("text", index=0, text="", tokens=9, calls=CALLS[1:])
-    choice = {"index": 0, "text": "Let me", "finish_reason": "tool_calls"}
-    job.finish(choices=[{**choice, "reasoning": "hm", "calls": CALLS}])
 
 
 def shown(output: Any) -> list[Any]:
@@ -100,7 +72,7 @@ def test_a_text_is_answered_with_what_was_chosen(thinking, background):
 
 def test_reasoning_text_and_calls_are_items_whole_and_streamed(thinking, background):
     answer = background.submit(respond, thinking, tools=[TOOL])
-    with_calls(thinking.take())
+    thinking.take().finish_with_calls()
     whole = answer.result(10)
     assert shown(whole.output) == ANSWER
     assert {item.status for item in whole.output} == {"completed"}
@@ -114,7 +86,7 @@ def test_reasoning_text_and_calls_are_items_whole_and_streamed(thinking, backgro
     job = thinking.take()
     job.emit("text", index=0, text="Let", tokens=2, reasoning="hm")
     job.emit("text", index=0, text=" me", tokens=9, calls=CALLS[:1])
-    with_calls(job.die())
+    job.die().finish_with_calls()
     events, final = answer.result(10)
     assert shown(final.output) == ANSWER
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
@@ -123,7 +95,7 @@ def test_reasoning_text_and_calls_are_items_whole_and_streamed(thinking, backgro
 
 def test_the_events_of_a_stream_follow_openais_order(thinking, background):
     answer = background.submit(events_of, thinking)
-    with_calls(thinking.take())
+    thinking.take().finish_with_calls()
     events = answer.result(10)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [kind for kind, _ in itertools.groupby(event.type for event in events)]
@@ -168,7 +140,7 @@ def test_an_empty_answer_is_an_empty_message(thinking, background):
 
 def test_items_of_an_answer_can_be_sent_back(thinking, background):
     answer = background.submit(respond, thinking, tools=[TOOL])
-    with_calls(thinking.take())
+    thinking.take().finish_with_calls()
     first = answer.result(10)
     results = [
         {"type": "function_call_output", "call_id": call["id"], "output": text}
@@ -283,6 +255,17 @@ def test_options_are_those_of_a_chat(thinking, background):
     assert answer.result(10).text.format.name == "s"
 
 
+def test_large_instructions_and_tools_are_not_repeated_but_reach_the_job(thinking, background):
+    given = {"instructions": "a" * 100_000, "tools": [TOOL]}
+    answer = background.submit(respond, thinking, **given)
+    job = thinking.take()
+    job.finish("3")
+    found = answer.result(10)
+    assert (found.instructions, found.tools, found.output_text) == (None, [], "3")
+    assert orjson.loads(job.spec["messages"])[0]["content"] == given["instructions"]
+    assert orjson.loads(job.spec["tools"]) == tool_chats.TOOLS
+
+
 def test_a_form_is_parsed_by_the_client(thinking, background):
     class Form(pydantic.BaseModel):
         a: int
@@ -327,6 +310,7 @@ def test_log_probabilities_belong_to_the_message(thinking, background):
         ({"max_tool_calls": 3}, "max_tool_calls", "not supported"),
         ({"include": ["file_search_call.results"]}, "include.0", "must be"),
         ({"top_logprobs": 2}, "top_logprobs", "must go with"),
+        ({"metadata": {"a": "b" * 513}}, "metadata.a", "at most 512 characters"),
         ({"tools": [{"type": "web_search"}]}, "tools.0", "must be 'function'"),
         ({"tool_choice": "required"}, "tool_choice", "must go with tools"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort", "the chat template has no"),

@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import orjson
 import pytest
 import tiny
 import tool_chats
 import torch
-import trl.chat_template_utils as trl
-from transformers import PreTrainedTokenizerFast
 
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.errors import JobFailed, SpecError
@@ -50,36 +47,16 @@ def bomb(*, is_strict: bool) -> str:
 STRICT_BOMB, BOMB = bomb(is_strict=True), bomb(is_strict=False)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("model")
-    made = gguf_models.make(folder, "qwen2", "qwen2")
-    made.requires_grad_(False)
-    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
-    tokenizer.chat_template = trl.qwen3_chat_template
-    return made, tokenizer
-
-
-@pytest.fixture
-def job(tmp_path: Path, model: Any) -> tiny.Surroundings:
-    made, tokenizer = model
-    found = tiny.surroundings(tmp_path / "job", made)
-    models: Any = found.ctx.models
-    models.tokenizer = tokenizer
-    return found
-
-
-def answer(job: tiny.Surroundings, **options: Any) -> dict[str, Any]:
+def answer(qwen: tiny.Surroundings, **options: Any) -> dict[str, Any]:
     given: dict[str, Any] = {"messages": '[{"role": "user", "content": "How long?"}]'}
     given["reply"] = "message"
     given |= {"tools": orjson.dumps(TOOLS).decode(), "max_tokens": 120, "seed": 1, **options}
-    return run(InferSpec.parse(given), job.ctx)
+    return run(InferSpec.parse(given), qwen.ctx)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_forced_call_follows_the_schema_of_its_tool(job: tiny.Surroundings, seed: int):
-    result = answer(job, tool_choice="function length", seed=seed, n=2)
+def test_a_forced_call_follows_the_schema_of_its_tool(qwen: tiny.Surroundings, seed: int):
+    result = answer(qwen, tool_choice="function length", seed=seed, n=2)
     for choice in result["choices"]:
         assert (choice["text"], choice["finish_reason"]) == ("", "tool_calls")
         [call] = choice["calls"]
@@ -88,34 +65,34 @@ def test_a_forced_call_follows_the_schema_of_its_tool(job: tiny.Surroundings, se
         assert arguments.keys() == {"a", "unit"}
         assert 0 <= arguments["a"] <= 99
         assert arguments["unit"] in ("cm", "inch")
-    told = [event for event in job.of_type("text") if "calls" in event]
+    told = [event for event in qwen.of_type("text") if "calls" in event]
     assert [event["calls"] for event in sorted(told, key=lambda one: one["index"])] == [
         choice["calls"] for choice in result["choices"]
     ]
 
 
-def test_a_forced_call_goes_before_a_schema_of_the_text(job: tiny.Surroundings):
-    [choice] = answer(job, tool_choice="required", json_schema='{"type": "integer"}')["choices"]
+def test_a_forced_call_goes_before_a_schema_of_the_text(qwen: tiny.Surroundings):
+    [choice] = answer(qwen, tool_choice="required", json_schema='{"type": "integer"}')["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("", "tool_calls")
     assert choice["calls"][0]["name"] in ("length", "stop")
 
 
-def test_one_of_the_tools_is_called_where_a_call_is_required(job: tiny.Surroundings):
-    found = answer(job, tool_choice="required", n=8, temperature=2.0)["choices"]
+def test_one_of_the_tools_is_called_where_a_call_is_required(qwen: tiny.Surroundings):
+    found = answer(qwen, tool_choice="required", n=8, temperature=2.0)["choices"]
     assert {choice["calls"][0]["name"] for choice in found} <= {"length", "stop"}
     assert all(len(choice["calls"]) == 1 for choice in found)
 
 
-def test_without_tools_the_model_is_free(job: tiny.Surroundings):
+def test_without_tools_the_model_is_free(qwen: tiny.Surroundings):
     for tool_choice in ("auto", "none"):
-        [choice] = answer(job, tool_choice=tool_choice, max_tokens=5)["choices"]
+        [choice] = answer(qwen, tool_choice=tool_choice, max_tokens=5)["choices"]
         assert "calls" not in choice
         assert choice["finish_reason"] == "length"
 
 
-def is_allowed(job: tiny.Surroundings, text: str, **options: Any) -> bool:
+def is_allowed(qwen: tiny.Surroundings, text: str, **options: Any) -> bool:
     """Whether the grammar of a chat with tools, of which `length` is strict, takes a completion."""
-    warm = job.ctx.models.take("demo")
+    warm = qwen.ctx.models.take("demo")
     tools = [{**TOOLS[0]["function"], "strict": options.pop("strict", True)}, TOOLS[1]["function"]]
     given = {"messages": '[{"role": "user", "content": "?"}]', "reply": "message", **options}
     spec = InferSpec.parse({**given, "tools": orjson.dumps(tools).decode()})
@@ -139,11 +116,13 @@ def is_allowed(job: tiny.Surroundings, text: str, **options: Any) -> bool:
         ('{"name": "other", "arguments": {}}', False),
     ],
 )
-def test_calls_of_a_strict_tool_follow_its_schema(job: tiny.Surroundings, call: str, follows: bool):
+def test_calls_of_a_strict_tool_follow_its_schema(
+    qwen: tiny.Surroundings, call: str, follows: bool
+):
     call = f"<tool_call>\n{call}\n</tool_call>"
     text = f"<think>\nhm</think> yes {call} and <|im_end|>"
-    assert is_allowed(job, text) is follows
-    assert is_allowed(job, f"{call}<|im_end|>", json_schema=SCHEMA) is follows
+    assert is_allowed(qwen, text) is follows
+    assert is_allowed(qwen, f"{call}<|im_end|>", json_schema=SCHEMA) is follows
 
 
 CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
@@ -163,33 +142,33 @@ SCHEMA = '{"type": "object", "properties": {"b": {"type": "integer"}}, "required
     ],
 )
 def test_a_model_with_tools_and_a_schema_calls_or_follows_the_schema(
-    job: tiny.Surroundings, text: str, follows: bool
+    qwen: tiny.Surroundings, text: str, follows: bool
 ):
     for strict in (False, True):
-        assert is_allowed(job, text, strict=strict, json_schema=SCHEMA) is follows
+        assert is_allowed(qwen, text, strict=strict, json_schema=SCHEMA) is follows
 
 
-def test_a_chat_with_tools_and_a_schema_has_an_answer_or_calls(job: tiny.Surroundings):
+def test_a_chat_with_tools_and_a_schema_has_an_answer_or_calls(qwen: tiny.Surroundings):
     for seed in range(4):
-        [choice] = answer(job, json_schema=SCHEMA, seed=seed, temperature=2.0)["choices"]
+        [choice] = answer(qwen, json_schema=SCHEMA, seed=seed, temperature=2.0)["choices"]
         text = choice["text"]  # the length may have cut a call
         is_answer = text.startswith(('{"b":', "<tool_call>"))
         assert is_answer or ("calls" in choice and text == "")
 
 
 def test_a_model_whose_calls_are_plain_text_takes_no_schema_with_tools(
-    job: tiny.Surroundings, model: Any, monkeypatch: pytest.MonkeyPatch
+    qwen: tiny.Surroundings, qwen_model: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(model[1], "chat_template", tool_chats.source_of("llama3_1"))
+    monkeypatch.setattr(qwen_model[1], "chat_template", tool_chats.source_of("llama3_1"))
     with pytest.raises(JobFailed, match=r"json_schema: must go without tools, .* plain text"):
-        is_allowed(job, "", json_schema=SCHEMA)
+        is_allowed(qwen, "", json_schema=SCHEMA)
     with pytest.raises(JobFailed, match=r"tools: strict must be false .* plain text"):
-        is_allowed(job, "")
-    monkeypatch.setattr(model[1], "chat_template", tool_chats.source_of("qwen3_5_think"))
+        is_allowed(qwen, "")
+    monkeypatch.setattr(qwen_model[1], "chat_template", tool_chats.source_of("qwen3_5_think"))
     with pytest.raises(JobFailed, match=r"tools: strict must be false .* as its name and JSON"):
-        is_allowed(job, "")
+        is_allowed(qwen, "")
     with pytest.raises(JobFailed, match=r"tool_choice: must be auto .* as its name and JSON"):
-        is_allowed(job, "", tool_choice="required")
+        is_allowed(qwen, "", tool_choice="required")
 
 
 def test_a_file_of_tools_goes_with_a_choice(tmp_path: Path):
@@ -223,11 +202,11 @@ def test_a_choice_that_means_nothing_is_refused(options: dict[str, Any], words: 
 
 
 def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
-    job: tiny.Surroundings, model: Any, monkeypatch: pytest.MonkeyPatch
+    qwen: tiny.Surroundings, qwen_model: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(model[1], "chat_template", tool_chats.source_of("qwen3") + " ")
+    monkeypatch.setattr(qwen_model[1], "chat_template", tool_chats.source_of("qwen3") + " ")
     with pytest.raises(JobFailed, match="tools: must go with a model whose calls can be read"):
-        answer(job)
+        answer(qwen)
 
 
 FORCEABLE = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "llama3_1", "llama3_2")

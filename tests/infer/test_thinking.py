@@ -1,17 +1,13 @@
-"""A budget of tokens for thinking: at its end, the thinking is closed."""
+"""Thinking-token budgets: the end-of-thinking token is forced when they are used up."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import gguf_models
 import orjson
 import pytest
 import tiny
 import tool_chats
-import trl.chat_template_utils as trl
-from transformers import PreTrainedTokenizerFast
 
 from warmd.jobs.engine.thinking import Thinking, ThinkingBudget
 from warmd.jobs.errors import JobFailed, SpecError
@@ -23,42 +19,22 @@ MESSAGES = '[{"role": "user", "content": "How long?"}]'
 BEGIN, END, WORD = 900, 901, 7
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("model")
-    made = gguf_models.make(folder, "qwen2", "qwen2")
-    made.requires_grad_(False)
-    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
-    tokenizer.chat_template = trl.qwen3_chat_template
-    return made, tokenizer
-
-
-@pytest.fixture
-def job(tmp_path: Path, model: Any) -> tiny.Surroundings:
-    made, tokenizer = model
-    found = tiny.surroundings(tmp_path / "job", made)
-    models: Any = found.ctx.models
-    models.tokenizer = tokenizer
-    return found
-
-
-def answer(job: tiny.Surroundings, **options: Any) -> Any:
+def answer(qwen: tiny.Surroundings, **options: Any) -> Any:
     given = {"messages": MESSAGES, "reply": "message", "token_ids": True, "seed": 1, **options}
-    return run(InferSpec.parse(given), job.ctx)
+    return run(InferSpec.parse(given), qwen.ctx)
 
 
-def thinker(job: tiny.Surroundings) -> dict[str, Any]:
-    """Options of a model that begins to think at once, and never ends it: by biases."""
-    vocabulary = job.ctx.models.take("demo").tokenizer.get_vocab()
+def thinker(qwen: tiny.Surroundings) -> dict[str, Any]:
+    """Options by which the model never ends its thinking: a logit bias."""
+    vocabulary = qwen.ctx.models.take("demo").tokenizer.get_vocab()
     return {"logit_bias": orjson.dumps({str(vocabulary["</think>"]): -100}).decode()}
 
 
-def test_a_model_that_begins_again_and_again_is_stopped_each_time(job):
-    tokenizer = job.ctx.models.take("demo").tokenizer
+def test_the_end_token_is_forced_each_time_that_thinking_begins_again(qwen):
+    tokenizer = qwen.ctx.models.take("demo").tokenizer
     begin, end = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
     bias = orjson.dumps({str(begin): 100}).decode()
-    [choice] = answer(job, max_tokens=30, thinking_token_budget=0, logit_bias=bias)["choices"]
+    [choice] = answer(qwen, max_tokens=30, thinking_token_budget=0, logit_bias=bias)["choices"]
     assert choice["token_ids"] == [begin, end] * 15
 
 
@@ -67,19 +43,19 @@ def test_plain_prompts_have_no_budget():
         InferSpec.parse({"prompt": "a", "thinking_token_budget": 3})
 
 
-def test_a_model_that_thinks_on_is_stopped_and_writes_on(job):
-    tokenizer = job.ctx.models.take("demo").tokenizer
+def test_the_end_token_is_forced_after_the_budget_and_the_text_continues(qwen):
+    tokenizer = qwen.ctx.models.take("demo").tokenizer
     begin, end = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
     template, tokenizer.response_template = tokenizer.chat_template, response_template(tokenizer)
     tokenizer.chat_template = template + "{{ '<think>' }}"
     try:
         for budget in (0, 1, 7):
             found = answer(
-                job,
+                qwen,
                 max_tokens=20,
                 thinking_token_budget=budget,
                 temperature=0,
-                **thinker(job),
+                **thinker(qwen),
             )
             [choice] = found["choices"]
             assert found["prompt_token_ids"][0][-1] == begin
@@ -124,8 +100,31 @@ def test_the_tags_are_those_of_the_family():
     assert set(found.values()) == {usual, found["gptoss"], found["gemma4"], None}
 
 
-def test_a_model_without_tags_is_refused_by_name(job):
-    models: Any = job.ctx.models
+def test_a_model_without_tags_is_refused_by_name(qwen):
+    models: Any = qwen.ctx.models
     models.tokenizer = tool_chats.tokenizer(tool_chats.source_of("llama3_1"))
-    with pytest.raises(JobFailed, match="thinking_token_budget: must go with a model that thinks"):
-        answer(job, thinking_token_budget=3)
+    with pytest.raises(
+        JobFailed, match="thinking_token_budget: must go with a model whose thinking"
+    ):
+        answer(qwen, thinking_token_budget=3)
+
+
+def test_a_forced_call_takes_precedence(qwen):
+    tokenizer = qwen.ctx.models.take("demo").tokenizer
+    begin, end = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
+    template, tokenizer.response_template = tokenizer.chat_template, response_template(tokenizer)
+    opens = "{% if add_generation_prompt %}{{ '<think>' }}{% endif %}"
+    tokenizer.chat_template = template + opens
+    tool = {"name": "stop", "parameters": {"type": "object", "additionalProperties": False}}
+    options = {"tools": orjson.dumps([{"type": "function", "function": tool}]).decode()}
+    try:
+        found = answer(
+            qwen, **options, tool_choice="required", thinking_token_budget=1, max_tokens=90
+        )
+    finally:
+        tokenizer.chat_template = template
+        del tokenizer.response_template
+    [choice] = found["choices"]
+    assert found["prompt_token_ids"][0][-1] == begin
+    assert end not in choice["token_ids"]
+    assert choice["token_ids"][-1] == tokenizer.convert_tokens_to_ids("</tool_call>")

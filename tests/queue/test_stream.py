@@ -78,7 +78,7 @@ def test_events_that_a_killed_horse_did_not_send_are_read_from_the_file(
 def test_events_of_a_full_disk_that_redis_has_lost_are_copied_before_the_file_has_them(
     server: redis.Redis, tmp_path: Path, is_lost: int
 ):
-    """As where Redis ends on the full disk, and is back before the horse can write."""
+    """Redis exits on the full disk and restarts before the horse can write its events."""
     writer, path = StreamWriter(server), tmp_path / "events.jsonl"
     publisher = Publisher(writer, "job", path)
     with EventLog(path, execution=1, publish=publisher.publish) as log:

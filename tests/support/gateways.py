@@ -32,6 +32,10 @@ from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
 WORKER = "infer-0:test:1"
 TLS = ssl.create_default_context()  # shared: reading the certificates takes 30 ms per client
+CALLS = [  # of a completion
+    {"id": "call_1", "name": "add", "arguments": '{"a":1,"b":2}'},
+    {"id": "call_2", "name": "add", "arguments": '{"a":3,"b":4}'},
+]
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cached_tokens": 1}
 
 
@@ -179,6 +183,15 @@ class Execution:
         self.rundir.write_result(result, revision=1)
         self.emit("finished", result=result)
         self.gateway.client.store.finish(self.job, self.started.claim)
+
+    def finish_with_calls(self) -> None:
+        """Write a message with reasoning, a text and CALLS, and end."""
+        self.emit("text", index=0, text="", tokens=2, reasoning="h")
+        self.emit("text", index=0, text="Let me", tokens=2, reasoning="m")
+        self.emit("text", index=0, text="", tokens=9, calls=CALLS[:1])
+        self.emit("text", index=0, text="", tokens=9, calls=CALLS[1:])
+        choice = {"index": 0, "text": "Let me", "finish_reason": "tool_calls"}
+        self.finish(choices=[{**choice, "reasoning": "hm", "calls": CALLS}])
 
     def fail(self, error: str, traceback: str | None = None) -> None:
         self.emit("failed", error=error, traceback=traceback)

@@ -26,13 +26,13 @@ class ProcessLimit:
     def set(self, *, more: int | None) -> None:
         """Allow this many more threads than there are now; None: any number.
 
-        Threads that live for a moment do not count: one that ends would leave its place to others.
+        Short-lived threads are not counted: when one ends, another thread could be started.
         """
         limit = "max" if more is None else str(self._lasting() + more)
         (self._folder / "pids.max").write_text(limit)
 
     def _lasting(self) -> int:
-        """Return the least number of threads that there are within a moment."""
+        """Return the smallest number of threads during the next 0.3 s."""
         found = []
         for _ in range(_LOOKS):
             found.append(int((self._folder / "pids.current").read_text()))

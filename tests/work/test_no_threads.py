@@ -68,7 +68,7 @@ def test_jobs_wait_for_threads_and_no_retry_is_used(
     for job_id in jobs:
         ended = limited.wait(job_id)
         assert (ended["status"], ended["retries_left"], ended["execution"]) == ("finished", 1, 1)
-    # A horse that dies of the shortage is told from a broken one only while the shortage lasts.
+    # Whether a dead horse had lacked a thread can only be tested while the shortage lasts.
     assert "without a result" not in log()
 
 

@@ -268,9 +268,10 @@ async def create_chat_completion(
 async def submit(
     body: ChatRequest, state: AppState, caller: Caller, request: Request
 ) -> tuple[str, dict[str, str]]:
-    """Queue the job of a chat, whose messages are cleared; return job id and response headers.
+    """Queue the job of a chat; return job id and response headers.
 
-    Raises SpecError, which names options of the infer job, and as `answers.submit`.
+    Clears the large fields of `body`. Raises SpecError, which names options of the infer job, and
+    as `answers.submit`.
     """
     await state.in_thread(state.model_index.check, body.model)
     reservation: Reservation = request.scope[RESERVATION]
@@ -278,7 +279,9 @@ async def submit(
         submission = await state.in_parser_thread(_submission, body, state)
     else:
         submission = _submission(body, state)
-    body.messages.clear()  # the submission holds a copy: no second one during the wait
+    # The submission holds copies: no second ones during the wait.
+    body.messages.clear()
+    body.tools = body.response_format = body.chat_template_kwargs = None
     await reservation.grow(submission.size)
     job_id, headers = await answers.submit(state, caller, submission)
     del submission

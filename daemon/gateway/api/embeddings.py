@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ....jobs.errors import SpecError
 from ..core import answers
-from ..core.sampling import Ignored
+from ..core.sampling import Ignored, ModelName
 from ..core.state import StateDep, as_param
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
@@ -37,7 +37,7 @@ class EmbeddingRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     input: Annotated[
         Annotated[_Text, Tag("str")]
         | Annotated[_Tokens, Tag("list[int]")]

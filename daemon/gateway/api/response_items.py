@@ -1,4 +1,4 @@
-"""The input items of `/v1/responses`, and the messages of a chat that they are."""
+"""The input items of `/v1/responses`, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tools import CalledFunction, ToolCall
 
 
 class _Item(BaseModel):
-    """An item: clients send back those of an answer, with their ids."""
+    """An item. Clients send the items of responses back, with their ids."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,7 +108,7 @@ class Reasoning(_Item):
 
 
 def _tag(item: object) -> str:
-    """Name the member of the union that an item is; a message needs no `type`."""
+    """Return the union tag of an item; the `type` of a message may be absent."""
     if not isinstance(item, dict):
         return f"item:{getattr(item, 'type', None)}"
     return f"item:{item.get('type', 'message')}"
@@ -129,7 +129,7 @@ Item = Annotated[
 
 
 def messages_of(instructions: str | None, given: str | Iterable[Item]) -> list[Message]:
-    """Return the chat that items are: what the model wrote in one turn is one message."""
+    """Convert items to chat messages; the model's items of one turn become one message."""
     items = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
     found = [] if instructions is None else [Message(role="system", content=instructions)]
     for item in items:
@@ -156,7 +156,7 @@ def messages_of(instructions: str | None, given: str | Iterable[Item]) -> list[M
 
 
 def _begins(turn: Message) -> bool:
-    """Whether a turn has no more than reasoning yet."""
+    """Whether a turn has only reasoning so far."""
     return turn.content == "" and turn.reasoning_content is not None and not turn.tool_calls
 
 

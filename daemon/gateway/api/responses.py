@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -15,9 +16,18 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from ....jobs.errors import SpecError
 from ....jobs.infer.options import MOST_TOP, InferSpec
 from ..core import answers, sse
-from ..core.sampling import Ignored, ServiceTier, Unsupported, only
+from ..core.sampling import (
+    Ignored,
+    ModelName,
+    ServiceTier,
+    Temperature,
+    TopP,
+    Unsupported,
+    only,
+)
 from ..core.state import StateDep, as_param
 from ..core.waiters import CallerDep
+from ..http.bodies import SMALL
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import chat
@@ -103,7 +113,7 @@ class ResponsesRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     input: Annotated[
         Annotated[str, Tag("str")]
         | Annotated[
@@ -115,8 +125,8 @@ class ResponsesRequest(BaseModel):
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
@@ -131,7 +141,9 @@ class ResponsesRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: dict[str, str] | None = None
+    metadata: (
+        Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None
+    ) = None
 
     store: _NotKept = None
     previous_response_id: _NotKept = None
@@ -173,29 +185,38 @@ class ResponsesRequest(BaseModel):
         )
 
     def echoed(self) -> dict[str, Any]:
-        """Return what a response repeats of its request, and what was chosen for it."""
+        """Return the fields of a response that repeat its request, with warmd's defaults.
+
+        Instructions, tools and a schema that are large together are not repeated: they would stay
+        in memory for as long as the request waits.
+        """
         effort = None if self.reasoning is None else self.reasoning.effort
         text = None if self.text is None else self.text.format
+        repeated = {
+            "instructions": self.instructions,
+            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "text": {"format": (text or TextFormat(type="text")).model_dump(by_alias=True)},
+        }
+        if len(orjson.dumps(repeated)) > SMALL:
+            repeated = {"instructions": None, "tools": [], "text": {"format": {"type": "text"}}}
         choice = self.tool_choice or "auto"
         return {
             "created_at": int(time.time()),
             "model": self.model,
-            "instructions": self.instructions,
+            **repeated,
             "max_output_tokens": self.max_output_tokens,
             "temperature": InferSpec.temperature if self.temperature is None else self.temperature,
             "top_p": InferSpec.top_p if self.top_p is None else self.top_p,
             "top_logprobs": self.top_logprobs or 0,
-            "tools": [tool.model_dump() for tool in self.tools or ()],
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "text": {"format": (text or TextFormat(type="text")).model_dump(by_alias=True)},
             "reasoning": {"effort": effort, "summary": None},
             "metadata": self.metadata or {},
             "background": False,
             "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
-        }  # fmt: skip
+        }
 
 
 class ResponseObject(BaseModel):
@@ -219,13 +240,16 @@ async def create_response(
     body: ResponsesRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
     """Continue a conversation, whole or streamed. Nothing is stored."""
+    echoed = body.echoed()
     try:
         asked = body.as_chat()
-        body.input = ""  # the chat holds it
+        # The chat holds them until its job is queued.
+        body.input, body.instructions, body.tools, body.text = "", None, None, None
+        body.chat_template_kwargs = None
         job_id, headers = await chat.submit(asked, state, caller, request)
     except SpecError as error:
         raise as_param(error, _PARAMS) from error
-    events = ResponseEvents(job_id, body.echoed())
+    events = ResponseEvents(job_id, echoed)
     if body.stream:
         return sse.response(state, caller, job_id, headers, events)
     result = await answers.full(state, request, caller, job_id)

@@ -56,6 +56,9 @@ ServiceTier = Annotated[
 ]
 TextOnly = Annotated[None, only([], ["text"]), Field(description='Not supported: ["text"] only.')]
 Ignored = Annotated[Any, Field(description="Accepted, no effect.")]
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
+TopP = Annotated[float, Field(gt=0, le=1)]
 
 
 class StreamOptions(BaseModel):
@@ -72,10 +75,10 @@ class SamplingRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     max_tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=0, le=_MAX_TOKENS)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

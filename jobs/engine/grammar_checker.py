@@ -1,6 +1,6 @@
-"""The process that checks grammars (user_code/limited_processes.py).
+"""Checks llguidance grammars, in a process with limits (user_code/limited_processes.py).
 
-Some JSON Schemas of a few hundred bytes need hours or all memory. Imports no torch.
+Compiling a JSON Schema of a few hundred bytes can take hours or all memory. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _BYTES_TRIED = 100
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the error of an `unsupported` grammar, or nothing.
+    """Compile a grammar and decode its first bytes; return the error as `unsupported`, or nothing.
 
-    A valid grammar may still accept no text, or become too large with the first bytes of a text.
+    A grammar that compiles may still accept no text, or exceed the parser's limits in the first
+    bytes of every text.
     """
     matcher = LLMatcher(LLTokenizer("byte"), request["grammar"])
     for _ in range(_BYTES_TRIED):
