@@ -242,11 +242,11 @@ ALLOWED = {
     "daemon.notify": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.gateway": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
-        "daemon.lifecycle",
+        *("daemon.lifecycle", "daemon.reports"),
     ),
     "daemon.gateway.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs"),
-        *("daemon.gateway.core", "daemon.gateway.http", "daemon.lifecycle"),
+        *("daemon.gateway.core", "daemon.gateway.http", "daemon.lifecycle", "daemon.reports"),
     ),
     "daemon.gateway.core": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
@@ -255,6 +255,7 @@ ALLOWED = {
     "daemon.gateway.http": ("configs", "jobs"),
     "daemon.gateway.page": ("daemon.gateway.http",),
     "cli.view": ("configs", "jobs", "daemon"),
+    "cli.mcp": ("jobs", "daemon.lifecycle"),
     "cli.shared": ("configs", "jobs", "daemon", "cli.view"),
 }
 
@@ -294,6 +295,7 @@ def test_a_kind_imports_no_other_kind(kind):
         ("rq", ["daemon.queue.rq_format"]),
         ("obstore", ["daemon.store.bucket"]),
         ("fastapi", ["daemon.gateway"]),
+        ("mcp", ["cli.mcp.tools"]),
         ("torch", ["daemon.fork", "jobs"]),
         ("transformers", ["daemon.fork", "jobs"]),
     ],

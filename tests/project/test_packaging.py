@@ -76,7 +76,8 @@ def test_sources_import_declared_dependencies_only():
     distributions = names({"yaml": "pyyaml", "PIL": "pillow"}.get(name, name) for name in foreign)
     extras = PROJECT["optional-dependencies"]
     optional = names(extras["plot"]) | names(extras["optuna"])
-    optional |= names(extras["apprise"]) | names(extras["s3"]) | names(extras["gguf"])
+    for extra in ("apprise", "s3", "gguf", "mcp"):
+        optional |= names(extras[extra])
     assert distributions <= names(PROJECT["dependencies"]) | optional
 
 

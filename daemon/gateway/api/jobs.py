@@ -14,6 +14,7 @@ from ....jobs.ids import is_id_prefix, is_job_id
 from ...lifecycle import statuses
 from ...lifecycle.remove import refuse_removal
 from ...lifecycle.view import JobFilter, JobView
+from ...reports.diff import Difference, differences
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
@@ -42,6 +43,12 @@ class JobDetail(BaseModel):
     options: dict[str, Any]
     revisions: list[dict[str, Any]]
     weights: dict[str, Any] | None  # the model that the job started from
+
+
+class Differences(BaseModel):
+    """What two jobs do not share; null: a job has none."""
+
+    data: list[Difference]
 
 
 class Outcome(BaseModel):
@@ -146,6 +153,17 @@ async def show_job(job_id: str, state: StateDep) -> Any:
         }
 
     return await state.in_thread(detail)
+
+
+@router.get("/{job_id}/diff/{other_id}", response_model=Differences)
+async def compare_jobs(job_id: str, other_id: str, state: StateDep) -> Any:
+    """Compare two jobs: options, model, data, code, versions and results."""
+
+    def compare() -> dict[str, Any]:
+        one, other = map(state.client.rundir, (job_id, other_id))
+        return {"data": differences(one, other)}
+
+    return await state.in_thread(compare)
 
 
 @router.post("/{job_id}/cancel", response_model=Outcome)

@@ -1,0 +1,160 @@
+"""`warmd mcp`: experiments by an agent's client, and what its requests send and refuse."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from daemons import Daemon
+from shell import warmd
+from waiting import wait_until
+
+from warmd.cli.mcp.gateway import Gateway, Refused
+from warmd.jobs.errors import Unavailable
+
+SCRIPT = Path(__file__).parent / "with_mcp.py"
+SECRET = "a-token-of-tests"
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[Any]]]:
+    """A server that answers every request alike; its address and the requests it received."""
+    received = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            received.append((self.path, dict(self.headers)))
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
+        thread.join()
+
+
+def test_the_token_is_sent_to_the_gateway_and_along_no_redirect_or_proxy(monkeypatch):
+    with (
+        answering(200, b"{}") as (elsewhere, others),
+        answering(302, b"", Location=f"{elsewhere}/stolen") as (url, received),
+    ):
+        monkeypatch.setenv("http_proxy", elsewhere)
+        gateway = Gateway(lambda: f"{url}/", SECRET)
+        with pytest.raises(Refused, match="HTTP 302"):
+            gateway.get("/v1/models", status=None, limit=3)
+        assert others == []
+        ((path, headers),) = received
+        assert path == "/v1/models?limit=3"
+        assert headers["Authorization"] == f"Bearer {SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (400, b'{"error": {"message": "seed: must be whole"}}', "seed: must be whole"),
+        (502, b"<html>", "HTTP 502: Bad Gateway"),
+        (404, b'{"error": "no"}', "HTTP 404: Not Found"),
+    ],
+)
+def test_a_refusal_has_the_words_of_the_gateway(status, body, message):
+    with answering(status, body) as (url, _), pytest.raises(Refused) as caught:
+        Gateway(lambda: url, None).get("/v1/models")
+    assert str(caught.value) == message
+
+
+def test_something_else_that_answers_is_named():
+    with answering(200, b"hello") as (url, _), pytest.raises(Unavailable) as caught:
+        Gateway(lambda: url, None).get("/v1/models")
+    assert str(caught.value).startswith(f"the gateway does not answer at {url[7:]}: ")
+
+
+@pytest.mark.parametrize("url", ["localhost:8421", "ftp://host", "http://", "/tmp/x"])
+def test_a_wrong_address_is_refused(tmp_path, monkeypatch, url):
+    monkeypatch.setitem(sys.modules, "warmd.cli.mcp.tools", sys)  # as if mcp were installed
+    monkeypatch.setattr(sys, "serve", None, raising=False)
+    done = warmd("mcp", "--url", url, home=tmp_path)
+    assert done.is_refusal(2)
+    assert done.err == f"Error: url: must be http://HOST:PORT or https://HOST, got {url!r}\n"
+
+
+def test_without_its_package_the_command_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.delitem(sys.modules, "warmd.cli.mcp.tools", raising=False)
+    done = warmd("mcp", home=tmp_path)
+    assert done.is_refusal(2)
+    assert done.err == "Error: mcp: needs the package mcp: pip install 'warmd[mcp]'\n"
+
+
+@pytest.mark.slow
+def test_an_agent_trains_evaluates_and_compares_and_names_no_code_or_path(
+    tmp_path: Path, shared_daemon: Daemon
+):
+    wait_until(lambda: shared_daemon.status()["http"]["url"])
+    ran = subprocess.run(
+        [_environment(tmp_path), SCRIPT, str(shared_daemon.home.path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stderr == ""
+    listed, *calls = map(orjson.loads, ran.stdout.splitlines())
+    changing = {"upload", "submit", "evaluate", "cancel", "resume"}
+    assert {name for name, is_read_only in listed["tools"].items() if not is_read_only} == changing
+    good, refused = calls[:18], calls[18:]
+    assert [call["tool"] for call in good if call["is_error"]] == []
+    (
+        kinds, options, models, file, files, base, base_ended, check, job, ended,
+        metrics, samples, _, second_ended, differences, _, longer, jobs,
+    ) = (orjson.loads(call["text"]) for call in good)  # fmt: skip
+    assert [kind["kind"] for kind in kinds] == ["grpo", "sft", "dpo", "mlm"]
+    assert "learning_rate" in [option["name"] for option in options]
+    assert "tiny" in models
+    assert files[0]["id"] == file["id"]
+    assert base_ended["id"] == base["id"]
+    assert base_ended["status"] == "finished"
+    assert (check["problem"], check["steps_total"]) == (None, 2)
+    assert (job["steps_total"], ended["status"], ended["step"]) == (4, "finished", 4)
+    assert [len(curve) for curve in metrics["metrics"].values()] == [4]
+    assert (samples["step"], len(samples["samples"]), samples["left_out"]) == (4, 1, 1)
+    assert second_ended["result"]["comparison"]["reward"]["words"]
+    assert "weights" in [difference["name"] for difference in differences]
+    assert (longer["status"], longer["step"]) == ("finished", 6)
+    assert [one["id"] for one in jobs] == [job["id"]]
+    assert good[9]["progress"][-1][:2] == [4, 4]
+    assert [call["tool"] for call in refused if not call["is_error"]] == []
+    words = [call["text"].partition(f"tool {call['tool']}: ")[2] for call in refused]
+    assert [text.partition(":")[0] for text in words] == [
+        "job", "method.reinforcement.hyperparameters.rewad", "training_file", "model",
+        "method.reinforcement.hyperparameters.reward", "options.dataset", "job", "names", "kind",
+    ]  # fmt: skip
+
+
+def _environment(folder: Path) -> Path:
+    """An environment with the package `mcp`; what it lacks of warmd's comes from this one."""
+    subprocess.run([sys.executable, "-m", "venv", folder / "environment"], check=True)
+    python = folder / "environment" / "bin" / "python"
+    pip: list[Any] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "mcp>=2.0,<3"], check=True)
+    sources = Path(sys.modules["warmd"].__path__[0]).parent
+    (packages,) = (folder / "environment").glob("lib/python*/site-packages")
+    ours = f"{sources}\n{sysconfig.get_path('purelib')}\n"
+    (packages / "warmd_under_test.pth").write_text(ours)
+    return python
