@@ -95,7 +95,7 @@ SECTIONS = {
     },
     "Measure and set up": {
         "bench": ("bench", "Compare KIND with the stock library, or project a long job."),
-        "mcp": ("mcp", "Serve jobs as tools for agents (Model Context Protocol, stdio)."),
+        "mcp": ("mcp", "Serve jobs as tools for agents, by the Model Context Protocol."),
         "token": ("token", "Add, remove or list named tokens of the HTTP API."),
         "notify": ("notify", "Test the delivery of notifications."),
         "verify-resume": (
