@@ -9,9 +9,9 @@ from typing import Any
 from ...jobs.errors import JobFailed
 from ...jobs.ids import kind_of
 from ..lifecycle.statuses import ENDED, shown
+from ..reports.columns import columns_of
 from ..runs import events
 from ..runs.estimate import Estimate
-from .columns import columns_of
 from .html import job_html
 from .progress import show_progress
 from .steered import Steered

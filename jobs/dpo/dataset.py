@@ -67,6 +67,12 @@ class Pair:
         return Chat(self.prompt + side, self.inputs)
 
     @property
+    def messages(self) -> Messages:
+        """The messages of its prompt and both completions; none where they are texts."""
+        parts = (self.prompt, self.chosen, self.rejected)
+        return [message for part in parts if not isinstance(part, str) for message in part]
+
+    @property
     def parts(self) -> frozenset[str]:
         """What its chat template must know: see Chat.parts."""
         return frozenset().union(*(s.parts for s in self.sides if isinstance(s, Chat)))
@@ -88,6 +94,8 @@ class _Names:
 
 _OURS = _Names("chosen", "rejected")
 _OPENAI = _Names("preferred_output", "non_preferred_output")
+_PARALLEL = frozenset((keys.PARALLEL,))
+_INPUT = {"messages", TOOLS, keys.PARALLEL}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +105,12 @@ class Source(RowSource[Pair]):
     known: ClassVar[frozenset[str]] = keys.READ["dpo"]
 
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
-        keys.refuse_ignored(values, place)
+        keys.refuse_ignored(values, place, reads=_PARALLEL)
         pair, inputs = self._pair(values, place), inputs_of(values, place)
         if "input" in values:
             inputs = inputs_of(values["input"], place.field("input")).over(inputs)
+            keys.check_parallel(values["input"], pair.messages, place.field("input"))
+        keys.check_parallel(values, pair.messages, place)
         if not pair.is_chat:
             refuse_inputs(inputs, place)
         return replace(pair, inputs=inputs) if inputs else pair
@@ -171,9 +181,9 @@ def _require(values: Mapping[str, Any], names: _Names, place: jsonl.Place) -> No
 
 def _input_messages(value: Any, place: jsonl.Place) -> Messages:
     # Other keys are refused: dropping them would change the prompt.
-    if not isinstance(value, dict) or not {"messages"} <= value.keys() <= {"messages", TOOLS}:
+    if not isinstance(value, dict) or not {"messages"} <= value.keys() <= _INPUT:
         got = jsonl.keys_of(value) if isinstance(value, dict) else jsonl.kind_of(value)
-        raise place.fault("an object of messages, and of tools", got)
+        raise place.fault("an object of messages, tools and parallel_tool_calls", got)
     return read_messages(value["messages"], place.field("messages"))
 
 

@@ -32,6 +32,7 @@ from ..files.numbers import Digits, written
 from ..training.options import AS_IT_IS
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
+_PARALLEL = frozenset((keys.PARALLEL,))
 NUM_EVAL_SUMS = 1000
 
 Prompt: TypeAlias = str | Messages
@@ -229,7 +230,7 @@ def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> Problem:
     """Return the problem of a record. Raises SpecError."""
-    keys.refuse_ignored(values, place)
+    keys.refuse_ignored(values, place, reads=_PARALLEL)
     answer = _answer(values.get("answer"), place)
     columns = {name: value for name, value in values.items() if name != "prompt"}
     inputs = inputs_of(values, place)
@@ -245,6 +246,7 @@ def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> 
         if chat[-1]["role"] == "assistant":
             last = place.field("messages").item(len(chat) - 1).field("role")
             raise last.fault("user, for the last message of a prompt", "assistant")
+        keys.check_parallel(values, chat, place)
         return Problem(chat, answer, place.line, columns, place, inputs)
     raise place.fault("an object with question, prompt or messages", jsonl.keys_of(dict(values)))
 

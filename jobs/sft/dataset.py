@@ -7,7 +7,9 @@ A row is one of four forms:
     {"question": …, "answer": …}       the question is put into a template
     {"text": …}                        learned as a whole
 
-A chat may have `tools` and `chat_template_kwargs`, which its template gets.
+A chat may have `tools` and `chat_template_kwargs`, which its template gets. As in OpenAI's format
+an assistant's message may have `weight` 0, and is not learned then, and a record
+`parallel_tool_calls`.
 Rows are read at submission, to check the job before it is queued, and again in the work horse.
 Tokens are those of TRL's SFTTrainer. Imports no torch.
 """
@@ -39,6 +41,10 @@ from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
 from ..training.options import AS_IT_IS
 from ..training.rows import RowSource, ended_by_assistant, prompt_text
 
+ASSISTANT = "assistant"
+SILENT = "weight 0"  # of rows with such messages, whose template must mark the assistant
+_PARALLEL = frozenset((keys.PARALLEL,))
+
 
 @dataclass(frozen=True)
 class Row:
@@ -48,6 +54,7 @@ class Row:
     prompt: str | Messages | None  # None: `learned` is all there is
     learned: str | Messages
     inputs: TemplateInputs = NO_INPUTS  # of a chat
+    silent: tuple[int, ...] = ()  # assistant messages in `learned` with weight 0, counted from 0
 
     @property
     def is_chat(self) -> bool:
@@ -71,14 +78,17 @@ class Row:
 
     @property
     def parts(self) -> frozenset[str]:
-        """What its chat template must know: see Chat.parts."""
-        return frozenset() if isinstance(self.whole, str) else self.whole.parts
+        """What its chat template must know: see Chat.parts; and SILENT."""
+        if isinstance(self.whole, str):
+            return frozenset()
+        return self.whole.parts | {SILENT} if self.silent else self.whole.parts
 
     @property
     def content(self) -> list[Any]:
         """The content to learn, as plain JSON values."""
-        found = [self.prompt, self.learned]
-        return [*found, self.inputs.content] if self.inputs else found
+        found: list[Any] = [self.prompt, self.learned]
+        found += [self.inputs.content] if self.inputs else []
+        return [*found, {"silent": self.silent}] if self.silent else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +101,19 @@ class Source(RowSource[Row]):
     known: ClassVar[frozenset[str]] = keys.READ["sft"]
 
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
-        keys.refuse_ignored(values, place)
+        keys.refuse_ignored(values, place, reads=_PARALLEL)
         row, inputs = self._row(values, place), inputs_of(values, place)
         if self.assistant_only_loss and not row.is_chat:
             raise place.fault("a chat (messages) for assistant_only_loss", "text")
         if not row.is_chat:
             refuse_inputs(inputs, place)
+        keys.check_parallel(values, () if isinstance(row.learned, str) else row.learned, place)
         return replace(row, inputs=inputs) if inputs else row
 
     def _row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
         if "messages" in values:
-            return Row(place, None, self._chat(values["messages"], place.field("messages")))
+            learned, silent = self._learned(values["messages"], place.field("messages"))
+            return Row(place, None, self.opened(learned), silent=silent)
         if "prompt" in values:
             return self._prompt_row(values, place)
         if "question" in values:
@@ -124,7 +136,8 @@ class Source(RowSource[Row]):
         of_prompt, of_completion = place.field("prompt"), place.field("completion")
         if isinstance(prompt, list):
             opening = self.opened(read_messages(prompt, of_prompt))
-            return Row(place, opening, ended_by_assistant(completion, of_completion))
+            learned, silent = self._learned(completion, of_completion)
+            return Row(place, opening, learned, silent=silent)
         text = prompt_text(prompt, of_prompt, is_chat=self.chat_template)
         return self._plain(text, jsonl.text(completion, of_completion), place, is_joined=True)
 
@@ -137,8 +150,25 @@ class Source(RowSource[Row]):
         space = "" if is_joined or prompt[-1:].isspace() else " "
         return Row(place, prompt, space + completion)
 
-    def _chat(self, value: Any, place: jsonl.Place) -> Messages:
-        return self.opened(ended_by_assistant(value, place))
+    def _learned(self, value: Any, place: jsonl.Place) -> tuple[Messages, tuple[int, ...]]:
+        """Return messages that an assistant ends, and which of the assistant's have weight 0."""
+        items = value if isinstance(value, list) else []
+        silent = [index for index, item in enumerate(items) if _is_silent(item)]
+        if not silent:
+            return ended_by_assistant(value, place), ()
+        without = [
+            {**item, "weight": 1} if index in silent else item for index, item in enumerate(items)
+        ]
+        messages = ended_by_assistant(without, place)
+        said = [index for index, one in enumerate(messages) if one["role"] == ASSISTANT]
+        return messages, tuple(map(said.index, silent))
+
+
+def _is_silent(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") != ASSISTANT:
+        return False
+    weight = message.get("weight")
+    return isinstance(weight, int | float) and not isinstance(weight, bool) and weight == 0
 
 
 def _answer(values: Mapping[str, Any], place: jsonl.Place) -> str:
@@ -231,7 +261,7 @@ class Tokenization:
         if begin < len(prompt_ids):
             lengths.add_divergence(row.place.text, self.tokenizer.decode(prompt_ids[begin:]))
         begin = begin if self.completion_only_loss else 0
-        said = self._said(row) if self.assistant_only_loss else [1] * len(ids)
+        said = self._said(row) if self.assistant_only_loss or row.silent else [1] * len(ids)
         return Example(ids, [0] * begin + said[begin:])
 
     def _text_ids(self, prompt: Any, learned: str) -> tuple[list[int], list[int]]:
@@ -251,7 +281,11 @@ class Tokenization:
         return ids, self._chat_ids(row.opening, row, add_generation_prompt=True)
 
     def _said(self, row: Row) -> list[int]:
-        """Return for each token of a chat whether the assistant says it: 1 or 0."""
+        """Return for each token of a chat whether it is to be learned: 1 or 0.
+
+        With `assistant_only_loss` that is what the assistant says, else all; without messages of
+        weight 0.
+        """
         # The template has just rendered this chat within its limits.
         mask: list[int] = self.tokenizer.apply_chat_template(
             [*(row.prompt or ()), *row.learned],
@@ -263,11 +297,17 @@ class Tokenization:
             **row.inputs.arguments,
         ).get("assistant_masks", [])
         if 1 not in mask:
-            raise JobFailed(
-                "assistant_only_loss: must be false for this model: its chat template does not "
-                "mark what the assistant says ({% generation %})"
+            option, value = (
+                ("assistant_only_loss", "false") if self.assistant_only_loss else ("weight", "1")
             )
-        return mask
+            raise JobFailed(
+                f"{option}: must be {value} for this model: its chat template does not mark what "
+                "the assistant says ({% generation %})"
+            )
+        learned = mask if self.assistant_only_loss else [1] * len(mask)
+        if not row.silent:
+            return learned
+        return [bit if not at else 0 for bit, at in zip(learned, _silent(mask, row), strict=True)]
 
     def _chat_ids(
         self, chat: str | Chat, row: Row, *, add_generation_prompt: bool = False
@@ -281,3 +321,24 @@ class Tokenization:
         )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+
+def _silent(mask: list[int], row: Row) -> list[int]:
+    """Return for each token whether a message of weight 0 has it, by the assistant's mask."""
+    assert not isinstance(row.learned, str)
+    assert not isinstance(row.prompt, str)
+    before = sum(message["role"] == ASSISTANT for message in row.prompt or ())
+    said = sum(message["role"] == ASSISTANT for message in row.learned)
+    begins = [i for i, bit in enumerate(mask) if bit and not (i and mask[i - 1])]
+    if len(begins) != before + said:
+        raise JobFailed(
+            f"{row.place.text}: weight: must be 1 for this model: its chat template does not "
+            "separate the messages of the assistant"
+        )
+    found = [0] * len(mask)
+    for index in row.silent:
+        at = begins[before + index]
+        while at < len(mask) and mask[at]:
+            found[at] = 1
+            at += 1
+    return found

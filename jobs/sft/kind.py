@@ -19,7 +19,7 @@ from ..training.begin import by_size
 from ..training.lengths import most_tokens_of_a_row
 from ..training.row_job import Prepared
 from ..training.rows import Rows
-from .dataset import Example, Tokenization
+from .dataset import SILENT, Example, Tokenization
 from .options import SftSpec
 from .training_templates import NOT_MARKED
 
@@ -67,16 +67,18 @@ def tokenization_of(spec: SftSpec, warm: WarmModel, rows: Rows[Any]) -> Tokeniza
         max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
         completion_only_loss=spec.completion_only_loss,
         assistant_only_loss=spec.assistant_only_loss,
-        training_template=(
-            _training_template(warm.tokenizer)
-            if spec.assistant_only_loss and rows.has_chats
-            else None
-        ),
+        training_template=_training_template(warm.tokenizer, spec, rows),
     )
 
 
-def _training_template(tokenizer: Any) -> str | None:
-    """Return TRL's variant of a known chat template that marks the assistant; None: its own."""
+def _training_template(tokenizer: Any, spec: SftSpec, rows: Rows[Any]) -> str | None:
+    """Return TRL's variant of a known chat template that marks the assistant, where it is needed.
+
+    None: the tokenizer's own. Raises JobFailed if there is none.
+    """
+    has_silent = any(SILENT in parts for parts in rows.parts)
+    if not has_silent and not (spec.assistant_only_loss and rows.has_chats):
+        return None
     from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
     if not tokenizer.chat_template or has_generation_markers(tokenizer.chat_template):
@@ -86,7 +88,9 @@ def _training_template(tokenizer: Any) -> str | None:
     try:
         found: str | None = get_training_chat_template(tokenizer)
     except Exception as error:  # it renders the template, which can raise anything
-        raise JobFailed(f"assistant_only_loss: {NOT_MARKED}") from error
+        only = spec.assistant_only_loss
+        option = "assistant_only_loss: must be false" if only else "weight: must be 1"
+        raise JobFailed(f"{option} {NOT_MARKED}") from error
     return found
 
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from ..data.options import MOST_CHARACTERS, Content
 from ..errors import SpecError
 from ..files.jsonl import Place
-from ..models.chat_templates import ChatTemplate
+from ..models.chat_templates import ChatTemplate, check_used
 from ..spec import HttpMethod, option, override
 from ..training.options import AS_IT_IS, FORMER_TEMPLATE, TrainingSpec
 from ..training.row_options import RowTrainingSpec
-from .dataset import Source
+from .dataset import SILENT, Source
 from .training_templates import NOT_MARKED, marks_assistant
 
 
@@ -95,9 +95,16 @@ class SftSpec(RowTrainingSpec):
         return None if row.prompt is None else (row.opening, [row.whole])
 
     def check_template(self, template: ChatTemplate) -> None:
-        super().check_template(template)
-        if self.assistant_only_loss and not marks_assistant(template.source):
-            raise SpecError("assistant_only_loss", NOT_MARKED)
+        silent = None
+        for parts, place in self.rows.parts.items():
+            check_used(template, parts - {SILENT}, "dataset", place)
+            silent = place if SILENT in parts else silent
+        if marks_assistant(template.source):
+            return
+        if self.assistant_only_loss:
+            raise SpecError("assistant_only_loss", f"must be false {NOT_MARKED}")
+        if silent is not None:
+            raise SpecError("dataset", f"{silent}: weight must be 1 {NOT_MARKED}")
 
     def check(self) -> None:
         super().check()

@@ -11,9 +11,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-NOT_MARKED = (  # problem of the option assistant_only_loss
-    "must be false for this model: its chat template does not mark what the assistant says "
-    "({% generation %}), and TRL has no variant of it that does"
+NOT_MARKED = (
+    "for this model: its chat template does not mark what the assistant says ({% generation %}), "
+    "and TRL has no variant of it that does"
 )
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _VARIANT = "_training"

@@ -66,8 +66,16 @@ def test_string_check(operation, output, expected):
 @pytest.mark.parametrize("text", ["{{" + " " * 90_000, "{{ " * 30_000, "{{a" * 30_000 + "}"])
 def test_no_text_of_a_template_takes_long(text):
     begun = time.monotonic()
-    assert Template("grader", "input", text).columns == []
+    assert Template("grader", "input", text, grader.MOST_FILLED).columns == []
     assert time.monotonic() - begun < 1
+
+
+def test_a_template_that_becomes_too_long_ends_by_name_and_not_in_memory():
+    reference = "{{item.a}}" * 9_000
+    with pytest.raises(SpecError) as caught:
+        score({**CHECK, "reference": reference}, "3", a="3" * 10_000)
+    found = "reference of the grader must have at most 1000000 characters, filled in"
+    assert str(caught.value) == f"grader: {found}"
 
 
 def test_templates_take_columns_inside_objects_and_numbers():

@@ -237,7 +237,7 @@ ALLOWED = {
     ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
-        "daemon.lifecycle",
+        *("daemon.lifecycle", "daemon.reports"),
     ),
     "daemon.notify": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.gateway": (

@@ -144,8 +144,8 @@ BAD_ROWS: list[tuple[Any, str]] = [
         ": messages[1]: content: must be text, got an empty one",
     ),
     (
-        {"messages": [USER, {**ASSISTANT, "weight": 0}]},
-        ": messages[1]: weight: must be 1 or absent, got 0",
+        {"messages": [USER, {**ASSISTANT, "weight": 2}]},
+        ": messages[1]: weight: must be 1 or absent, got 2",
     ),
     (
         {"messages": [USER, {"role": "assistant", "tool_calls": []}]},

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parents[1] / "durations.json"  # seconds by test, where more than a second
+TESTS = Path(__file__).parents[1]
+FILE = TESTS / "durations.json"  # seconds by test, where more than a second
 _SHORTEST_S = 1.0
 _USUAL_S = 0.1  # of a test that is shorter, on average
 
@@ -37,8 +38,9 @@ class Recorder:
         self._seconds[name] = self._seconds.get(name, 0.0) + report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Replace the entries of the tests that ran; those of other tests stay."""
-        kept = {name: s for name, s in _read().items() if name not in self._seconds}
+        """Replace the entries of the tests that ran; others stay while their file does."""
+        others = {name: s for name, s in _read().items() if name not in self._seconds}
+        kept = {name: s for name, s in others.items() if (TESTS / name.split("::")[0]).exists()}
         found = {name: round(s, 1) for name, s in self._seconds.items() if s >= _SHORTEST_S}
         FILE.write_text(json.dumps(dict(sorted({**kept, **found}.items())), indent=0) + "\n")
 

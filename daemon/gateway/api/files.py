@@ -16,12 +16,13 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ....jobs.errors import SpecError
+from ....jobs.errors import Conflict, SpecError
 from ..core.file_store import PURPOSE, FileObject, Incoming
 from ..core.state import AppState, StateDep
 from ..http import forms
 from ..http.client import share_of
 from ..http.errors import CLIENT_DISCONNECTED, RESPONSES, ApiError, unavailable
+from . import result_files
 
 _FIELDS = {"file", "purpose"}
 _MAX_UPLOADS = 100  # at a time; each has a few open files
@@ -257,12 +258,17 @@ async def list_files(
 @router.get("/{file_id}", response_model=FileObject)
 async def retrieve_file(file_id: str, state: StateDep) -> Any:
     """Show a file's name, size and date."""
+    if (job_id := result_files.job_of(file_id)) is not None:
+        return await state.in_thread(result_files.describe, state.client, job_id)
     return await state.in_thread(state.files.get, file_id)
 
 
 @router.get("/{file_id}/content", response_class=Response)
 async def retrieve_file_content(file_id: str, state: StateDep) -> Response:
     """Return a file's content."""
+    if (job_id := result_files.job_of(file_id)) is not None:
+        table = await state.in_thread(result_files.content, state.client, job_id)
+        return Response(table, media_type="application/octet-stream")
     path = await state.in_thread(state.files.path, file_id)
     return FileResponse(path, media_type="application/octet-stream")
 
@@ -270,5 +276,7 @@ async def retrieve_file_content(file_id: str, state: StateDep) -> Response:
 @router.delete("/{file_id}", response_model=FileDeleted)
 async def delete_file(file_id: str, state: StateDep) -> Any:
     """Delete a file. A waiting job that uses it will fail."""
+    if (job_id := result_files.job_of(file_id)) is not None:
+        raise Conflict(f"file_id: is the result file of {job_id}: it goes with the job")
     await state.in_thread(state.files.remove, file_id)
     return {"id": file_id}

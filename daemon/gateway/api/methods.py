@@ -104,7 +104,7 @@ def options(
             raise SpecError(
                 f"method.{type}.hyperparameters.reward", "must not be given together with grader"
             )
-        given |= _grader(inside["grader"], f"method.{type}.grader", graders_allowed)
+        given |= grader(inside["grader"], f"method.{type}.grader", graders_allowed)
     if kind == "grpo" and "grader" not in given:
         _check_rewards(given, f"method.{type}.hyperparameters.reward")
     if seed is not None:
@@ -189,7 +189,7 @@ def check_changes(kind: str, changes: Mapping[str, Any]) -> None:
             raise SpecError(name, f"not an option of {kind} over HTTP")
 
 
-def _grader(values: Any, where: str, allowed: Collection[str]) -> dict[str, Any]:
+def grader(values: Any, where: str, allowed: Collection[str]) -> dict[str, Any]:
     """Return the options of a grader: OpenAI's, or the rewards of warmd by their names.
 
     {"type": "warmd", "reward": ["correctness", "math=0.2"]} names rewards. `allowed` are the

@@ -15,6 +15,7 @@ from ...client.client import Client
 from ...lifecycle.statuses import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
+from . import result_files
 from .methods import method_of
 
 ABOUT = "http"  # key in spec.json for the fields of the request that are not options
@@ -78,7 +79,7 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
         "metadata": about.get("metadata"),
         "error": _error(job) if status == "failed" else None,
         "organization_id": "warmd",
-        "result_files": [],
+        "result_files": [result_files.id_of(job_id)] if status == "succeeded" else [],
         "trained_tokens": None,
         "integrations": about.get("integrations"),
     }

@@ -33,14 +33,14 @@ _ID = re.compile(r"file-[0-9a-f]{24}", re.ASCII)
 
 
 class FileObject(BaseModel):
-    """An uploaded file."""
+    """An uploaded file, or the result file of a job."""
 
     id: str
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
     filename: str
-    purpose: Literal["fine-tune"] = PURPOSE
+    purpose: Literal["fine-tune", "fine-tune-results"] = PURPOSE
     status: Literal["processed"] = "processed"
 
 
