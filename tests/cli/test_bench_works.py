@@ -129,6 +129,9 @@ def test_decoding_in_float32_and_int8_is_compared_with_transformers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a benchmark whose table has another work or figure than its JSON"
+)
 def test_a_table_is_printed_for_people(tmp_path):
     done = warmd("bench", "mlm", "--work", "tiny-bert", "--pairs", "1", home=tmp_path)
     head, line = done.out.splitlines()

@@ -50,6 +50,7 @@ print(fake_cuda.TOUCHED)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "num_gpus",
     [

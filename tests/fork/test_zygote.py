@@ -64,6 +64,7 @@ def test_openmp_settings_do_not_change_results():
     assert done.stdout == "0\n"
 
 
+@pytest.mark.slow
 def test_the_zygote_never_starts_openmp_threads(shared_daemon: Daemon):
     shared_daemon.wait(shared_daemon.submit())
     threads = Path("/proc", str(shared_daemon.pid("zygote")), "task").iterdir()

@@ -189,6 +189,7 @@ def finish_streams(gateway: Gateway, lines: list[socket.socket]) -> None:
             heard += got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idle", ["silent", "half a request", "after a response"])
 def test_a_burst_of_idle_connections_ends_no_stream(gateway, idle):
     with gateway.few_places(PLACES), contextlib.ExitStack() as open_lines:

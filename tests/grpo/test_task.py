@@ -127,6 +127,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 @pytest.mark.parametrize("case", OPTIONS)
@@ -134,6 +135,7 @@ def test_every_loss_option_gives_trls_results(tmp_path, case, architecture):
     assert_same(tmp_path, small(architecture), **MICRO | OPTIONS[case])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("case", ["high entropy", "entropy bonus", "entropy target", "GSPO"])
 def test_loss_options_give_the_same_results_in_several_packs(tmp_path, case):
@@ -141,6 +143,7 @@ def test_loss_options_give_the_same_results_in_several_packs(tmp_path, case):
     assert packs(made)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_end_with_the_weights_and_metrics_of_trl(tmp_path, case):
@@ -232,6 +235,7 @@ PADDED_OPTIONS: dict[str, dict[str, Any]] = {
 UNLIKE_TRL = ("experts", "masked truncation")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize(
     ("case", "options"),

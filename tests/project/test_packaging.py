@@ -40,6 +40,7 @@ def test_every_source_folder_is_linked_into_the_import_package(folder):
     assert link.resolve() == ROOT / folder, f"make it with: ln -s ../../{folder} {link}"
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_source_file_config_and_model(built):
     shipped = set(zipfile.ZipFile(next(built.glob("*.whl"))).namelist())
     sources = {f"warmd/{name}" for folder in FOLDERS for name in files_below(folder)}

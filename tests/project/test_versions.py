@@ -201,6 +201,7 @@ def test_the_next_major_version_of_libraries_with_old_undocumented_use_is_not_al
     assert f"{pinned.major + 1}" not in DEPENDENCIES[name].specifier
 
 
+@pytest.mark.slow
 def test_private_names_are_those_of_libraries_with_a_ceiling():
     trees = [
         ast.parse(file.read_text())

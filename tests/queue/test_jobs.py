@@ -95,6 +95,7 @@ def test_scheduled_job_starts_when_its_time_has_come(daemon: Daemon):
     assert started_at(daemon, job_id) >= due.timestamp()
 
 
+@pytest.mark.slow
 def test_a_failing_job_is_retried_the_requested_number_of_times(daemon: Daemon):
     (daemon.folder / "broken").touch()
     job = daemon.wait(daemon.submit("behaviours:raises", retries=2))

@@ -455,6 +455,9 @@ def test_a_request_is_recorded_also_where_the_disk_is_full_or_not_at_all(desk: D
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(
+    part="homes", catches="a job that ends otherwise once its queue is lost with the power"
+)
 def test_after_a_power_loss_that_took_the_queue_all_jobs_end_as_they_would_have(daemon: Daemon):
     twin = daemon.submit("behaviours:paced")
     running = daemon.submit("behaviours:paced", samples=12)

@@ -76,6 +76,7 @@ def removed(folder: Path) -> bool:
     return not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_second_daemon_in_a_home_reports_where_the_first_runs(shared_daemon: Daemon):
     with pytest.raises(Conflict, match=f"pid {shared_daemon.pid('supervisor')}"):
         shared_daemon.start()

@@ -87,6 +87,7 @@ def test_one_of_two_simultaneous_starts_is_refused(make_daemon: MakeDaemon):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="storms", catches="a start that hangs once its supervisor is killed")
 def test_start_outlives_a_kill_of_the_supervisor_and_yields_to_a_stop(make_daemon: MakeDaemon):
     daemon = make_daemon()
     model = f"tiny={daemon.config.models[0].path}"
@@ -109,6 +110,7 @@ def test_start_outlives_a_kill_of_the_supervisor_and_yields_to_a_stop(make_daemo
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="storms", catches="processes that an interrupted start leaves behind")
 def test_a_signal_during_the_start_ends_the_daemon(make_daemon: MakeDaemon):
     daemon = make_daemon()
     daemon.home.create()

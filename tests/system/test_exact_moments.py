@@ -32,6 +32,7 @@ def pop(daemon: Daemon) -> None:
     assert connection.lmove("rq:queue:train", keys.taken(name), "LEFT", "RIGHT")
 
 
+@pytest.mark.slow
 def test_a_job_whose_pop_the_worker_never_received_is_run(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()

@@ -114,6 +114,7 @@ def test_damaged_run_directories_affect_only_their_own_jobs(battered: Daemon):
     assert all(job._exc_info for job in jobs if job is not None and job.is_failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [[], ["finished", "requeued"]])
 def test_a_job_killed_after_writing_its_result_finishes_once(battered: Daemon, types: list[str]):
     with frozen(battered, "worker"):

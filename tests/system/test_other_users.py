@@ -26,6 +26,11 @@ WORKERS = (
 )
 
 
+OTHERS = pytest.mark.nightly(
+    part="homes", catches="a file or folder that another umask or mode leaves open"
+)
+
+
 @pytest.fixture
 def set_umask() -> Iterator[Callable[[int], None]]:
     """Sets the umask for the rest of the test, and for the daemons that it starts."""
@@ -35,7 +40,7 @@ def set_umask() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", [0o000, 0o022])
+@pytest.mark.parametrize("mask", [0o000, pytest.param(0o022, marks=OTHERS)])
 def test_no_other_user_can_use_a_file_of_any_kind_of_job(
     mask: int, make_daemon: Callable[..., Daemon], tmp_path: Path, set_umask: Callable[[int], None]
 ):
@@ -108,7 +113,7 @@ def test_a_file_in_tmp_does_not_stop_the_daemon(make_daemon: Callable[..., Daemo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [0o777, 0o2775])
+@pytest.mark.parametrize("mode", [0o777, pytest.param(0o2775, marks=OTHERS)])
 def test_a_daemon_starts_in_volumes_that_are_handed_over_wide(
     mode: int, make_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch
 ):

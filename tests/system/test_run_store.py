@@ -219,6 +219,10 @@ def test_a_sweep_is_trained_pruned_and_cleaned_up_with_a_bucket(pair: Cluster):
     assert remote.ids() == []
 
 
+@pytest.mark.nightly(
+    part="storms",
+    catches="a sweep or curriculum that does not see what another machine has put into the bucket",
+)
 def test_groups_continue_by_what_other_machines_have_put_into_the_bucket(pair: Cluster):
     data = pair.folder / "sums.jsonl"
     data.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(8)))

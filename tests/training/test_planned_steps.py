@@ -99,6 +99,7 @@ def test_no_record_with_a_token_to_learn_fails_the_job(tmp_path):
         run_sft(sft_jobs.spec(tmp_path, dataset=path, max_length=10), job(tmp_path).ctx)
 
 
+@pytest.mark.slow
 def test_the_number_of_steps_is_shown_and_kept_by_the_jobs_of_earlier_versions(
     shared_daemon: Daemon, tmp_path: Path
 ):

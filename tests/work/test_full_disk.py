@@ -87,6 +87,7 @@ def hold_and_fill(daemon: Daemon, **options: Any) -> str:
     return job_id
 
 
+@pytest.mark.slow
 def test_jobs_wait_for_space_and_end_with_the_bits_of_undisturbed_ones(full: Daemon):
     runs = full.home.runs
     undisturbed = full.submit(samples=LONG, save_every=1)
@@ -141,6 +142,9 @@ def test_a_job_waits_for_inodes(full: Daemon):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(
+    part="shortages", catches="a used up quota that is not seen as a lack of space"
+)
 def test_a_job_waits_while_the_quota_is_used_up(make_daemon: MakeDaemon, tmp_path: Path):
     daemon = make_daemon()
     runs = daemon.home.runs
@@ -225,6 +229,9 @@ def test_the_daemon_stops_while_a_job_waits_and_resumes_it(full: Daemon):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(
+    part="shortages", catches="a job that is ended for the time in which it waits for space"
+)
 def test_waiting_counts_neither_as_a_stall_nor_for_the_time_limit(full: Daemon):
     job_id = hold_and_fill(full, timeout_s=8.0, on_stall="stop")
     holds_for(9.0, lambda: job(full, job_id)["status"] == "started")
@@ -260,6 +267,7 @@ def cramped(daemon_of_small_home: Daemon) -> Iterator[Daemon]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="shortages", catches="a job that a home without any space loses")
 def test_a_home_that_is_full_loses_no_job(cramped: Daemon):
     home = cramped.home
     undisturbed = cramped.submit(samples=LONG, save_every=1)
@@ -316,6 +324,7 @@ def test_a_reload_on_a_full_home_ends_when_there_is_space(cramped: Daemon):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="shortages", catches="a stop that hangs on a full home")
 def test_a_daemon_stops_on_a_full_home(cramped: Daemon):
     job_id = hold(cramped, samples=LONG)
     fill(cramped.home.path)

@@ -209,6 +209,7 @@ def test_a_daemon_uses_as_many_descriptors_as_it_may(make_daemon: MakeDaemon):
         assert limits == (min(hard, 65_536), hard)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["queue"], ["submit", "grpo", "--model", "tiny"], ["status"]])
 def test_a_command_without_descriptors_says_so_in_one_line(sturdy: Daemon, command: list[str]):
     limited = (
