@@ -50,7 +50,6 @@ print(fake_cuda.TOUCHED)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "num_gpus",
     [

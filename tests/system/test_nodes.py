@@ -77,7 +77,6 @@ def test_a_gateway_without_a_worker_is_served_by_the_nodes_of_its_redis(shared: 
     assert gateway.wait(30) == 0
 
 
-@pytest.mark.nightly(part="storms", catches="a drained node that gives up its job or takes another")
 def test_a_node_runs_its_jobs_to_their_end_when_drained_and_another_takes_the_rest(
     shared: Cluster,
 ):
