@@ -66,7 +66,10 @@ def existing(gateway: Gateway) -> dict[str, str]:
     return {
         "name": "tiny",
         "job_id": job.id,
+        "other_id": job.id,
         "file_id": file.id,
+        "checkpoint": f"{job.id}@1",
+        "permission_id": "a",
         **groups,
     }
 
@@ -181,6 +184,10 @@ def job(method: str, **options: Any) -> dict[str, Any]:
 
 # Valid requests of the routes whose bodies are checked by warmd, not by their description alone.
 SWEEP = {**job("reinforcement", samples=4), "seeds": 2, "halving": 3, "metric": "reward"}
+GRADER = {
+    **{"type": "text_similarity", "name": "a", "evaluation_metric": "fuzzy_match"},
+    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/warmd/sweeps": {**SWEEP, "sweep": {"learning_rate": [1e-4, 1e-3]}, "name": "a"},
     "/v1/warmd/sweeps/check": {**SWEEP, "sweep": {"learning_rate": [1e-4, 1e-3]}, "tags": ["a"]},
@@ -188,6 +195,16 @@ BODIES: dict[str, dict[str, Any]] = {
         **job("reinforcement", samples=4),
         "stages": [{"name": "a", "hyperparameters": {"learning_rate": 1e-4}, "gate": True}],
         "gate": {"samples": 4, "max_tokens": 4},
+    },
+    "/v1/warmd/evaluations": {
+        "model": "tiny",
+        "options": {"samples": 4, "max_tokens": 4, "reward": ["correctness"]},
+    },
+    "/v1/fine_tuning/alpha/graders/validate": {"grader": GRADER},
+    "/v1/fine_tuning/alpha/graders/run": {
+        "grader": GRADER,
+        "model_sample": "3",
+        "item": {"answer": "3"},
     },
     "/v1/warmd/check": job("reinforcement", samples=4, learning_rate=1e-4),
     "/v1/fine_tuning/jobs": job("reinforcement", samples=4, reward=["correctness"]),
