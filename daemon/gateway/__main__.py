@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of malloc.h
 _LARGE = 128 * 1024  # bytes: more than one read from a connection
 _ARENAS = 2
-_RETURN_S = 2.0  # between two returns of freed memory
+_RETURN_S = 0.5  # between two returns of freed memory
+_COLLECT_S = 10.0  # between two collections of closed connections, which are cycles
 _SWITCH_S = 0.001  # how long the parser thread may hold the GIL while the event loop wants it
 _BACKLOG = 4096  # connections that wait in the kernel; it drops further ones for a second
 _MAX_ACCEPTED = 24  # of them per event loop iteration: more delay open ones, fewer delay new ones
@@ -112,7 +113,7 @@ class FreedMemory:
 
     def __init__(self) -> None:
         self._trim: Callable[[int], Any] = lambda _: None
-        self._returned_at = time.monotonic()
+        self._returned_at = self._collected_at = time.monotonic()
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None)
             libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)  # large bodies are returned when freed
@@ -125,11 +126,17 @@ class FreedMemory:
         gc.freeze()
 
     def return_if_due(self) -> None:
-        """Free closed connections, which are cycles, and return the free pages of the heap."""
-        if time.monotonic() - self._returned_at >= _RETURN_S:
+        """Return the free pages of the heap; less often, free closed connections before.
+
+        Bodies leave holes in the heap, which the next ones do not fill.
+        """
+        now = time.monotonic()
+        if now - self._collected_at >= _COLLECT_S:
             gc.collect()
+            self._collected_at = now
+        if now - self._returned_at >= _RETURN_S:
             self._trim(0)
-            self._returned_at = time.monotonic()
+            self._returned_at = now
 
 
 def _listen(config: DaemonConfig) -> socket.socket:
