@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 import click
 
 from ...jobs.errors import SpecError, Unavailable
@@ -28,24 +26,20 @@ def mcp(app: App, url: str | None) -> None:
     code nor a path. Needs pip install 'warmd[mcp]'.
     """
     try:
+        from ..mcp.gateway import Gateway, checked_address
         from ..mcp.tools import serve
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+        if (error.name or "").partition(".")[0] not in ("httpx2", "mcp", "mcp_types"):
             raise
         raise SpecError("mcp", "needs the package mcp: pip install 'warmd[mcp]'") from None
-    from ..mcp.gateway import Gateway
-
-    if url is not None and (
-        urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc
-    ):
-        raise SpecError("url", f"must be http://HOST:PORT or https://HOST, got {url[:80]!r}")
+    address = None if url is None else checked_address(url)
     config = app.config()
 
     def locate() -> str:
         from ...daemon.client import control
 
-        if url is not None:
-            return url
+        if address is not None:
+            return address
         http = control.status(config)["http"]
         if http["url"] is None:
             raise Unavailable(f"the gateway does not run: {http['problem'] or 'http_port is off'}")

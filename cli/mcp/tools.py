@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from inspect import cleandoc
 from typing import Annotated, Any
 
@@ -27,8 +26,8 @@ Training, evaluation and inference jobs on warm models. A usual experiment: `kin
 be trained and its options, `models` what it can start from; `upload` data, or use the built-in \
 one; `submit`, then `wait` until the status is finished; look at `metrics` and `samples`; \
 `evaluate` the job's model against an earlier evaluation and read the verdict; `diff` shows in \
-what two jobs differ. Jobs survive everything: a job that was stopped continues from its last step \
-with `resume`. Names of code and paths of files are refused."""
+what two jobs differ. Jobs survive crashes and restarts; a job that was stopped continues from its \
+last step with `resume`. Names of code and paths of files are refused."""
 
 _DIGITS = 6  # of a metric
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0  # between two looks at a job
@@ -101,7 +100,7 @@ class Tools:
         text: Annotated[str, Field(description="Its content: for JSON Lines, one row a line.")],
     ) -> str:
         """Upload a data file for trainings and evaluations; return its id."""
-        done = await self._call(self._gateway.upload, filename, text.encode())
+        done = await _as_tool(self._gateway.upload(filename, text.encode()))
         return _text({"id": done["id"], "bytes": done["bytes"]})
 
     async def submit(
@@ -230,7 +229,7 @@ class Tools:
         job: _Job,
         changes: Annotated[dict[str, Any], Field(description="Such as {'steps': 200}.")] = {},  # noqa: B006
     ) -> str:
-        """Queue an ended job again: it continues from its last checkpoint, bit for bit."""
+        """Queue an ended job again: it continues from its last checkpoint."""
         path = f"/v1/warmd/jobs/{_name(job)}/resume"
         return _text(await self._post(path, {"changes": changes}))
 
@@ -238,16 +237,18 @@ class Tools:
         return _shown((await self._get(f"/v1/warmd/jobs/{_name(job)}"))["job"])
 
     async def _get(self, path: str, **query: Any) -> Any:
-        return await self._call(partial(self._gateway.get, path, **query))
+        return await _as_tool(self._gateway.get(path, **query))
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return await self._call(self._gateway.post, path, body)
+        return await _as_tool(self._gateway.post(path, body))
 
-    async def _call(self, request: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return await asyncio.to_thread(request, *arguments)
-        except WarmdError as error:
-            raise ToolError(str(error)) from error
+
+async def _as_tool(request: Awaitable[Any]) -> Any:
+    """Wait for a request; an error of warmd becomes the tool's error."""
+    try:
+        return await request
+    except WarmdError as error:
+        raise ToolError(str(error)) from error
 
 
 def _of_kind(listed: list[dict[str, Any]], kind: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import xxhash
 
 _BLOCK_BYTES = 8 << 20  # of one write
@@ -33,6 +32,9 @@ class DirectFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o644)
         self._set_direct(True)
+        # Not at import: it takes 12 MB, also in the processes that only read checkpoints.
+        import numpy as np
+
         self._memory = mmap.mmap(-1, _BLOCK_BYTES)  # on a page's boundary
         self._block = np.frombuffer(self._memory, np.uint8)
         self._filled = 0
@@ -44,6 +46,8 @@ class DirectFile:
 
     def write(self, data: Any) -> int:
         """Append the bytes of a buffer; they are copied before this returns."""
+        import numpy as np  # copies without the GIL
+
         source = np.frombuffer(data, np.uint8)
         self._checksum.update(source.data)
         begin = 0

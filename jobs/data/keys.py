@@ -18,6 +18,7 @@ from ..files.chats import ARGUMENTS, TOOL_CALLS, TOOLS, Message
 from ..files.jsonl import Place
 
 PARALLEL = "parallel_tool_calls"
+CHECKED = frozenset((PARALLEL,))  # keys that kinds that train check by `check_parallel`
 
 # Keys that a kind reads. The kinds with rewards pass all other keys to them.
 READ: Mapping[str, frozenset[str]] = {

@@ -94,7 +94,6 @@ class _Names:
 
 _OURS = _Names("chosen", "rejected")
 _OPENAI = _Names("preferred_output", "non_preferred_output")
-_PARALLEL = frozenset((keys.PARALLEL,))
 _INPUT = {"messages", TOOLS, keys.PARALLEL}
 
 
@@ -105,7 +104,7 @@ class Source(RowSource[Pair]):
     known: ClassVar[frozenset[str]] = keys.READ["dpo"]
 
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
-        keys.refuse_ignored(values, place, reads=_PARALLEL)
+        keys.refuse_ignored(values, place, reads=keys.CHECKED)
         pair, inputs = self._pair(values, place), inputs_of(values, place)
         if "input" in values:
             inputs = inputs_of(values["input"], place.field("input")).over(inputs)

@@ -32,7 +32,6 @@ from ..files.numbers import Digits, written
 from ..training.options import AS_IT_IS
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
-_PARALLEL = frozenset((keys.PARALLEL,))
 NUM_EVAL_SUMS = 1000
 
 Prompt: TypeAlias = str | Messages
@@ -230,7 +229,7 @@ def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> Problem:
     """Return the problem of a record. Raises SpecError."""
-    keys.refuse_ignored(values, place, reads=_PARALLEL)
+    keys.refuse_ignored(values, place, reads=keys.CHECKED)
     answer = _answer(values.get("answer"), place)
     columns = {name: value for name, value in values.items() if name != "prompt"}
     inputs = inputs_of(values, place)

@@ -7,8 +7,8 @@ A row is one of four forms:
     {"question": …, "answer": …}       the question is put into a template
     {"text": …}                        learned as a whole
 
-A chat may have `tools` and `chat_template_kwargs`, which its template gets. As in OpenAI's format
-an assistant's message may have `weight` 0, and is not learned then, and a record
+A chat may have `tools` and `chat_template_kwargs`, which its template gets. As in OpenAI's format,
+a message of the assistant with `weight` 0 is read and not learned, and a row may have
 `parallel_tool_calls`.
 Rows are read at submission, to check the job before it is queued, and again in the work horse.
 Tokens are those of TRL's SFTTrainer. Imports no torch.
@@ -42,8 +42,7 @@ from ..training.options import AS_IT_IS
 from ..training.rows import RowSource, ended_by_assistant, prompt_text
 
 ASSISTANT = "assistant"
-SILENT = "weight 0"  # of rows with such messages, whose template must mark the assistant
-_PARALLEL = frozenset((keys.PARALLEL,))
+ZERO_WEIGHT = "weight 0"  # part of rows whose chat template must mark the assistant for it
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Row:
     prompt: str | Messages | None  # None: `learned` is all there is
     learned: str | Messages
     inputs: TemplateInputs = NO_INPUTS  # of a chat
-    silent: tuple[int, ...] = ()  # assistant messages in `learned` with weight 0, counted from 0
+    zero_weight: tuple[int, ...] = ()  # which of the assistant's messages in `learned`, from 0
 
     @property
     def is_chat(self) -> bool:
@@ -78,17 +77,17 @@ class Row:
 
     @property
     def parts(self) -> frozenset[str]:
-        """What its chat template must know: see Chat.parts; and SILENT."""
+        """What its chat template must know: see Chat.parts; and ZERO_WEIGHT."""
         if isinstance(self.whole, str):
             return frozenset()
-        return self.whole.parts | {SILENT} if self.silent else self.whole.parts
+        return self.whole.parts | {ZERO_WEIGHT} if self.zero_weight else self.whole.parts
 
     @property
     def content(self) -> list[Any]:
         """The content to learn, as plain JSON values."""
         found: list[Any] = [self.prompt, self.learned]
         found += [self.inputs.content] if self.inputs else []
-        return [*found, {"silent": self.silent}] if self.silent else found
+        return [*found, {"zero_weight": self.zero_weight}] if self.zero_weight else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ class Source(RowSource[Row]):
     known: ClassVar[frozenset[str]] = keys.READ["sft"]
 
     def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
-        keys.refuse_ignored(values, place, reads=_PARALLEL)
+        keys.refuse_ignored(values, place, reads=keys.CHECKED)
         row, inputs = self._row(values, place), inputs_of(values, place)
         if self.assistant_only_loss and not row.is_chat:
             raise place.fault("a chat (messages) for assistant_only_loss", "text")
@@ -112,8 +111,8 @@ class Source(RowSource[Row]):
 
     def _row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
         if "messages" in values:
-            learned, silent = self._learned(values["messages"], place.field("messages"))
-            return Row(place, None, self.opened(learned), silent=silent)
+            learned, zero_weight = self._learned(values["messages"], place.field("messages"))
+            return Row(place, None, self.opened(learned), zero_weight=zero_weight)
         if "prompt" in values:
             return self._prompt_row(values, place)
         if "question" in values:
@@ -136,8 +135,8 @@ class Source(RowSource[Row]):
         of_prompt, of_completion = place.field("prompt"), place.field("completion")
         if isinstance(prompt, list):
             opening = self.opened(read_messages(prompt, of_prompt))
-            learned, silent = self._learned(completion, of_completion)
-            return Row(place, opening, learned, silent=silent)
+            learned, zero_weight = self._learned(completion, of_completion)
+            return Row(place, opening, learned, zero_weight=zero_weight)
         text = prompt_text(prompt, of_prompt, is_chat=self.chat_template)
         return self._plain(text, jsonl.text(completion, of_completion), place, is_joined=True)
 
@@ -153,18 +152,18 @@ class Source(RowSource[Row]):
     def _learned(self, value: Any, place: jsonl.Place) -> tuple[Messages, tuple[int, ...]]:
         """Return messages that an assistant ends, and which of the assistant's have weight 0."""
         items = value if isinstance(value, list) else []
-        silent = [index for index, item in enumerate(items) if _is_silent(item)]
-        if not silent:
+        found = [index for index, item in enumerate(items) if _has_zero_weight(item)]
+        if not found:
             return ended_by_assistant(value, place), ()
         without = [
-            {**item, "weight": 1} if index in silent else item for index, item in enumerate(items)
+            {**item, "weight": 1} if index in found else item for index, item in enumerate(items)
         ]
         messages = ended_by_assistant(without, place)
         said = [index for index, one in enumerate(messages) if one["role"] == ASSISTANT]
-        return messages, tuple(map(said.index, silent))
+        return messages, tuple(map(said.index, found))
 
 
-def _is_silent(message: Any) -> bool:
+def _has_zero_weight(message: Any) -> bool:
     if not isinstance(message, dict) or message.get("role") != ASSISTANT:
         return False
     weight = message.get("weight")
@@ -261,7 +260,7 @@ class Tokenization:
         if begin < len(prompt_ids):
             lengths.add_divergence(row.place.text, self.tokenizer.decode(prompt_ids[begin:]))
         begin = begin if self.completion_only_loss else 0
-        said = self._said(row) if self.assistant_only_loss or row.silent else [1] * len(ids)
+        said = self._said(row) if self.assistant_only_loss or row.zero_weight else [1] * len(ids)
         return Example(ids, [0] * begin + said[begin:])
 
     def _text_ids(self, prompt: Any, learned: str) -> tuple[list[int], list[int]]:
@@ -305,9 +304,11 @@ class Tokenization:
                 "the assistant says ({% generation %})"
             )
         learned = mask if self.assistant_only_loss else [1] * len(mask)
-        if not row.silent:
+        if not row.zero_weight:
             return learned
-        return [bit if not at else 0 for bit, at in zip(learned, _silent(mask, row), strict=True)]
+        return [
+            bit if not at else 0 for bit, at in zip(learned, _zero_weight(mask, row), strict=True)
+        ]
 
     def _chat_ids(
         self, chat: str | Chat, row: Row, *, add_generation_prompt: bool = False
@@ -323,7 +324,7 @@ class Tokenization:
         return ids
 
 
-def _silent(mask: list[int], row: Row) -> list[int]:
+def _zero_weight(mask: list[int], row: Row) -> list[int]:
     """Return for each token whether a message of weight 0 has it, by the assistant's mask."""
     assert not isinstance(row.learned, str)
     assert not isinstance(row.prompt, str)
@@ -336,7 +337,7 @@ def _silent(mask: list[int], row: Row) -> list[int]:
             "separate the messages of the assistant"
         )
     found = [0] * len(mask)
-    for index in row.silent:
+    for index in row.zero_weight:
         at = begins[before + index]
         while at < len(mask) and mask[at]:
             found[at] = 1

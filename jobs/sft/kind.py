@@ -19,7 +19,7 @@ from ..training.begin import by_size
 from ..training.lengths import most_tokens_of_a_row
 from ..training.row_job import Prepared
 from ..training.rows import Rows
-from .dataset import SILENT, Example, Tokenization
+from .dataset import ZERO_WEIGHT, Example, Tokenization
 from .options import SftSpec
 from .training_templates import NOT_MARKED
 
@@ -76,8 +76,8 @@ def _training_template(tokenizer: Any, spec: SftSpec, rows: Rows[Any]) -> str | 
 
     None: the tokenizer's own. Raises JobFailed if there is none.
     """
-    has_silent = any(SILENT in parts for parts in rows.parts)
-    if not has_silent and not (spec.assistant_only_loss and rows.has_chats):
+    has_zero_weight = any(ZERO_WEIGHT in parts for parts in rows.parts)
+    if not has_zero_weight and not (spec.assistant_only_loss and rows.has_chats):
         return None
     from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 

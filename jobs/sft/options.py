@@ -13,7 +13,7 @@ from ..models.chat_templates import ChatTemplate, check_used
 from ..spec import HttpMethod, option, override
 from ..training.options import AS_IT_IS, FORMER_TEMPLATE, TrainingSpec
 from ..training.row_options import RowTrainingSpec
-from .dataset import SILENT, Source
+from .dataset import ZERO_WEIGHT, Source
 from .training_templates import NOT_MARKED, marks_assistant
 
 
@@ -95,16 +95,17 @@ class SftSpec(RowTrainingSpec):
         return None if row.prompt is None else (row.opening, [row.whole])
 
     def check_template(self, template: ChatTemplate) -> None:
-        silent = None
+        zero_weight = None  # the first row that has it
         for parts, place in self.rows.parts.items():
-            check_used(template, parts - {SILENT}, "dataset", place)
-            silent = place if SILENT in parts else silent
+            check_used(template, parts - {ZERO_WEIGHT}, "dataset", place)
+            if zero_weight is None and ZERO_WEIGHT in parts:
+                zero_weight = place
         if marks_assistant(template.source):
             return
         if self.assistant_only_loss:
             raise SpecError("assistant_only_loss", f"must be false {NOT_MARKED}")
-        if silent is not None:
-            raise SpecError("dataset", f"{silent}: weight must be 1 {NOT_MARKED}")
+        if zero_weight is not None:
+            raise SpecError("dataset", f"{zero_weight}: weight must be 1 {NOT_MARKED}")
 
     def check(self) -> None:
         super().check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from daemons import Daemon
 from shell import warmd
 from waiting import wait_until
 
-from warmd.cli.mcp.gateway import Gateway, Refused
-from warmd.jobs.errors import Unavailable
+from warmd.cli.mcp.gateway import Gateway, Refused, checked_address
+from warmd.jobs.errors import SpecError, Unavailable
 
 SCRIPT = Path(__file__).parent / "with_mcp.py"
 SECRET = "a-token-of-tests"
@@ -32,7 +33,7 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, l
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            received.append((self.path, dict(self.headers)))
+            received.append((self.path, {k.lower(): v for k, v in self.headers.items()}))
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)
@@ -58,11 +59,11 @@ def test_the_token_is_sent_to_the_gateway_and_along_no_redirect_or_proxy(monkeyp
         monkeypatch.setenv("http_proxy", elsewhere)
         gateway = Gateway(lambda: f"{url}/", SECRET)
         with pytest.raises(Refused, match="HTTP 302"):
-            gateway.get("/v1/models", status=None, limit=3)
+            asyncio.run(gateway.get("/v1/models", status=None, limit=3))
         assert others == []
         ((path, headers),) = received
         assert path == "/v1/models?limit=3"
-        assert headers["Authorization"] == f"Bearer {SECRET}"
+        assert headers["authorization"] == f"Bearer {SECRET}"
 
 
 @pytest.mark.parametrize(
@@ -75,23 +76,31 @@ def test_the_token_is_sent_to_the_gateway_and_along_no_redirect_or_proxy(monkeyp
 )
 def test_a_refusal_has_the_words_of_the_gateway(status, body, message):
     with answering(status, body) as (url, _), pytest.raises(Refused) as caught:
-        Gateway(lambda: url, None).get("/v1/models")
+        asyncio.run(Gateway(lambda: url, None).get("/v1/models"))
     assert str(caught.value) == message
 
 
 def test_something_else_that_answers_is_named():
     with answering(200, b"hello") as (url, _), pytest.raises(Unavailable) as caught:
-        Gateway(lambda: url, None).get("/v1/models")
-    assert str(caught.value).startswith(f"the gateway does not answer at {url[7:]}: ")
+        asyncio.run(Gateway(lambda: url, None).get("/v1/models"))
+    assert str(caught.value).startswith(f"the gateway does not answer at {url}: ")
 
 
-@pytest.mark.parametrize("url", ["localhost:8421", "ftp://host", "http://", "/tmp/x"])
-def test_a_wrong_address_is_refused(tmp_path, monkeypatch, url):
-    monkeypatch.setitem(sys.modules, "warmd.cli.mcp.tools", sys)  # as if mcp were installed
-    monkeypatch.setattr(sys, "serve", None, raising=False)
-    done = warmd("mcp", "--url", url, home=tmp_path)
-    assert done.is_refusal(2)
-    assert done.err == f"Error: url: must be http://HOST:PORT or https://HOST, got {url!r}\n"
+@pytest.mark.parametrize(
+    "url", ["localhost:8421", "ftp://a", "http://", "/tmp/x", "http://[", "http://a:b"]
+)
+def test_a_wrong_address_is_refused(url):
+    with pytest.raises(SpecError) as caught:
+        checked_address(url)
+    assert str(caught.value) == f"url: must be http://HOST:PORT or https://HOST, got {url!r}"
+    assert checked_address("https://warmd.test") == "https://warmd.test"
+
+
+def test_a_gateway_that_is_not_there_is_named():
+    with pytest.raises(
+        Unavailable, match=r"the gateway does not answer at http://127\.0\.0\.1:1: "
+    ):
+        asyncio.run(Gateway(lambda: "http://127.0.0.1:1", None).get("/v1/models"))
 
 
 def test_without_its_package_the_command_says_what_to_install(tmp_path, monkeypatch):

@@ -51,12 +51,7 @@ async def create_evaluation(
     await state.queue_length(spec_class(_KIND).queue)
     submission = await state.in_thread(_checked, body, state)
     try:
-        if caller.key is None:
-            job_id = await state.submitter.submit(submission)
-        else:
-            job_id, _new = await state.submitter.submit_once(
-                caller.key, caller.fingerprint, submission
-            )
+        job_id, _is_new = await state.submitter.submit(submission, caller)
     except SpecError as error:
         raise _by_request(error) from error
     return await state.in_thread(state.client.job, job_id)

@@ -160,12 +160,7 @@ async def create_job(body: CreateJob, state: StateDep, caller: CallerDep) -> Any
     submission = await checked(body, state)
     kind = submission.spec.kind
     try:
-        if caller.key is None:
-            job_id = await state.submitter.submit(submission)
-        else:
-            job_id, _ = await state.submitter.submit_once(
-                caller.key, caller.fingerprint, submission
-            )
+        job_id, _ = await state.submitter.submit(submission, caller)
     except SpecError as error:
         raise by_request(error, kind) from error
     return await state.in_thread(view, state.client, job_id)

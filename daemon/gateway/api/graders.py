@@ -12,17 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....jobs.errors import JobFailed, SpecError
 from ....jobs.graders import grader as graders
 from ..core.state import AppState, StateDep
-from ..http.errors import RESPONSES, ApiError
+from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import methods
 
 router = APIRouter(
-    route_class=StrictRoute, prefix="/v1/fine_tuning", tags=["training"], responses=RESPONSES
+    route_class=StrictRoute,
+    prefix="/v1/fine_tuning/alpha/graders",
+    tags=["training"],
+    responses=RESPONSES,
 )
 
-# A text that is filled in is compared in a time that grows with its square: 0.6 s at this length.
-_MOST_FILLED = 100_000  # characters
-_MOST_GIVEN = 10_000  # bytes of a grader, an item and a text each
+# Bytes of a grader, an item and a text, and characters of a template that is filled in. Comparing
+# two texts of this length takes 20 ms, and ten times as long ones 1.6 s.
+_MOST = 10_000
 _ERRORS = (
     "formula_parse_error", "invalid_variable_error", "model_grader_parse_error",
     "model_grader_refusal_error", "model_grader_server_error", "other_error",
@@ -31,7 +34,7 @@ _ERRORS = (
 )  # fmt: skip
 
 
-class ValidateGrader(BaseModel):
+class GraderOnly(BaseModel):
     """A grader as a fine-tuning job takes it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -39,19 +42,13 @@ class ValidateGrader(BaseModel):
     grader: dict[str, Any]
 
 
-class RunGrader(ValidateGrader):
+class RunGrader(GraderOnly):
     """A grader, a completion and the record that it belongs to."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
-    model_sample: Annotated[str, Field(max_length=_MOST_GIVEN)]
+    model_sample: Annotated[str, Field(max_length=_MOST)]
     item: dict[str, Any] | None = None
-
-
-class ValidGrader(BaseModel):
-    """The grader that was given."""
-
-    grader: dict[str, Any]
 
 
 class GraderMetadata(BaseModel):
@@ -77,20 +74,20 @@ class Graded(BaseModel):
     model_grader_token_usage_per_model: dict[str, Any] = {}
 
 
-@router.post("/alpha/graders/validate", response_model=ValidGrader)
-async def validate_grader(body: ValidateGrader, state: StateDep) -> Any:
+@router.post("/validate", response_model=GraderOnly)
+async def validate_grader(body: GraderOnly, state: StateDep) -> Any:
     """Check a grader as a fine-tuning job would."""
     await state.in_schema_thread(_checked, body, state)
     return {"grader": body.grader}
 
 
-@router.post("/alpha/graders/run", response_model=Graded)
+@router.post("/run", response_model=Graded)
 async def run_grader(body: RunGrader, state: StateDep) -> Any:
     """Score a completion. Python graders, and warmd's rewards, run in jobs only."""
     return await state.in_schema_thread(_graded, body, state)
 
 
-def _checked(body: ValidateGrader, state: AppState) -> dict[str, Any]:
+def _checked(body: GraderOnly, state: AppState) -> dict[str, Any]:
     """Return the options of a grader. Raises SpecError."""
     return methods.grader(body.grader, "grader", state.config.http_graders)
 
@@ -99,11 +96,11 @@ def _graded(body: RunGrader, state: AppState) -> dict[str, Any]:
     options = _checked(body, state)
     item = body.item or {}
     for field, value in (("grader", body.grader), ("item", item)):
-        if (size := len(orjson.dumps(value))) > _MOST_GIVEN:
-            raise SpecError(field, f"must be at most {_MOST_GIVEN} bytes here, got {size}")
+        if (size := len(orjson.dumps(value))) > _MOST:
+            raise SpecError(field, f"must be at most {_MOST} bytes here, got {size}")
     if graders.OPTION not in options:
         raise SpecError("grader.type", "must not be warmd here: its rewards run in jobs only")
-    read = graders.read(options[graders.OPTION], most=_MOST_FILLED)
+    read = graders.read(options[graders.OPTION], most=_MOST)
     if read.functions:
         raise SpecError("grader.type", "must not be python here: its functions run in jobs only")
     for column in read.columns:
@@ -127,16 +124,3 @@ def _graded(body: RunGrader, state: AppState) -> dict[str, Any]:
             "scores": parts or {name: reward},
         },
     }
-
-
-@router.get("/checkpoints/{checkpoint}/permissions")
-@router.post("/checkpoints/{checkpoint}/permissions")
-@router.delete("/checkpoints/{checkpoint}/permissions/{permission_id}")
-async def refuse_permissions(checkpoint: str, permission_id: str = "") -> Any:
-    """Refuse OpenAI's permissions: there are no projects to share a checkpoint with."""
-    raise ApiError(
-        400,
-        "permissions: not supported: every client may name every model; `warmd token` says who is "
-        "a client",
-        code="unsupported",
-    )

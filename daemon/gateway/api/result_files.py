@@ -15,13 +15,11 @@ from .methods import method_of
 
 _PREFIX = "file-"
 _FILENAME = "step_metrics.csv"
-_NAMES = {  # OpenAI's, of metrics that it has, too
+_NAMES = {  # those of OpenAI's supervised fine-tuning
     "loss": "train_loss",
     "mean_token_accuracy": "train_accuracy",
-    "reward": "train_mean_reward",
     "eval_loss": "valid_loss",
     "eval_mean_token_accuracy": "valid_mean_token_accuracy",
-    "eval_reward": "valid_mean_reward",
 }
 
 

@@ -74,14 +74,9 @@ async def submit(
     if job_id is not None:
         return job_id, {"x-warmd-job": job_id}
     waiting = await state.queue_length(submission.spec.queue)
-    if caller.key is None:
-        job_id = await state.submitter.submit(submission)
-    else:
-        job_id, is_new = await state.submitter.submit_once(
-            caller.key, caller.fingerprint, submission
-        )
-        if not is_new:
-            return job_id, {"x-warmd-job": job_id}
+    job_id, is_new = await state.submitter.submit(submission, caller)
+    if not is_new:
+        return job_id, {"x-warmd-job": job_id}
     headers = {"x-warmd-job": job_id, "x-warmd-position": str(waiting + 1)}
     eta = state.eta.start_in_s(waiting)
     return job_id, headers | ({} if eta is None else {"x-warmd-eta": f"{eta:g}"})

@@ -32,6 +32,7 @@ from ...runs.rundir import RunDir
 from ..http.client import HttpClient, current, current_name
 from ..http.errors import ApiError, unwritable
 from .queue_shares import QueueShares
+from .waiters import Caller
 
 _COPIES = 3  # of the texts: in the spec, while it is checked, while it is written
 KEPT_S = 86_400  # lifetime of an Idempotency-Key
@@ -82,11 +83,17 @@ class Submitter:
         self._in_thread = threads[None]
         self._locks: dict[str, _KeyLock] = {}
 
-    async def submit(self, submission: Submission) -> str:
-        """Check and queue a job; return its id once it is durable. Raises WarmdError."""
-        return await self._queue(*await self._prepared(submission))
+    async def submit(self, submission: Submission, caller: Caller) -> tuple[str, bool]:
+        """Check and queue a job, once per Idempotency-Key of the caller.
 
-    async def submit_once(
+        Returns its id once it is durable, and whether this call queued it. Raises WarmdError, and
+        ApiError 409 for a key that was used for another request.
+        """
+        if caller.key is None:
+            return await self._queue(*await self._prepared(submission)), True
+        return await self._submit_once(caller.key, caller.fingerprint, submission)
+
+    async def _submit_once(
         self, key: str, fingerprint: str, submission: Submission
     ) -> tuple[str, bool]:
         """Return the id of the key's job, and whether this call queued it.
