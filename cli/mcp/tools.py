@@ -172,7 +172,7 @@ class Tools:
     ) -> str:
         """Wait until a job has ended, for at most `timeout_s` seconds; return it.
 
-        Still pending then, it goes on: call `wait` again.
+        A job that is still pending then goes on: call `wait` again.
         """
         until, pause, seen = time.monotonic() + timeout_s, _FIRST_PAUSE_S, -1
         while True:
