@@ -69,12 +69,19 @@ def refuse_ignored(
             )
 
 
-def check_parallel(values: Mapping[str, Any], messages: Iterable[Message], place: Place) -> None:
-    """Raise SpecError if a record allows no parallel calls and its messages have some."""
+def check_parallel(
+    values: Mapping[str, Any], messages: Iterable[Message] | str, place: Place
+) -> None:
+    """Raise SpecError if a record allows no parallel calls and its messages have some.
+
+    `messages`: those that may have calls, or the text of a record that is no chat.
+    """
     given = values.get(PARALLEL)
     if given is None:
         return
     at = place.field(PARALLEL)
+    if isinstance(messages, str):
+        raise at.fault("absent for a text: only a chat has calls of functions", "one")
     if not isinstance(given, bool):
         raise at.fault("true or false", jsonl.kind_of(given))
     if not given and any(len(message.get(TOOL_CALLS) or ()) > 1 for message in messages):

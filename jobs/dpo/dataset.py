@@ -109,7 +109,7 @@ class Source(RowSource[Pair]):
         if "input" in values:
             inputs = inputs_of(values["input"], place.field("input")).over(inputs)
             keys.check_parallel(values["input"], pair.messages, place.field("input"))
-        keys.check_parallel(values, pair.messages, place)
+        keys.check_parallel(values, pair.messages if pair.is_chat else "", place)
         if not pair.is_chat:
             refuse_inputs(inputs, place)
         return replace(pair, inputs=inputs) if inputs else pair

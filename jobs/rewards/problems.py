@@ -235,9 +235,11 @@ def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> 
     inputs = inputs_of(values, place)
     if "prompt" in values:
         prompt = _prompt(values["prompt"], place.field("prompt"))
+        keys.check_parallel(values, prompt, place)
         return Problem(prompt, answer, place.line, columns, place, inputs)
     if "question" in values:
         question = jsonl.text(values["question"], place.field("question"))
+        keys.check_parallel(values, question, place)
         prompt = template.replace("{question}", question)
         return Problem(prompt, answer, place.line, columns, place, inputs)
     if "messages" in values:

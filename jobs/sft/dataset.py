@@ -106,7 +106,7 @@ class Source(RowSource[Row]):
             raise place.fault("a chat (messages) for assistant_only_loss", "text")
         if not row.is_chat:
             refuse_inputs(inputs, place)
-        keys.check_parallel(values, () if isinstance(row.learned, str) else row.learned, place)
+        keys.check_parallel(values, row.learned, place)
         return replace(row, inputs=inputs) if inputs else row
 
     def _row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:

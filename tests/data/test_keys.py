@@ -57,7 +57,6 @@ CHATS = [one for one in READERS if "role" in str(one.values[1])]
 MEANINGFUL = {
     "functions": [{"name": "add"}],
     "tool_calls": [{"id": "1"}],
-    "parallel_tool_calls": False,
     "images": ["a.png"],
 }
 OF_CHATS = {
@@ -79,7 +78,22 @@ def test_a_key_that_would_change_the_prompt_is_refused_by_name_and_line(tmp_path
         read(path)
 
 
+def test_whether_calls_may_be_parallel_is_not_asked_of_prompts_to_continue(tmp_path):
+    path = write(tmp_path, {"messages": CHAT[:1], "parallel_tool_calls": False})
+    with pytest.raises(SpecError, match=r"line 1: parallel_tool_calls: must be absent or empty"):
+        prompts(path)
+
+
 TEXTS = [one for one in READERS if one not in CHATS]
+
+
+@pytest.mark.parametrize(("read", "row"), TEXTS)
+@pytest.mark.parametrize("value", [False, True])
+def test_a_text_does_not_say_whether_calls_may_be_parallel(tmp_path, read, row, value):
+    path = write(tmp_path, row, {**row, "parallel_tool_calls": value})
+    problem = r"rows\.jsonl, line 2: parallel_tool_calls: must be absent"
+    with pytest.raises(SpecError, match=problem):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ),
     (
         {**OPENAI, "input": {"messages": [USER], "seed": 1}},
-        ": input: must be an object of messages, and of tools, got the keys ['messages', 'seed']",
+        ": input: must be an object of messages, tools and parallel_tool_calls, got the keys"
+        " ['messages', 'seed']",
     ),
     (
         {**OPENAI, "non_preferred_output": [GOOD]},

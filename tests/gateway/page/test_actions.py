@@ -124,6 +124,19 @@ def test_a_text_is_completed_with_its_tokens_counted(page):
     assert browser.js("return document.querySelectorAll('.messages li').length") == 2
 
 
+def test_a_completion_without_text_is_shown_and_keeps_what_was_asked(browser, make_gateway):
+    gateway = make_gateway()
+    Page(browser, gateway.url).open("chat")
+    browser.wait("document.querySelector('select[name=model]').value === 'tiny'")
+    browser.type("textarea[name=prompt]", "1+1=")
+    browser.press("Send")
+    gateway.take().finish("")
+    browser.wait_for("(empty)")
+    assert browser.js("return document.querySelectorAll('.messages li').length") == 2
+    assert "1+1=" in browser.js("return document.querySelector('.messages').innerText")
+    browser.open("about:blank")
+
+
 def test_a_completion_is_shown_while_it_is_generated_and_stopped(browser, make_gateway):
     gateway = make_gateway()
     Page(browser, gateway.url).open("chat")

@@ -24,6 +24,7 @@ export function Chat({ query }) {
     const prompt = new FormData(form).get("prompt");
     const history = [...messages, { role: "user", content: prompt }];
     let text = "";
+    let isDone = false;
     setMessages(history);
     setAnswer("");
     setError(null);
@@ -37,13 +38,14 @@ export function Chat({ query }) {
         signal: stop.current.signal,
         onText: (all) => setAnswer((text = all)),
       });
+      isDone = true; // also where the model ended at once
       setNote(throughput(done));
       form.reset();
     } catch (problem) {
       if (problem.name === "AbortError") setNote("stopped");
       else setError(problem);
     }
-    setMessages(text ? [...history, { role: "assistant", content: text }] : messages);
+    setMessages(isDone || text ? [...history, { role: "assistant", content: text }] : messages);
     setAnswer(null);
   }
 
@@ -66,7 +68,7 @@ export function Chat({ query }) {
       ${shown.map(
         (message, index) => html`<li key=${index} class="card ${message.role}">
           <small>${message.role === "user" ? "you" : model}</small>
-          <pre>${message.content || "…"}</pre>
+          <pre>${message.content || (isBusy && index === shown.length - 1 ? "…" : "(empty)")}</pre>
         </li>`,
       )}
     </ol>
