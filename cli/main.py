@@ -16,7 +16,7 @@ import click
 from .. import __version__
 from ..configs.values import ConfigError
 from ..jobs.errors import WarmdError
-from .shared import suggest
+from .shared import former, suggest
 from .shared.app import EXIT_INTERRUPTED, App, common_options
 from .view import terminal
 from .view.render import one_line
@@ -35,16 +35,12 @@ SECTIONS = {
         "probe": ("probe", "Check whether the daemon is live or ready, for containers."),
         "ui": ("ui", "Open the dashboard in the browser."),
         "logs": ("logs", "Show the log of the daemon or of JOB (`-`: the latest job)."),
-        "doctor": ("doctor", "Check this machine and suggest fixes."),
+        "doctor": ("doctor", "Check this machine and suggest fixes, or test notifications."),
     },
     "Use several machines": {
         "node": ("nodes", "Run jobs of a shared Redis on this machine, in the foreground."),
         "gateway": ("nodes", "Run only the HTTP API of a shared Redis, in the foreground."),
-        "nodes": ("nodes", "List the machines that share this Redis."),
-        "drain": (
-            "nodes",
-            "Let NODE end its jobs, take no more, and leave.",
-        ),
+        "nodes": ("nodes", "List the machines that share this Redis, or drain one."),
     },
     "Ask a model": {
         "run": ("run", "Complete PROMPT and stream the text."),
@@ -54,60 +50,39 @@ SECTIONS = {
     },
     "Keep models loaded": {
         "load": ("models", "Load models and keep them in memory."),
-        "unload": ("models", "Unload a model."),
-        "models": ("models", "List the loaded models."),
+        "models": ("models", "List the loaded models, or unload one."),
     },
     "Train and process files": {
         "data": ("data", "Inspect a data set, or clear the token cache."),
-        "submit": ("submit", "Queue a job of KIND and print its id."),
-        "sweep": ("sweep", "Show sweeps and their best combinations of options."),
-        "curriculum": (
-            "curriculum",
-            "Show curricula: their stages and the decisions at the gates.",
-        ),
-        "estimate": (
-            "estimate",
-            "Estimate the time, memory and disk space that a job of KIND needs.",
-        ),
-        "note": ("note", "Add a note to JOB, or print its notes."),
+        "submit": ("submit", "Queue a job of KIND and print its id, or only estimate it."),
         "queue": ("jobs", "Show running and waiting jobs, in queue order."),
         "cancel": ("steer", "Remove waiting JOB from its queue, or save and stop running JOB."),
-        "kill": ("steer", "Stop JOB now; work since its last checkpoint is lost."),
         "pause": ("steer", "Pause JOB at the end of its current step."),
-        "unpause": ("steer", "Continue paused JOB."),
-        "resume": ("steer", "Queue JOB again after cancel, kill or failure."),
+        "resume": ("steer", "Continue paused JOB, or queue JOB again after it was stopped."),
     },
     "Look at jobs": {
         "tail": ("watch", "Follow JOB until it ends."),
-        "jobs": ("jobs", "List training jobs and evaluations, newest first."),
+        "jobs": ("jobs", "List training jobs and evaluations, or summarize a period."),
         "show": ("show", "Show everything about JOB."),
-        "digest": ("digest", "Summarize what happened since a point in time."),
         "result": ("show", "Print the result of JOB."),
         "samples": ("samples", "Show completions on which GRPO JOB was trained."),
-        "leaderboard": ("leaderboard", "List all evaluations on DATASET, best first."),
         "diff": ("diff", "Compare two jobs: options, data, code and results."),
         "plot": ("plot", "Plot the curves of JOB, or compare several."),
     },
     "Keep the disk in order": {
         "checkpoints": ("checkpoints", "List, verify, prune or export the checkpoints of JOB."),
-        "rm": ("remove", "Remove ended JOBs: run directories and records."),
-        "clean": ("remove", "Remove jobs that ended some time ago."),
+        "rm": ("remove", "Remove ended JOBs, or those that ended some time ago."),
     },
     "Measure and set up": {
         "bench": ("bench", "Compare KIND with the stock library, or project a long job."),
         "mcp": ("mcp", "Serve jobs as tools for agents, by the Model Context Protocol."),
         "token": ("token", "Add, remove or list named tokens of the HTTP API."),
-        "notify": ("notify", "Test the delivery of notifications."),
-        "verify-resume": (
-            "verify",
-            "Verify that JOB can be interrupted and resumed with the same results.",
-        ),
         "completion": ("completion", "Print the shell script that completes commands and job ids."),
     },
 }
 COMMANDS = {name: about for section in SECTIONS.values() for name, about in section.items()}
 
-_WIDEST = 13  # columns of a command's name in the help
+_WIDEST = 11  # columns of a command's name in the help
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -138,6 +113,8 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if name in former.COMMANDS:
+            raise former.Replaced(ctx.ensure_object(App), name, args[1:])
         if name not in COMMANDS and not name.startswith("-"):
             hint = suggest.sentence([f"warmd {n}" for n in suggest.commands(name, COMMANDS)])
             ctx.fail(f"No such command {name!r}.{hint}")

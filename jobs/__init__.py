@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from .context import Context
 from .errors import SpecError
 from .registry import Kind, Kinds
-from .spec import Spec
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .spec import Spec
 
 KINDS = Kinds(
     {
@@ -44,7 +46,7 @@ class Run(Protocol):
 def spec_class(kind: str) -> type[Spec]:
     """Return the Spec class of a kind. Imports no heavy library. Raises SpecError."""
     found = _kind(kind)
-    return cast(type[Spec], getattr(_module(found.options), found.spec))
+    return cast("type[Spec]", getattr(_module(found.options), found.spec))
 
 
 def stored_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..configs.queues import QUEUES
-from .spec import Spec
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -85,6 +83,10 @@ def _load(entry: EntryPoint) -> Kind:
     """Return the kind of an entry point. Raises whatever its module raises; TypeError."""
     if not _NAME.fullmatch(entry.name):
         raise TypeError("its name must be a letter and up to 15 letters or digits, all lowercase")
+    from importlib.util import find_spec
+
+    from .spec import Spec
+
     spec = entry.load()
     if not (isinstance(spec, type) and issubclass(spec, Spec)):
         raise TypeError(f"{entry.value} must be a class derived from warmd.jobs.spec.Spec")

@@ -25,6 +25,7 @@ from ..shared.given import GivenPath
 from ..shared.job_argument import complete_job, job_argument
 from ..shared.target import ambiguous
 from ..view import render
+from .verify_resume import RESUME_STEPS, verify_resume
 from .verify_trl import TRL_STEPS, verify_trl
 
 if TYPE_CHECKING:
@@ -110,14 +111,20 @@ def _damaged() -> str:
     "--trl", is_flag=True, help="Train the first steps with TRL's trainer too, and compare."
 )
 @click.option(
+    "--resume", is_flag=True, help="Interrupt and resume the first steps, and compare all results."
+)
+@click.option(
     "--steps",
-    type=click.IntRange(min=1, max=10_000),
+    type=click.IntRange(min=1, max=10_000_000),
     metavar="N",
-    help=f"Number of steps to train with --trl.  [default: {TRL_STEPS}]",
+    help=f"Number of steps to train with --trl or --resume.  [default: {TRL_STEPS} or "
+    f"{RESUME_STEPS}]",
 )
 @common_options
 @click.pass_obj
-def verify(app: App, job: str | None, step: int | None, trl: bool, steps: int | None) -> int:
+def verify(
+    app: App, job: str | None, step: int | None, trl: bool, resume: bool, steps: int | None
+) -> int:
     """Read every file of the checkpoints of JOB, and compare it with its checksum.
 
     With --trl, train the first steps of an sft, dpo or grpo job instead, from its initial weights,
@@ -125,14 +132,23 @@ def verify(app: App, job: str | None, step: int | None, trl: bool, steps: int | 
     of both and the largest difference of a weight. Trains on the CPU, in a process of its own;
     checkpoints are not read.
 
-    Exit code 1: a file is damaged, or with --trl, the difference is more than rounding.
+    With --resume, run the first steps of JOB twice instead, in two temporary jobs at the front of
+    the queue: one without interruption, one with a stop and a kill -9 at a random moment. All
+    results are compared bit by bit.
+
+    Exit code 1: a file is damaged, or the results differ (with --trl, by more than rounding).
     """
+    if trl and resume:
+        raise SpecError("resume", "must not go with trl")
+    if step is not None and (trl or resume):
+        name = "trl" if trl else "resume"
+        raise SpecError("step", f"must not go with {name}, which reads no checkpoint")
     if trl:
-        if step is not None:
-            raise SpecError("step", "must not go with trl, which reads no checkpoint")
         return verify_trl(app, job, TRL_STEPS if steps is None else steps)
+    if resume:
+        return verify_resume(app, job, RESUME_STEPS if steps is None else steps)
     if steps is not None:
-        raise SpecError("steps", "must go with trl, got it alone")
+        raise SpecError("steps", "must go with trl or resume, got it alone")
     from ...daemon.runs.checkpoints import size_bytes, verify as verify_one
 
     rundir = _rundir(app, job)

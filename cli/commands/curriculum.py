@@ -1,4 +1,4 @@
-"""`warmd curriculum`: the stages of a training, and the decisions at the gates."""
+"""Curricula: submitted, followed, and shown with their stages and the decisions at the gates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ...jobs.intervals import interval_words
-from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
-from ..shared.groups import group_named, limit_option, print_groups
+from ..shared.app import EXIT_INTERRUPTED, App, note
+from ..shared.groups import print_groups
 from ..view import render
 from ..view.plan import quoted
 
 if TYPE_CHECKING:
-    from ...daemon.client.client import Client
+    from ...daemon.client.reader import Reader
     from ...daemon.lifecycle.queueing import Queueing
     from ...daemon.runs.weights import Weights
 
@@ -26,39 +26,13 @@ _HINT = "a job file with `stages` starts one"
 _ENDED = ("finished", "failed", "canceled")
 
 
-@click.group(subcommand_metavar="COMMAND [OPTIONS]...")
-@common_options
-def curriculum() -> None:
-    """Show curricula: their stages and the decisions at the gates.
-
-    A curriculum trains a model in stages. At a gate, the models before and after a stage answer the
-    same held-out questions; a stage that made the model worse is rolled back and repeated. To start
-    one, submit a job file with `stages`: `warmd submit KIND --config FILE`.
-    """
-
-
-@curriculum.command()
-@click.argument("curriculum", required=False, metavar="[CURRICULUM]")
-@common_options
-@click.pass_obj
-def show(app: App, curriculum: str | None) -> None:
-    """Show the stages of CURRICULUM (default: the latest) and the decisions at its gates."""
-    client = app.reader()
-    newest = client.curricula(1) if curriculum is None else ()
-    show_curriculum(app, client, group_named(client, "curriculum", curriculum, newest, _HINT))
-
-
-@curriculum.command("list")
-@limit_option("curricula")
-@common_options
-@click.pass_obj
-def list_(app: App, limit: int) -> None:
-    """List curricula, newest first."""
+def list_curricula(app: App, limit: int) -> None:
+    """Print curricula, newest first."""
     columns = {"STAGE": lambda one: str(one["attempts"][-1]["stage"])}
     print_groups(app, app.reader().curricula(limit), columns, kind="curriculum", hint=_HINT)
 
 
-def show_curriculum(app: App, client: Client, curriculum_id: str) -> None:
+def show_curriculum(app: App, client: Reader, curriculum_id: str) -> None:
     """Print a curriculum, as JSON if the command line says so."""
     found = client.curriculum(curriculum_id)
     if app.as_json:
@@ -165,9 +139,9 @@ def submit_curriculum(
 
 def follow_curriculum(
     app: App,
-    client: Client,
+    client: Reader,
     curriculum_id: str,
-    follow: Callable[[App, Client, str, TextIO], int] | None = None,
+    follow: Callable[[App, Reader, str, TextIO], int] | None = None,
 ) -> int:
     """Follow a curriculum from stage to stage until it ends; return the exit code of its end.
 

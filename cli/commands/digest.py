@@ -1,4 +1,4 @@
-"""`warmd digest`: what happened since a time, as text, Markdown or JSON."""
+"""`warmd jobs --since`: what happened since a time, as text, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from ...daemon.lifecycle.statuses import ENDED
 from ...jobs.intervals import interval_words
-from ..shared.app import App, common_options
+from ..shared.app import App
 from ..view import render
 from ..view.times import parse_past
 from .sweep import score_of, values_of
@@ -22,23 +22,12 @@ if TYPE_CHECKING:
 _GROUPS = "Sweeps and curricula"
 
 
-@click.command()
-@click.option(
-    "--since",
-    default="12h",
-    show_default=True,
-    metavar="TIME",
-    help="Start of the period: 18:00 (the latest one), 2026-11-21 18:00, or an age such as 12h.",
-)
-@click.option("--markdown", is_flag=True, help="Print Markdown.")
-@common_options
-@click.pass_obj
-def digest(app: App, since: str, markdown: bool) -> None:
-    """Summarize what happened since a point in time.
+def show_digest(app: App, since: str, *, markdown: bool) -> None:
+    """Print what happened since a point in time. Works without a daemon.
 
-    Lists training jobs that finished, failed or were stopped, with their evaluations; interruptions
-    and the time that they cost; running jobs with their estimated end; sweeps with their best
-    values; curricula with their decisions; and the free disk space. Works without a daemon.
+    Training jobs that finished, failed or were stopped, with their evaluations; interruptions and
+    the time that they cost; running jobs with their estimated end; sweeps with their best values;
+    curricula with their decisions; and the free disk space.
     """
     from ...daemon.reports.digest import digest as digest_of
 

@@ -19,7 +19,7 @@ from ...configs import gpus
 from ...configs.memory import available_bytes, memory_bytes
 from ...configs.values import ConfigError, num_cores
 from ...jobs import KINDS
-from ...jobs.errors import NotFound, WarmdError
+from ...jobs.errors import JobFailed, NotFound, WarmdError
 from ..shared.app import App, common_options
 from ..view import render
 
@@ -45,13 +45,21 @@ class Check:
 
 
 @click.command()
+@click.option(
+    "--notify",
+    is_flag=True,
+    help="Only send a test notification, by the running daemon where there is one.",
+)
 @common_options
 @click.pass_obj
-def doctor(app: App) -> int:
-    """Check this machine and suggest fixes.
+def doctor(app: App, notify: bool) -> int:
+    """Check this machine and suggest fixes, or test notifications.
 
-    Exit code 1: a check failed; warnings do not count.
+    Exit code 1: a check failed, or the notification could not be delivered; warnings do not count.
     """
+    if notify:
+        _test_notification(app)
+        return 0
     checks = []
     for check in _all_checks(app):
         checks.append(check)
@@ -63,6 +71,28 @@ def doctor(app: App) -> int:
             if check.advice:
                 click.echo(f"{'':18}→ {check.advice}")
     return 1 if any(check.result == "fail" for check in checks) else 0
+
+
+def _test_notification(app: App) -> None:
+    from ...daemon.client import control
+    from ...daemon.host.home import Home
+    from ...daemon.notify.delivery import deliver, sample
+
+    config = app.config()
+    is_by_daemon = Home(config.home).is_locked()
+    by = "the daemon" if is_by_daemon else "this command, as no daemon runs"
+    if is_by_daemon:
+        problem = control.notify_test(config)
+    elif config.notify is None:
+        raise NotFound("notify: not set: add `notify: COMMAND` or `notify: URL` to the settings")
+    else:
+        problem = deliver(config.notify, sample())
+    if problem is not None:
+        raise JobFailed(f"notify: {problem} (tried by {by})")
+    if app.as_json:
+        render.json_line({"delivered": True, "by": "daemon" if is_by_daemon else "command"})
+    else:
+        click.echo(f"delivered by {by}")
 
 
 def _all_checks(app: App) -> Iterator[Check]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ...configs.labels import line_of
 from ...daemon.lifecycle.statuses import (
@@ -19,6 +21,7 @@ from ...daemon.lifecycle.statuses import (
     shown,
 )
 from ...jobs import KINDS, spec_class
+from ...jobs.errors import SpecError
 from ..shared.app import App, common_options, note
 from ..view import render
 
@@ -39,6 +42,8 @@ _WORDS = {
 }
 
 _LIMIT = 20
+
+_GROUPS = frozenset(("sweep", "curriculum"))  # that --kind lists, as a whole
 
 _LABELED = ("NAME",)  # the column that a table has if one of its jobs has a name or tags
 
@@ -95,7 +100,7 @@ def _queue_order(job: dict[str, Any]) -> tuple[Any, ...]:
 
 def _waits_for(job: dict[str, Any]) -> str:
     if job["paused"]:
-        return "unpause"
+        return "resume"
     if job["waits_for"]:
         return str(job["waits_for"])
     if job["status"] == "deferred":
@@ -116,8 +121,9 @@ def _waits_for(job: dict[str, Any]) -> str:
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice(list(KINDS)),
-    help="Only jobs of this kind. May be repeated.  [default: training kinds and eval]",
+    type=click.Choice([*KINDS, *sorted(_GROUPS)]),
+    help="Only jobs of this kind; sweep and curriculum list these as a whole. May be repeated.  "
+    "[default: training kinds and eval]",
 )
 @click.option(
     "--status",
@@ -149,28 +155,82 @@ def _waits_for(job: dict[str, Any]) -> str:
     metavar="N",
     help="Maximum number of jobs to list.",
 )
+@click.option(
+    "--best",
+    metavar="DATASET",
+    help="With --kind eval: all evaluations on DATASET (a file, a folder, a hub data set or "
+    "arithmetic), best first, each compared with the best.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Instead of a list: what happened since 18:00 (the latest one), 2026-11-21 18:00, or for "
+    "an age such as 12h. Results, failures, interruptions and their cost, expected ends.",
+)
+@click.option("--markdown", is_flag=True, help="With --since: print Markdown.")
 @common_options
-@click.pass_obj
+@click.pass_context
 def jobs(
-    app: App,
+    ctx: click.Context,
+    /,
     all_: bool,
     kinds: tuple[str, ...],
     statuses: tuple[str, ...],
     name: str | None,
     tags: tuple[str, ...],
     limit: int,
+    best: str | None,
+    since: str | None,
+    markdown: bool,
 ) -> None:
-    """List training jobs and evaluations, newest first.
+    """List training jobs and evaluations, or summarize a period.
 
-    A sweep is one line; `--tag SWEEP` lists its jobs.
+    The newest job comes first. A sweep is one line; `--tag SWEEP` lists its jobs. Works without a
+    daemon.
     """
+    app = ctx.ensure_object(App)
+    if since is not None:
+        from .digest import show_digest
+
+        _refuse_others(ctx, "since", {"since", "markdown"})
+        show_digest(app, since, markdown=markdown)
+        return
+    if markdown:
+        raise SpecError("markdown", "must go with since")
+    if best is not None:
+        from .leaderboard import show_leaderboard
+
+        if kinds != ("eval",):
+            raise SpecError("best", "must go with kind eval")
+        _refuse_others(ctx, "best", {"best", "kinds"})
+        show_leaderboard(app, best)
+        return
+    for kind in _GROUPS.intersection(kinds):
+        _refuse_others(ctx, f"kind {kind}", {"kinds", "limit"})
+        if len(kinds) > 1:
+            raise SpecError("kind", f"must be given once with {kind}")
+        _list_groups(app, kind, limit)
+        return
+    _list_jobs(app, kinds, statuses, name, tags, limit, has_answers=all_)
+
+
+def _list_jobs(
+    app: App,
+    kinds: tuple[str, ...],
+    statuses: tuple[str, ...],
+    name: str | None,
+    tags: tuple[str, ...],
+    limit: int,
+    *,
+    has_answers: bool,
+) -> None:
     from ...daemon.lifecycle.view import JobFilter
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
     wanted = {*named, *(PAUSABLE if PAUSED in named else ())}
     # Only the view of a job says whether it is paused; few jobs run or wait.
     first = None if wanted.intersection(PAUSABLE) else limit + 1
-    of_kinds = kinds or (None if all_ else _kept_kinds())
+    of_kinds = kinds or (None if has_answers else _kept_kinds())
     client = app.reader()
     # With a filter by name or tag, the jobs of a sweep are listed one by one.
     is_grouped = name is None and not tags
@@ -213,11 +273,29 @@ def jobs(
     headers = ["JOB", *labeled, "MODEL", "STATUS", ">STEP", "CREATED", ">TOOK", "ERROR"]
     is_narrow = bool(kinds or statuses or name or tags)
     empty = (
-        "no job matches" if is_narrow or all_ else "no training yet; answers, too: warmd jobs --all"
+        "no job matches"
+        if is_narrow or has_answers
+        else "no training yet; answers, too: warmd jobs --all"
     )
     render.print_table(headers, rows, empty=empty)
     if has_more and sys.stderr.isatty():
         note(f"only the newest {limit} are shown: see --limit")
+
+
+def _list_groups(app: App, kind: str, limit: int) -> None:
+    from .curriculum import list_curricula
+    from .sweep import list_sweeps
+
+    (list_sweeps if kind == "sweep" else list_curricula)(app, limit)
+
+
+def _refuse_others(ctx: click.Context, what: str, fitting: Collection[str]) -> None:
+    """Raise SpecError for an option that is given and has no meaning together with `what`."""
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        is_fitting = name in fitting or not parameter.expose_value  # --home, --json and --debug
+        if not is_fitting and ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise SpecError(parameter.opts[0].lstrip("-"), f"must not go with {what}")
 
 
 def _kept_kinds() -> tuple[str, ...]:

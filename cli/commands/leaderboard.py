@@ -1,28 +1,21 @@
-"""`warmd leaderboard DATASET`: all evaluations of a data set, best first."""
+"""`warmd jobs --kind eval --best DATASET`: all evaluations of a data set, best first."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
-import click
-
 from ...jobs.eval.summary import count_words
 from ...jobs.intervals import interval_words
-from ..shared.app import App, common_options
+from ..shared.app import App
 from ..view import render
 
 
-@click.command()
-@click.argument("dataset", metavar="DATASET")
-@common_options
-@click.pass_obj
-def leaderboard(app: App, dataset: str) -> None:
-    """List all evaluations on DATASET, best first.
+def show_leaderboard(app: App, dataset: str) -> None:
+    """Print all evaluations on `dataset`, best first. Needs no daemon.
 
-    DATASET is a file, a folder, a hub data set or arithmetic. It is identified by its content: a
-    copy under another name has the same evaluations. Evaluations with different tasks or numbers of
-    questions are ranked separately. Each one is compared with the best, question by question.
-    Needs no daemon.
+    A data set is identified by its content: a copy under another name has the same evaluations.
+    Evaluations with different tasks or numbers of questions are ranked separately. Each one is
+    compared with the best, question by question.
     """
     from ...daemon.reports.leaderboard import leaderboard as leaderboard_of
 

@@ -1,4 +1,4 @@
-"""Loaded models: `load`, `unload` and `models`."""
+"""Loaded models: `load` and `models`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load(app: App, models: tuple[str, ...], once: bool) -> None:
 
     [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; the default NAME is
     the last part of PATH. The name of a configured or loaded model alone loads that model again,
-    with its current files. Running jobs are not affected. Until `warmd unload`, the models are also
+    with its current files. Running jobs are not affected. Until `models --unload`, they are also
     loaded at every start of the daemon.
     """
     from ...daemon.client import control
@@ -62,15 +62,31 @@ def _note_differences(model: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.option(
+    "--unload",
+    metavar="NAME",
+    help="Unload a model. Running jobs keep it until they end; the base of loaded adapters stays "
+    "in memory until the last of them is unloaded.",
+)
 @common_options
 @click.pass_obj
-def unload(app: App, name: str) -> None:
-    """Unload a model.
+def models(app: App, unload: str | None) -> None:
+    """List the loaded models, or unload one."""
+    from ...daemon.client import control
 
-    Running jobs keep it until they end. The base of loaded adapters stays in memory until the last
-    of them is unloaded.
-    """
+    if unload is not None:
+        _unload(app, unload)
+        return
+
+    found = control.models(app.config())
+    if app.as_json:
+        for model in found:
+            render.json_line(model)
+    else:
+        print_models(found)
+
+
+def _unload(app: App, name: str) -> None:
     from ...daemon.client import control
 
     unloaded = control.unload_model(app.config(), name)
@@ -83,21 +99,6 @@ def unload(app: App, name: str) -> None:
                 f"its weights stay in memory for its adapters: {', '.join(unloaded['kept_for'])}",
                 err=True,
             )
-
-
-@click.command()
-@common_options
-@click.pass_obj
-def models(app: App) -> None:
-    """List the loaded models."""
-    from ...daemon.client import control
-
-    found = control.models(app.config())
-    if app.as_json:
-        for model in found:
-            render.json_line(model)
-    else:
-        print_models(found)
 
 
 def print_models(found: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Several machines on one Redis: `node`, `gateway`, `nodes` and `drain`."""
+"""Several machines on one Redis: `node`, `gateway` and `nodes`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 from ...configs.labels import GANG_SOFTWARE, line_of
 from ...configs.queues import QUEUES
 from ...configs.values import ConfigError, choice
+from ...jobs.errors import SpecError
 from ..shared.app import App, common_options, note
 from ..shared.given import GivenPath
 from ..view import render
@@ -94,7 +95,7 @@ def node(
     """Run jobs of a shared Redis on this machine, in the foreground.
 
     A node has workers and warm models, but no Redis and no gateway. On SIGTERM its jobs save a
-    checkpoint and resume on another node; with `warmd drain` they end first.
+    checkpoint and resume on another node; with `warmd nodes --drain` they end first.
     """
     given = {
         "redis_url": redis_url,
@@ -172,10 +173,21 @@ def _report(message: object) -> None:
 
 
 @click.command()
+@click.option(
+    "--drain",
+    metavar="NODE",
+    help="Let a node end its jobs, take no more, and leave: its name or a unique prefix.",
+)
+@click.option("--wait", is_flag=True, help="With --drain: wait until the node has left.")
 @common_options
 @click.pass_obj
-def nodes(app: App) -> None:
-    """List the machines that share this Redis."""
+def nodes(app: App, drain: str | None, wait: bool) -> None:
+    """List the machines that share this Redis, or drain one."""
+    if drain is not None:
+        _drain(app, drain, wait=wait)
+        return
+    if wait:
+        raise SpecError("wait", "must go with drain")
     found = app.client().nodes.all()
     if app.as_json:
         for one in found:
@@ -209,16 +221,7 @@ def _readable(found: Node) -> dict[str, str]:
     return labels
 
 
-@click.command()
-@click.argument("node", metavar="NODE")
-@click.option("--wait", is_flag=True, help="Wait until the node has left.")
-@common_options
-@click.pass_obj
-def drain(app: App, node: str, wait: bool) -> None:
-    """Let NODE end its jobs, take no more, and leave.
-
-    NODE is a name that `warmd nodes` lists, or a unique prefix of one.
-    """
+def _drain(app: App, node: str, *, wait: bool) -> None:
     client = app.client()
     found = client.nodes.drain(node)
     if not app.as_json:

@@ -1,7 +1,8 @@
-"""Removing ended jobs: `rm` by name and `clean` by age."""
+"""`warmd rm`: removes ended jobs, by name or by age."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -18,15 +19,56 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete_job)
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    help="Instead of JOBs: all that ended at least this long ago, such as 30d or 12h.",
+)
+@click.option(
+    "--status",
+    metavar="STATUS,...",
+    help=f"With --older-than: only jobs with these statuses.  [default: {','.join(ENDED)}]",
+)
+@click.option(
+    "--keep-models",
+    is_flag=True,
+    help="With --older-than: keep jobs that produced a model; remove only their checkpoints and "
+    "initial weights.",
+)
+@click.option("--dry-run", is_flag=True, help="With --older-than: only show what would be removed.")
 @common_options
 @click.pass_obj
-def rm(app: App, jobs: tuple[str, ...]) -> None:
-    """Remove ended JOBs: run directories and records.
+def rm(
+    app: App,
+    jobs: tuple[str, ...],
+    older_than: str | None,
+    status: str | None,
+    keep_models: bool,
+    dry_run: bool,
+) -> None:
+    """Remove ended JOBs, or those that ended some time ago.
 
-    A sweep is removed with all its jobs. All of them or none: a job that runs or waits, or that
-    another job still needs, is refused.
+    Run directories and records are removed; a sweep with all its jobs. A job that runs or waits, or
+    that another job still needs, is refused: then none of the JOBs is removed. With --older-than
+    such jobs are kept.
     """
+    if older_than is not None:
+        if jobs:
+            raise SpecError("older_than", "must not go with a JOB")
+        statuses = list(ENDED) if status is None else _statuses(status)
+        age_s = parse_duration("older_than", older_than)
+        _remove_old(app, statuses, age_s, keep_models=keep_models, dry_run=dry_run)
+        return
+    for name, given in (("status", status), ("keep_models", keep_models), ("dry_run", dry_run)):
+        if given:
+            raise SpecError(name, "must go with older_than")
+    if not jobs:
+        raise SpecError("job", "must be named, or older_than be given")
+    _remove(app, jobs)
+
+
+def _remove(app: App, jobs: Sequence[str]) -> None:
     client = app.client()
     freed = client.finish_removals()  # of a call that was killed
     ids = [client.find_any(job) for job in jobs if not any(half.startswith(job) for half in freed)]
@@ -39,35 +81,9 @@ def rm(app: App, jobs: tuple[str, ...]) -> None:
     _sum_up(freed, is_removed=True)
 
 
-@click.command()
-@click.option(
-    "--older-than",
-    required=True,
-    metavar="AGE",
-    help="Minimum time since the end of a job: 30d, 12h.",
-)
-@click.option(
-    "--status",
-    default=",".join(ENDED),
-    show_default=True,
-    metavar="STATUS,...",
-    help="Only jobs with these statuses.",
-)
-@click.option(
-    "--keep-models",
-    is_flag=True,
-    help="Keep jobs that produced a model; remove only their checkpoints and initial weights.",
-)
-@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
-@common_options
-@click.pass_obj
-def clean(app: App, older_than: str, status: str, keep_models: bool, dry_run: bool) -> None:
-    """Remove jobs that ended some time ago.
-
-    Running and waiting jobs are kept, and so are jobs that another job still needs.
-    """
-    statuses = _statuses(status)
-    age_s = parse_duration("older_than", older_than)
+def _remove_old(
+    app: App, statuses: Sequence[str], age_s: float, *, keep_models: bool, dry_run: bool
+) -> None:
     client = app.client()
     before = client.now() - age_s
     freed = {} if dry_run else client.finish_removals()

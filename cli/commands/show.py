@@ -28,13 +28,19 @@ _TIMES = ("created_at", "enqueued_at", "scheduled_at", "started_at", "paused_at"
     is_flag=True,
     help="Show instead the code and the library versions that the job ran.",
 )
+@click.option("--note", "text", metavar="TEXT", help="Add a note to the job first.")
 @common_options
 @click.pass_obj
-def show(app: App, job: str | None, has_source: bool) -> None:
-    """Show everything about JOB."""
+def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
+    """Show everything about JOB.
+
+    JOB can also be a sweep or a curriculum. Notes have no effect on a job.
+    """
     from ...daemon.client import control
 
     client = app.reader()
+    if text is not None:
+        client.add_note(client.find(job), text)
     job_id = client.find_any(job)
     if job_id.startswith(("sweep-", "curriculum-")):
         from .curriculum import show_curriculum

@@ -1,4 +1,4 @@
-"""Acting on a job: `cancel`, `kill`, `pause`, `unpause` and `resume`."""
+"""Acting on a job: `cancel`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -15,32 +15,18 @@ from ..view import render
 
 @click.command()
 @job_argument
+@click.option("--now", is_flag=True, help="Stop it at once; work since its checkpoint is lost.")
 @common_options
 @click.pass_obj
-def cancel(app: App, job: str | None) -> None:
+def cancel(app: App, job: str | None, now: bool) -> None:
     """Remove waiting JOB from its queue, or save and stop running JOB.
 
     A running job saves a checkpoint, from which `warmd resume` continues. Without JOB: the only
     running job that was submitted on the command line, otherwise the only waiting one.
     """
     client = app.client()
-    job_id = target(app, client, job, "cancel", runs, waits)
-    _report(app, job_id, client.cancel(job_id))
-
-
-@click.command()
-@job_argument
-@common_options
-@click.pass_obj
-def kill(app: App, job: str | None) -> None:
-    """Stop JOB now; work since its last checkpoint is lost.
-
-    Without JOB: the only running job that was submitted on the command line, otherwise the only
-    waiting one.
-    """
-    client = app.client()
-    job_id = target(app, client, job, "kill", runs, waits)
-    _report(app, job_id, client.kill(job_id))
+    job_id = target(app, client, job, "cancel --now" if now else "cancel", runs, waits)
+    _report(app, job_id, client.kill(job_id) if now else client.cancel(job_id))
 
 
 @click.command()
@@ -55,7 +41,7 @@ def kill(app: App, job: str | None) -> None:
 def pause(app: App, job: str | None, release: bool) -> None:
     """Pause JOB at the end of its current step.
 
-    A running job stays in memory and continues at once on `warmd unpause`. A waiting job leaves its
+    A running job stays in memory and continues at once on `warmd resume`. A waiting job leaves its
     queue. Without JOB: the only running job that was submitted on the command line, otherwise the
     only waiting one.
     """
@@ -63,20 +49,6 @@ def pause(app: App, job: str | None, release: bool) -> None:
     command = "pause --release" if release else "pause"
     job_id = target(app, client, job, command, runs_unpaused, waits_unpaused)
     _report(app, job_id, client.pause(job_id, release=release))
-
-
-@click.command()
-@job_argument
-@common_options
-@click.pass_obj
-def unpause(app: App, job: str | None) -> None:
-    """Continue paused JOB.
-
-    A waiting job returns to the front of its queue. Without JOB: the only paused job.
-    """
-    client = app.client()
-    job_id = target(app, client, job, "unpause", is_paused)
-    _report(app, job_id, client.unpause(job_id))
 
 
 @click.command()
@@ -105,13 +77,19 @@ def unpause(app: App, job: str | None) -> None:
 def resume(
     app: App, /, job: str | None, settings: tuple[str, ...], strict: bool, **given: str | None
 ) -> None:
-    """Queue JOB again after cancel, kill or failure.
+    """Continue paused JOB, or queue JOB again after it was stopped.
 
-    It resumes from its latest checkpoint. With --steps, the learning-rate schedule is that of the
-    new number of steps.
+    A job that was canceled or has failed resumes from its latest checkpoint; with --steps, the
+    learning-rate schedule is that of the new number of steps. A job that is paused while it waits
+    returns to the front of its queue. Without JOB: the only paused job; if none is paused, or with
+    a new value of an option, the latest job.
     """
     client = app.client()
-    job_id = client.find_any(job)
+    has_changes = bool(settings) or any(value is not None for value in given.values())
+    if job is None and not has_changes and any(map(is_paused, client.pending())):
+        job_id = target(app, client, None, "resume", is_paused)
+    else:
+        job_id = client.find_any(job)
     kind = kind_of(job_id)
     options = spec_class(kind).options() if kind in KINDS else {}
     changes = from_settings(settings, options)

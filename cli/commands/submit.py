@@ -49,7 +49,12 @@ class _SubmitGroup(KindGroup):
 @click.command(cls=_SubmitGroup, subcommand_metavar="KIND [OPTIONS]...")
 @common_options
 def submit() -> None:
-    """Queue a job of KIND and print its id."""
+    """Queue a job of KIND and print its id, or only estimate it.
+
+    With --dry-run nothing is queued: all options are checked, and time, memory and disk space are
+    estimated. The estimate is based on similar jobs that ran in this home; if there are none, on
+    the compute and memory bandwidth of this machine, which are measured once, in a few seconds.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +144,8 @@ def _request_options() -> list[click.Option]:
         GroupedOption(
             ["--dry-run"],
             is_flag=True,
-            help="Check all options and estimate time, memory and disk space, without queueing "
-            "the job.",
+            help="Check all options and estimate time, memory and disk space, here and on other "
+            "hardware, without queueing the job.",
         ),
     ]
 
@@ -269,7 +274,13 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
     """Print the estimate of the job, and the options that are not the defaults."""
     from ...daemon.reports.estimate import estimate
 
-    found, prompt = estimate(client, spec, checked), client.first_prompt(spec.kind, checked)
+    found = estimate(
+        client,
+        spec,
+        checked,
+        measure=lambda: note("measuring the speed of this machine, once: takes some seconds"),
+    )
+    prompt = client.first_prompt(spec.kind, checked)
     if app.as_json:
         about = {"first_prompt": prompt, "estimate": asdict(found)}
         render.json_line({"kind": spec.kind, **checked, **about})
@@ -295,6 +306,10 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
         and not (name == "model" and "init_from" in checked)
     }
     click.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip())
+    if found.hardware:
+        click.echo("# on other hardware, computed from published rates and not measured:")
+        for line in render.table(*plan.hardware(found), width=render.columns(sys.stdout) - 2):
+            click.echo(f"# {line}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`warmd sweep`: the jobs of a sweep as one table of combinations and their scores."""
+"""Sweeps: submitted, followed, and shown as one table of combinations and their scores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import click
 
 from ...daemon.lifecycle.statuses import ENDED
 from ...jobs.intervals import interval_words
-from ..shared.app import App, common_options, note
+from ..shared.app import App, note
 from ..shared.grouped import GroupedOption
-from ..shared.groups import group_named, limit_option, print_groups
+from ..shared.groups import print_groups
 from ..view import render
 from ..view.plan import quoted
 
 if TYPE_CHECKING:
-    from ...daemon.client.client import Client
+    from ...daemon.client.reader import Reader
     from ...daemon.lifecycle.queueing import Queueing
     from ...daemon.runs.weights import Weights
 
@@ -27,32 +27,7 @@ _POLL_S = 0.5
 _HINT = "`warmd submit KIND --sweep OPTION=VALUE,…` starts one"
 
 
-@click.group(subcommand_metavar="COMMAND [OPTIONS]...")
-@common_options
-def sweep() -> None:
-    """Show sweeps and their best combinations of options.
-
-    `warmd submit KIND --sweep OPTION=VALUE,…` starts one.
-    """
-
-
-@sweep.command()
-@click.argument("sweep", required=False, metavar="[SWEEP]")
-@common_options
-@click.pass_obj
-def show(app: App, sweep: str | None) -> None:
-    """Show the score of each combination of SWEEP (default: the latest sweep).
-
-    A score is the metric on held-out data, or its mean over the last tenth of the training steps.
-    With several seeds: the mean over the seeds and its 95 % interval. A combination that was
-    dropped early has the score of its last step.
-    """
-    client = app.reader()
-    newest = client.sweeps(1) if sweep is None else ()
-    show_sweep(app, client, group_named(client, "sweep", sweep, newest, _HINT))
-
-
-def show_sweep(app: App, client: Client, sweep_id: str) -> None:
+def show_sweep(app: App, client: Reader, sweep_id: str) -> None:
     """Print a sweep, as JSON if the command line says so."""
     found = client.sweep(sweep_id)
     if app.as_json:
@@ -61,18 +36,19 @@ def show_sweep(app: App, client: Client, sweep_id: str) -> None:
         print_sweep(found)
 
 
-@sweep.command("list")
-@limit_option("sweeps")
-@common_options
-@click.pass_obj
-def list_(app: App, limit: int) -> None:
-    """List sweeps, newest first."""
+def list_sweeps(app: App, limit: int) -> None:
+    """Print sweeps, newest first."""
     columns = {">JOBS": lambda one: str(one["jobs"]), ">STEP": render.steps}
     print_groups(app, app.reader().sweeps(limit), columns, kind="sweep", hint=_HINT)
 
 
 def print_sweep(found: Mapping[str, Any]) -> None:
-    """Print a sweep for people: its fields, then one row per combination."""
+    """Print a sweep for people: its fields, then one row per combination.
+
+    A score is the metric on held-out data, or its mean over the last tenth of the training steps.
+    With several seeds: the mean over the seeds and its 95 % interval. A combination that was
+    dropped early has the score of its last step.
+    """
     statuses = ", ".join(f"{number} {status}" for status, number in found["statuses"].items())
     fields = {
         "id": found["id"],
@@ -264,11 +240,11 @@ def submit_sweep(
     if wait:
         return follow(app, client, sweep_id)
     if sys.stderr.isatty():
-        note(f"See: {app.command(f'sweep show {sweep_id}')}")
+        note(f"See: {app.command(f'show {sweep_id}')}")
     return 0
 
 
-def follow(app: App, client: Client, sweep_id: str) -> int:
+def follow(app: App, client: Reader, sweep_id: str) -> int:
     """Report the progress of a sweep until it ends; return 0, or 1 or 4 as for a job."""
     shown = ""
     while True:

@@ -18,7 +18,7 @@ from .samples import sample_lines
 from .show import answers_of
 
 if TYPE_CHECKING:
-    from ...daemon.client.client import Client
+    from ...daemon.client.reader import Reader
 
 _TROUBLE = ("stall", "divergence", "save_failed", "warning")  # events that need attention
 
@@ -50,7 +50,7 @@ def tail(app: App, job: str | None, samples: bool) -> int:
 
 
 def follow(
-    app: App, client: Client, job_id: str, stream: TextIO, *, has_samples: bool = False
+    app: App, client: Reader, job_id: str, stream: TextIO, *, has_samples: bool = False
 ) -> int:
     """Show the events of a job on `stream` until it ends; return the exit code of its end.
 
@@ -69,7 +69,7 @@ def follow(
     return EXIT_CODES.get(client.job(job_id)["status"], 0)
 
 
-def wait(client: Client, job_id: str) -> str:
+def wait(client: Reader, job_id: str) -> str:
     """Wait until a job ends, showing only a live line on a terminal; return its status."""
     progress = Progress()
     with LiveLine(enabled=has_live_lines()) as live:
@@ -84,7 +84,7 @@ def wait(client: Client, job_id: str) -> str:
 
 def _show_events(
     app: App,
-    client: Client,
+    client: Reader,
     job_id: str,
     stream: TextIO,
     live: LiveLine,
@@ -123,7 +123,7 @@ def _show_answer(event: dict[str, Any], stream: TextIO) -> None:
             click.echo(text, file=stream)
 
 
-def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:
+def _line(client: Reader, job_id: str, progress: Progress, *, is_silent: bool) -> str:
     if is_silent and progress.phase == "waiting":
         return waiting_line(client.job(job_id), now=client.now())
     return progress.line(client.now(), shutil.get_terminal_size().columns)

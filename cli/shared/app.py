@@ -15,6 +15,7 @@ from .given import GivenPath, refusing_empty
 if TYPE_CHECKING:
     from ...configs.config import DaemonConfig
     from ...daemon.client.client import Client
+    from ...daemon.client.reader import Reader
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -64,11 +65,11 @@ class App:
         client.on_left = cache(note)  # once for all jobs of a sweep
         return client
 
-    def reader(self) -> Client:
+    def reader(self) -> Reader:
         """Return a client that reads run directories, after a note, where no daemon runs."""
-        from ...daemon.client.client import Client
+        from ...daemon.client.reader import Reader
 
-        return Client(self.config(), on_offline=lambda: note(_OFFLINE), on_outdated=note)
+        return Reader(self.config(), on_offline=lambda: note(_OFFLINE), on_outdated=note)
 
     def command(self, text: str) -> str:
         """Return a command to type next, with this home."""

@@ -1,51 +1,12 @@
-"""Shared by the commands `sweep` and `curriculum`: names of groups, and their lists."""
+"""The list of sweeps or curricula, as `jobs --kind sweep` and `--kind curriculum` print it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from ..view import render
 from .app import App
-
-if TYPE_CHECKING:
-    from ...daemon.client.client import Client
-
-
-def limit_option(plural: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option `--limit` of a command that lists groups."""
-    return click.option(
-        "--limit",
-        type=click.IntRange(min=1),
-        default=20,
-        show_default=True,
-        metavar="N",
-        help=f"Most {plural} to list.",
-    )
-
-
-def group_named(
-    client: Client, kind: str, text: str | None, newest: Sequence[Mapping[str, Any]], hint: str
-) -> str:
-    """Return the id of a group by its id, a prefix of one or a name; None: the newest one.
-
-    `kind`: sweep or curriculum. `newest`: that one, if there is any. `hint`: how to create one.
-    Raises NotFound and SpecError.
-    """
-    from ...daemon.groups.folder import is_group_id
-    from ...jobs.errors import NotFound, SpecError
-    from ...jobs.ids import kind_of
-
-    if text is None:
-        if not newest:
-            raise NotFound(f"{kind}: none yet: {hint}")
-        return str(newest[0]["id"])
-    found = client.find_any(text)
-    if not is_group_id(found) or kind_of(found) != kind:
-        raise SpecError(kind, f"must be a {kind}, got {found}")
-    return found
 
 
 def print_groups(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 # Commands of other tools, and words that come to mind, with warmd's own.
@@ -87,4 +86,6 @@ def sentence(found: Sequence[str]) -> str:
 
 
 def _close(name: str, known: Sequence[str]) -> list[str]:
+    import difflib
+
     return difflib.get_close_matches(name, known, n=_MOST, cutoff=_CLOSE)

@@ -92,8 +92,8 @@ def _divergence(event: Event) -> str:
 
 def _paused(event: Event) -> str:
     if event.get("released"):
-        return f"paused {_after(event)}, saved, and its memory released, until `warmd unpause`"
-    return f"paused {_after(event)}, in memory, until `warmd unpause`"
+        return f"paused {_after(event)}, saved, and its memory released, until `warmd resume`"
+    return f"paused {_after(event)}, in memory, until `warmd resume`"
 
 
 def _unpaused(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""The estimate of a job as text, for `warmd estimate` and `submit --dry-run`."""
+"""The estimate of a job as text, for `submit --dry-run`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from . import render
 if TYPE_CHECKING:
     from ...daemon.reports.estimate import Amount, JobEstimate
 
-UNKNOWN = "not known: no job like this has run in this home"
+_UNKNOWN = "not known: no job like this has run in this home, and the model's sizes are not known"
 _NAMED = 3  # measured jobs that are named
 
 
-def lines(
-    kind: str, spec: Mapping[str, Any], found: JobEstimate, *, unknown: str = UNKNOWN
-) -> Iterator[tuple[str, str]]:
+def lines(kind: str, spec: Mapping[str, Any], found: JobEstimate) -> Iterator[tuple[str, str]]:
     """Yield the parts of an estimate as name and text. `spec` has all options."""
     yield from _sizes(kind, spec)
     if found.steps is not None:
         yield "steps", str(found.steps)
-    yield "time", unknown if found.seconds is None else _time(found, found.seconds)
+    yield "time", _UNKNOWN if found.seconds is None else _time(found, found.seconds)
     if found.peak_bytes is not None:
         yield "memory", _memory(found, found.peak_bytes)
     if found.disk_bytes is not None:

@@ -15,7 +15,7 @@ class Curriculum(Group):
     """A training in stages, and the evaluations at its gates."""
 
     def info(self) -> dict[str, Any]:
-        """Return what `warmd curriculum show --json` prints: `attempts` with `decision`, …"""
+        """Return what `warmd show --json` prints: `attempts` with `decision`, …"""
         return self._client.curriculum(self.id)
 
     @property

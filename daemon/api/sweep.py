@@ -11,7 +11,7 @@ class Sweep(Group):
     """The jobs of a sweep."""
 
     def info(self) -> dict[str, Any]:
-        """Return what `warmd sweep show --json` prints: `points` with `mean`, `low`, `high`, …"""
+        """Return what `warmd show --json` prints: `points` with `mean`, `low`, `high`, …"""
         return self._client.sweep(self.id)
 
     def best(self) -> dict[str, Any] | None:

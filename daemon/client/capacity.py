@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...configs import gpus
 from ...configs.config import DaemonConfig, ModelConfig
 from ...configs.memory import memory_bytes, swap_bytes
 from ...configs.precision import NATIVE
 from ...configs.units import format_size
-from ...jobs.bench.floor import ModelSize
 from ...jobs.errors import SpecError, Unavailable
-from ...jobs.mlm.options import MlmSpec
 from ...jobs.models.adapters import model_folder
 from ...jobs.models.folder_checks import read_config
 from ...jobs.models.weight_headers import count_parameters
@@ -21,6 +19,9 @@ from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
 from ..host import fetch
 from .connection import ClientConnection
+
+if TYPE_CHECKING:
+    from ...jobs.bench.floor import ModelSize
 
 
 def check_memory(config: DaemonConfig, spec: Spec, document: Mapping[str, Any]) -> None:
@@ -49,6 +50,10 @@ def check_memory(config: DaemonConfig, spec: Spec, document: Mapping[str, Any]) 
 
 def size_of(spec: TrainingSpec, document: Mapping[str, Any]) -> ModelSize | None:
     """The sizes of the model that a checked job trains, as far as its files show them."""
+    # Imported here: it has the options of every kind, which commands that read do not need.
+    from ...jobs.bench.floor import ModelSize
+    from ...jobs.mlm.options import MlmSpec
+
     if document.get("model") is None:
         return ModelSize.of_new(spec) if isinstance(spec, MlmSpec) else None
     folder = folder_of(document)

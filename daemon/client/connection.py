@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, wraps
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import redis
 
@@ -23,8 +23,10 @@ from ..queue import key_prefix, keys
 from ..queue.jobs import JobStore
 from ..queue.reasons import reason
 from ..runs.rundir import RunDir
-from ..store.reading import OnOutdated, ReadableRuns
-from ..store.remote import RemoteRuns
+
+if TYPE_CHECKING:
+    from ..store.reading import OnOutdated, ReadableRuns
+    from ..store.remote import RemoteRuns
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +99,19 @@ class ClientConnection:
     def remote(self) -> RemoteRuns | None:
         """The run store, if run directories are kept in one."""
         url = self.config.run_store
-        return None if url is None else RemoteRuns(self.home, url, is_for_person=True)
+        if url is None:
+            return None
+        from ..store.remote import RemoteRuns  # few homes have one
+
+        return RemoteRuns(self.home, url, is_for_person=True)
 
     @cached_property
     def readable(self) -> ReadableRuns | None:
         """The run store for commands that only read; None as in `remote`."""
         if self.remote is None:
             return None
+        from ..store.reading import ReadableRuns
+
         return ReadableRuns(self.remote, self.home.runs, self._on_outdated)
 
     @cached_property

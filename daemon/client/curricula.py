@@ -1,38 +1,38 @@
-"""Curricula: submission and reading."""
+"""Submission of curricula."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import redis
 
 from ...jobs import spec_class
-from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.errors import SpecError
 from ...jobs.ids import fresh_id
 from ...jobs.intervals import LEVEL
 from ...jobs.training.options import TrainingSpec
 from ..groups import driver
 from ..groups.curriculum import Attempt, Curriculum, CurriculumFolder, Stage, State
-from ..groups.folder import CURRICULUM, RUNNING, group_ids
+from ..groups.folder import CURRICULUM, RUNNING
 from ..groups.stage_options import gate_of, stages_of
 from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..runs import weights
 from ..runs.weights import Weights
 from .capacity import check_deciding_daemon
 from .connection import needs_redis
-from .reading import Reading
+from .reader import Reader
 from .submitting import Submitting
 
 _EVAL = "eval"
 _REFUSED = {"after": "after", "at": "at", "delay_s": "in"}  # of Queueing: the option
 
 
-class Curricula(Submitting, Reading):
-    """Submits curricula and reads them."""
+class Curricula(Submitting, Reader):
+    """Submits curricula."""
 
     def plan_curriculum(
         self,
@@ -121,48 +121,6 @@ class Curricula(Submitting, Reading):
             driver.advance(self.places, CurriculumFolder(self.home, plan.id))
         return plan.id
 
-    def curriculum(self, curriculum_id: str) -> dict[str, Any]:
-        """Return a curriculum with its attempts, jobs and decisions. Raises NotFound, Conflict."""
-        folder = CurriculumFolder.open(self.home, curriculum_id)
-        plan, state = folder.read(), folder.state()
-        jobs = {job["id"]: job for job in self.several(state.jobs)}
-        attempts = [
-            {
-                "stage": plan.stages[attempt.stage].name,
-                "attempt": attempt.number + 1,
-                "job": attempt.job,
-                **_progress(jobs.get(attempt.job)),
-                "questions": attempt.rounds[-1].questions if attempt.rounds else None,
-                "evaluations": [asdict(one) for one in attempt.rounds],
-                "decision": attempt.decision,
-                "comparison": attempt.comparison,
-            }
-            for attempt in state.attempts
-        ]
-        return {
-            "id": plan.id,
-            "kind": plan.kind,
-            "name": plan.name,
-            "tags": plan.tags,
-            "status": "started" if state.phase == RUNNING else state.phase,
-            "problem": state.problem,
-            "created_at": plan.created,
-            "stages": [stage.name for stage in plan.stages],
-            "attempts": attempts,
-            "jobs": state.jobs,
-            "model": _last_kept(plan, state),
-        }
-
-    def curricula(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return the curricula of this home, newest first."""
-        found: list[dict[str, Any]] = []
-        for one in reversed(group_ids(self.home, CURRICULUM)):
-            if len(found) == limit:
-                break
-            with suppress(Conflict, NotFound):
-                found.append(self.curriculum(one))
-        return found
-
 
 def _with_all(
     plan: Curriculum, change: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -174,15 +132,3 @@ def _with_all(
 
 def _with_model(document: Mapping[str, Any], model: Mapping[str, str]) -> dict[str, Any]:
     return {**document, "model": {**document["model"], **model}}
-
-
-def _progress(job: Mapping[str, Any] | None) -> dict[str, Any]:
-    if job is None:
-        return {"status": "removed", "step": None, "steps_total": None}
-    status = "paused" if job["paused"] else job["status"]
-    return {"status": status, "step": job["step"], "steps_total": job["steps_total"]}
-
-
-def _last_kept(plan: Curriculum, state: State) -> str | None:
-    """The job whose model is the latest that passed a gate."""
-    return state.begin_of(len(plan.stages))

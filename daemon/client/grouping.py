@@ -14,11 +14,7 @@ from ..groups.folder import (
     CANCELED,
     PAUSED,
     RUNNING,
-    Folder,
-    all_folders,
     is_group_id,
-    is_id_prefix,
-    overview,
 )
 from ..lifecycle import remove, steer
 from ..lifecycle.resume import changed_sources, resume
@@ -28,31 +24,7 @@ from .sweeping import Sweeping
 
 
 class Grouping(Sweeping, Curricula):
-    """Finds, steers and removes jobs and groups."""
-
-    # --- reading ----------------------------------------------------------------------------
-
-    def groups(self, newest: int) -> list[dict[str, Any]]:
-        """Return the newest sweeps and curricula, and all active ones, as `overview` does."""
-        return overview(self.home, newest)
-
-    def find_any(self, text: str | None, *, is_training: bool = False) -> str:
-        """Return the id of a job or a group, by id, unique prefix or name. As `find`."""
-        if text is None or text == "-":
-            return self.find(text, is_training=is_training)
-        folders = all_folders(self.home)
-        matches = [folder.id for folder in folders if folder.id.startswith(text)]
-        if not is_id_prefix(text) or not matches:
-            matches = [folder.id for folder in folders if _name_of(folder) == text]
-        if len(matches) > 1:
-            kind = kind_of(matches[-1])
-            raise SpecError(kind, f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
-        if matches:
-            return matches[0]
-        if is_group_id(text):
-            kind = kind_of(text)
-            raise NotFound(f"{kind}: no {kind} {text!r} in {self.home.path}")
-        return self.find(text)
+    """Steers and removes jobs and groups."""
 
     def group_members(self, group_id: str) -> list[str]:
         """Return the ids of the existing jobs of a group."""
@@ -176,9 +148,3 @@ class Grouping(Sweeping, Curricula):
     def needed(self) -> dict[str, list[str]]:
         """As `remove.needed`."""
         return remove.needed(self.places)
-
-
-def _name_of(folder: Folder) -> Any:
-    with suppress(Conflict, NotFound):
-        return folder.read_plan().get("name")
-    return None

@@ -1,10 +1,10 @@
-"""Sweeps: submission and reading."""
+"""Submission of sweeps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,27 +13,26 @@ import redis
 from ...configs.config import ModelConfig
 from ...configs.queues import TRAIN
 from ...jobs import spec_class
-from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.errors import SpecError
 from ...jobs.ids import fresh_id
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
 from ..groups import driver, grid
-from ..groups.folder import RUNNING, SWEEP, group_ids
+from ..groups.folder import RUNNING, SWEEP
 from ..groups.grid import SweepOptions
 from ..groups.members import changes_of
 from ..groups.sweep import Member, Search, State, Sweep, SweepFolder
 from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..runs import weights
 from ..runs.weights import Weights
-from . import sweep_views
 from .capacity import check_deciding_daemon
 from .connection import needs_redis
-from .reading import Reading
+from .reader import Reader
 from .submitting import Submitting
 
 
-class Sweeping(Submitting, Reading):
-    """Submits sweeps and reads them."""
+class Sweeping(Submitting, Reader):
+    """Submits sweeps."""
 
     def plan_sweep(
         self,
@@ -161,47 +160,6 @@ class Sweeping(Submitting, Reading):
             with suppress(redis.RedisError, OSError):  # the daemon finishes it
                 driver.advance(self.places, SweepFolder(self.home, sweep.id))
         return sweep.id
-
-    # --- reading ----------------------------------------------------------------------------
-
-    def sweep(self, sweep_id: str) -> dict[str, Any]:
-        """Return a sweep with its points, their scores and jobs. Raises NotFound and Conflict."""
-        folder, sweep, state = self._sweep(sweep_id)
-        is_active = folder.is_active  # read before the jobs, so that jobs queued meanwhile are seen
-        jobs = self._jobs_of(state)
-        if self.readable is not None:
-            for member in state.members:  # the scores are in their events
-                with suppress(NotFound):
-                    self.readable.refresh(member.id)
-        return sweep_views.table_of(is_active, sweep, state, jobs, self.home.runs)
-
-    def sweeps(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return the sweeps of this home, newest first, each as one line of a list of jobs."""
-        found: list[dict[str, Any]] = []
-        for sweep_id in reversed(group_ids(self.home, SWEEP)):
-            if len(found) == limit:
-                break
-            with suppress(Conflict, NotFound):  # it cannot be read, or was removed just now
-                folder, sweep, state = self._sweep(sweep_id)
-                is_active = folder.is_active
-                found.append(sweep_views.line_of(is_active, sweep, state, self._jobs_of(state)))
-        return found
-
-    def sweep_members(self, sweep_id: str | None = None) -> list[str]:
-        """Return the ids of the jobs of a sweep, or of all sweeps."""
-        found: list[str] = []
-        for one in group_ids(self.home, SWEEP) if sweep_id is None else [sweep_id]:
-            with suppress(Conflict, NotFound) if sweep_id is None else nullcontext():
-                found += [member.id for member in self._sweep(one)[2].members]
-        return found
-
-    def _sweep(self, sweep_id: str) -> tuple[SweepFolder, Sweep, State]:
-        folder = SweepFolder.open(self.home, sweep_id)
-        return folder, folder.read(), folder.state()
-
-    def _jobs_of(self, state: State) -> dict[str, dict[str, Any]]:
-        ids = [member.id for member in state.members]
-        return {job["id"]: job for job in self.several(ids)}
 
 
 def _training_spec(kind: str) -> type[TrainingSpec]:

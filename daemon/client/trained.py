@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.context import checkpoint_name, step_of
@@ -12,7 +12,9 @@ from ..host.home import Home
 from ..runs import labels
 from ..runs.checkpoints import Checkpoints
 from ..runs.labels import Labels
-from ..store.remote import RemoteRuns
+
+if TYPE_CHECKING:
+    from ..store.remote import RemoteRuns
 
 _LONGEST_STEP = 18  # digits; a longer name of a folder cannot be looked up
 
@@ -47,6 +49,8 @@ def trained_by(
     job, at, step = text.partition("@") if is_checkpoint(text) else (text, "", "")
     ids = [job] if is_job_id(job) else _named(home, job)
     if config.run_store is not None and (ids or labels.is_name(job)):
+        from ..store.remote import RemoteRuns
+
         remote = RemoteRuns(home, config.run_store)
         if not ids and "/" not in job:  # with one it is a hub id, or a sweep's job of this home
             remote.refresh_summaries(remote.ids())

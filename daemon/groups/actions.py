@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.ids import kind_of
 from ..host.home import Home
 from ..lifecycle.places import Places
+from ..lifecycle.steer import unpause
 from ..queue.jobs import ENDED
 from . import curriculum
 from .curriculum import CurriculumFolder
-from .folder import CANCELED, CURRICULUM, RUNNING
+from .folder import CANCELED, CURRICULUM, PAUSED, RUNNING
 from .halving import waits_at_rung
 from .members import submit_all
 from .sweep import SweepFolder
@@ -64,11 +66,13 @@ def steer(places: Places, group_id: str, phase: str, act: Callable[[str], str]) 
 
 
 def resume(places: Places, group_id: str, again: Callable[[str], str]) -> str:
-    """Queue the jobs of a group that have not done their part, by `again`; return the outcomes.
+    """Continue a paused group, or queue its jobs that have not done their part, by `again`.
 
-    Jobs of points that were not kept at a rung stay as they are.
+    Jobs of points that were not kept at a rung stay as they are. Returns the outcomes.
     """
     folder = _opened(places.home, group_id)
+    if folder.state().phase == PAUSED:
+        return steer(places, group_id, RUNNING, partial(unpause, places))
     if isinstance(folder, SweepFolder):
         return steer(places, group_id, RUNNING, _resume_member(places, folder, again))
     state = folder.state()

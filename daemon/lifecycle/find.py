@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import redis
 
@@ -22,7 +23,6 @@ from ..queue.jobs import Job
 from ..runs import labels
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir, job_ids
-from ..store.reading import ReadableRuns
 from . import index
 from .places import Places
 from .statuses import PENDING, UNREGISTERED
@@ -33,6 +33,9 @@ from .view import (
     view_without_redis,
     views_of,
 )
+
+if TYPE_CHECKING:
+    from ..store.reading import ReadableRuns
 
 _BATCH = 20  # jobs per round trip in the search for the latest
 

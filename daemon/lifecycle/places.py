@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import redis
 
@@ -16,7 +17,9 @@ from ..host.home import Home
 from ..queue import keys
 from ..queue.jobs import Job, JobStore
 from ..runs.rundir import RunDir
-from ..store.remote import RemoteRuns
+
+if TYPE_CHECKING:
+    from ..store.remote import RemoteRuns
 
 
 @dataclass(frozen=True)

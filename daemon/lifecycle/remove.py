@@ -216,5 +216,7 @@ def needed(places: Places) -> dict[str, list[str]]:
     for name, model in known_models(places.home).items():
         owner = owner_of(places.runs, model.path)
         if owner is not None:
-            found.setdefault(owner, []).append(f"warm model {name} (`warmd unload {name}`)")
+            found.setdefault(owner, []).append(
+                f"warm model {name} (`warmd models --unload {name}`)"
+            )
     return found

@@ -87,7 +87,7 @@ def _resume(
         if not changes:
             return unpause(places, job_id)
         raise Conflict(
-            f"job: {job_id} is paused: `warmd unpause` continues it unchanged; to change "
+            f"job: {job_id} is paused: without options it continues unchanged; to change "
             f"{', '.join(changes)}, cancel it first"
         )
     if status not in ENDED:

@@ -53,7 +53,7 @@ def pause(places: Places, job_id: str, *, release: bool = False) -> str:
         if status in ENDED:
             raise Conflict(f"job: {job_id} is {status.value}: nothing to pause")
         if places.store.pause_of(job) in (how, "release"):
-            raise Conflict(f"job: {job_id} is paused already: `warmd unpause` continues it")
+            raise Conflict(f"job: {job_id} is paused already: `warmd resume` continues it")
         if places.store.pause_waiting(job):
             _note(places, job_id, asked.PAUSED)
             return "paused"

@@ -21,7 +21,6 @@ from ..runs import events, labels
 from ..runs.estimate import Estimate
 from ..runs.labels import Labels
 from ..runs.rundir import RunDir
-from . import adopt
 from .places import Places
 from .statuses import UNREGISTERED
 
@@ -181,6 +180,8 @@ def view_of_folder(rundir: RunDir) -> JobView:
 
 def _folder_view(rundir: RunDir) -> JobView:
     """A job by its run directory alone."""
+    from . import adopt  # few jobs are not in Redis
+
     past = adopt.past_of(rundir)
     kind = str(rundir.read_spec()["kind"])
     facts = _Facts(
@@ -209,6 +210,8 @@ def view_without_redis(rundir: RunDir) -> JobView:
     that an earlier version canceled before it began looks queued, too.
     Raises Conflict for one whose spec.json cannot be read.
     """
+    from . import adopt
+
     view, found = _folder_view(rundir), adopt.standing(rundir)
     if found.ended is not None:
         ended_at = _seconds(adopt.ended_at(rundir))

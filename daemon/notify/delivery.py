@@ -49,7 +49,7 @@ class Notification:
 
 
 def sample() -> Notification:
-    """Return the notification that `warmd notify test` delivers."""
+    """Return the notification that `warmd doctor --notify` delivers."""
     host = socket.gethostname()
     text = f"warmd on {host}: test notification"
     return Notification(text=text, event="test", job="test", time=round(time.time(), 3), host=host)

@@ -33,7 +33,7 @@ RQ_PREFIX = "warmd:rq"
 IDENTITY = "warmd:id"
 
 # Hash: node -> JSON record; sorted set: node -> its latest heartbeat in seconds of Redis' clock;
-# hash: node -> when `warmd drain` requested that it leaves. See nodes.py.
+# hash: node -> when `nodes --drain` requested that it leaves. See nodes.py.
 NODES = "warmd:nodes"
 NODE_BEATS = "warmd:nodes:beats"
 NODE_DRAINS = "warmd:nodes:drains"

@@ -58,7 +58,7 @@ class Node(NodeRecord):
     name: str
     heartbeat: float  # unix seconds
     silent_s: float  # since then
-    is_draining: bool  # `warmd drain` has requested that it leaves
+    is_draining: bool  # `nodes --drain` has requested that it leaves
     is_leader: bool
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.ids import by_time, kind_of
-from ..client.client import Client
+from ..client.reader import Reader
 from ..groups.actions import jobs_of
 from ..groups.folder import CURRICULUM, SWEEP, group_ids
 from ..lifecycle.statuses import PENDING, shown
@@ -65,7 +65,7 @@ class Group:
     status: str
     problem: str | None
     metric: str | None = None  # the rest of a sweep
-    best: Mapping[str, Any] | None = None  # its best point, as `Client.sweep` has it
+    best: Mapping[str, Any] | None = None  # its best point, as `Reader.sweep` has it
     model: str | None = None  # the rest of a curriculum: the latest job that a gate let through
     decisions: Mapping[str, int] | None = None  # how often each was taken
 
@@ -83,7 +83,7 @@ class Digest:
     disk_free_bytes: int
 
 
-def digest(client: Client, *, since: float) -> Digest:
+def digest(client: Reader, *, since: float) -> Digest:
     """Return what happened in this home since a time (unix seconds)."""
     lines, answers = [], 0
     for job_id in sorted(job_ids(client.home.runs), key=by_time):
@@ -110,7 +110,7 @@ def digest(client: Client, *, since: float) -> Digest:
     )
 
 
-def _groups(client: Client, ids: Set[str]) -> Iterator[Group]:
+def _groups(client: Reader, ids: Set[str]) -> Iterator[Group]:
     """Yield the sweeps and curricula of these jobs."""
     for sweep_id in group_ids(client.home, SWEEP):
         with suppress(Conflict, NotFound):
@@ -140,7 +140,7 @@ def _groups(client: Client, ids: Set[str]) -> Iterator[Group]:
                 )
 
 
-def _line(client: Client, job: Mapping[str, Any], since: float) -> Line:
+def _line(client: Reader, job: Mapping[str, Any], since: float) -> Line:
     found = list(events.read(RunDir(client.home.runs / job["id"]).events))
     interruptions, lost_s = lost_time(found, since)
     eta_s = job["eta_s"]

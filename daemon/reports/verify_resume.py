@@ -1,4 +1,4 @@
-"""`warmd verify-resume`: checks on a job's first steps that resuming is bit-exact.
+"""`checkpoints verify --resume`: checks on a job's first steps that resuming is bit-exact.
 
 Two scratch jobs with the job's spec run to the same step of the same schedule. One runs without
 interruption; the other is stopped half-way, resumed, killed with SIGKILL at a random time and

@@ -47,7 +47,7 @@ REMOVED = ".removed-"  # prefix of a run directory that is being removed
 STAGING = ".new-"  # prefix of one that is being created
 _STALE_S = 3600  # age of a stale one; creating a run directory takes milliseconds
 
-# Who submitted a job (in spec.json). "check": `warmd bench` or `warmd verify-resume`.
+# Who submitted a job (in spec.json). "check": `warmd bench` or `checkpoints verify --resume`.
 ORIGINS = ("cli", "check", "http")
 
 

@@ -1,7 +1,7 @@
 """This daemon as a node among those that share its Redis: heartbeats, and leaving.
 
-A node that leaves takes no more jobs, lets the running ones end, and exits. Reasons: `warmd drain`,
-no job for `idle_exit`, or `max_jobs` taken.
+A node that leaves takes no more jobs, lets the running ones end, and exits. Reasons:
+`nodes --drain`, no job for `idle_exit`, or `max_jobs` taken.
 """
 
 from __future__ import annotations

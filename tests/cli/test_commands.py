@@ -113,7 +113,9 @@ def test_bad_usage_is_one_line_and_exits_with_2(arguments, words):
     assert words in done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "stop", "models", "unload x", "load x=/tmp"])
+@pytest.mark.parametrize(
+    "command", ["status", "stop", "models", "models --unload x", "load x=/tmp"]
+)
 def test_without_a_daemon_the_line_says_how_to_start_one_and_the_code_is_3(command, tmp_path):
     done = run(*command.split(), home=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")

@@ -1,4 +1,4 @@
-"""`warmd digest`, with a real Redis."""
+"""`warmd jobs --since`, with a real Redis."""
 
 import time
 
@@ -20,7 +20,7 @@ def test_the_digest_has_results_with_intervals_reasons_and_running_jobs(desk):
     run = desk.begin()
     run.step(1)
     run.step(2)
-    [found] = desk.rows("digest", "--since", "1h")
+    [found] = desk.rows("jobs", "--since", "1h")
     assert [(line["id"], line["status"]) for line in found["ended"]] == [
         (good, "finished"),
         (bad, "failed"),
@@ -30,11 +30,11 @@ def test_the_digest_has_results_with_intervals_reasons_and_running_jobs(desk):
     assert (about["low"], about["high"]) == (0.602, 0.731)
     assert running in [line["id"] for line in found["pending"]]
     assert found["disk_free_bytes"] > 0
-    text = desk.warmd("digest").out
+    text = desk.warmd("jobs", "--since", "12h").out
     assert f"  {good}  good  step 4/4  reward 0.385 -> 0.67  95 % interval 0.602 to 0.731" in text
     assert "1 finished, 1 failed, 2 running or waiting" in text
     assert text.index("Failed") < text.index("Finished")
-    markdown = desk.warmd("digest", "--markdown").out
+    markdown = desk.warmd("jobs", "--since", "12h", "--markdown").out
     assert markdown.startswith("# warmd: ")
     assert r"\[click\](http://x)" in markdown
 
@@ -44,7 +44,9 @@ def test_the_interval_of_an_evaluation_is_its_own(desk):
     run = desk.begin()
     run.log.emit("eval", reward=0.5, n=8, intervals={"reward": [0.45, 0.55]})
     run.finish({})
-    assert "reward 0.5  95 % interval 0.450 to 0.550 (n 8)" in desk.warmd("digest").out
+    assert (
+        "reward 0.5  95 % interval 0.450 to 0.550 (n 8)" in desk.warmd("jobs", "--since", "12h").out
+    )
 
 
 def test_completions_without_a_score_are_counted(desk):
@@ -52,8 +54,8 @@ def test_completions_without_a_score_are_counted(desk):
     run = desk.begin()
     run.log.emit("eval", step=4, phase="after", reward=0.5, n=37, unscored=3, completions=40)
     run.finish({})
-    assert "reward 0.5  unscored: 3 of 40" in desk.warmd("digest").out
-    (line,) = desk.warmd("digest", "--json").objects[0]["ended"]
+    assert "reward 0.5  unscored: 3 of 40" in desk.warmd("jobs", "--since", "12h").out
+    (line,) = desk.warmd("jobs", "--since", "12h", "--json").objects[0]["ended"]
     evaluation = line["evaluation"]
     assert (evaluation["n"], evaluation["unscored"], evaluation["completions"]) == (37, 3, 40)
     assert "unscored: 3 of 40" in desk.warmd("tail").out
@@ -64,7 +66,7 @@ def test_a_mean_whose_interval_is_unknown_is_shown_without_one(desk):
     run = desk.begin()
     run.log.emit("eval", step=4, phase="after", reward=0.5, n=20)  # as earlier versions did
     run.finish({})
-    out = desk.warmd("digest").out
+    out = desk.warmd("jobs", "--since", "12h").out
     assert "reward 0.5" in out
     assert "interval" not in out
 
@@ -73,7 +75,7 @@ def test_jobs_that_ended_before_the_span_are_not_in_the_digest(desk):
     desk.submit()
     desk.begin().finish({"steps": 4})
     time.sleep(0.01)
-    [found] = desk.rows("digest", "--since", "0.005s")
+    [found] = desk.rows("jobs", "--since", "0.005s")
     assert found["ended"] == []
 
 
@@ -81,13 +83,13 @@ def test_the_digest_reads_the_run_directories_while_no_daemon_runs(desk):
     job_id = desk.submit()
     desk.begin().fail("no memory")
     desk.server.stop()
-    [found] = desk.rows("digest")
+    [found] = desk.rows("jobs", "--since", "12h")
     assert [line["id"] for line in found["ended"]] == [job_id]
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "25:00", "2999-01-01", "5", ""])
 def test_a_start_that_is_not_in_the_past_is_refused(desk, text):
-    done = desk.warmd("digest", "--since", text)
+    done = desk.warmd("jobs", "--since", text)
     assert done.is_refusal(2)
     assert done.err.startswith("Error: since: must be a past time like 18:00")
 

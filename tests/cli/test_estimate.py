@@ -1,4 +1,4 @@
-"""`warmd estimate`: from earlier jobs, from the measured limits of this machine, and computed."""
+"""`submit --dry-run`: estimates from earlier jobs, from limits of this machine, and computed."""
 
 import orjson
 import pytest
@@ -60,15 +60,17 @@ def test_the_tokens_of_a_step_are_those_of_its_records(tmp_path):
 
 
 def test_without_a_similar_job_time_is_computed_from_the_measured_limits(home):
-    [found] = warmd("estimate", "grpo", "--samples", "80", "--json", home=home.path).objects
+    words = ("submit", "grpo", "--samples", "80", "--dry-run")
+    found = warmd(*words, "--json", home=home.path).objects[0]["estimate"]
     assert found["seconds"]["source"] == "computed"
     assert 0 < found["seconds"]["low"] < found["seconds"]["value"] < found["seconds"]["high"]
     assert (found["steps"], found["jobs"]) == (80, [])
     assert [one["name"] for one in found["hardware"]] == [one.name for one in HARDWARE]
     assert {one["seconds"]["source"] for one in found["hardware"]} == {"computed"}
-    out = warmd("estimate", "grpo", "--samples", "80", home=home.path).out
+    out = warmd(*words, home=home.path).out
     assert "computed by the floor model" in out
     assert "computed from published rates and not measured" in out
+    assert "# memory: " in out
     assert list(home.runs.iterdir()) == []
 
 
@@ -80,15 +82,15 @@ def test_with_similar_jobs_time_memory_and_disk_are_theirs(desk):
     run.log.emit("checkpoint", step=4, bytes=1000, seconds=0.1, blocked_s=0.0)
     run.log.emit("finished", result={}, peak_bytes=7_000_000)
     desk.submit("--num-generations", "4")  # another geometry
-    [found] = desk.rows("estimate", *desk.grpo[1:], "--samples", "400")
+    found = desk.rows(*desk.grpo, "--samples", "400", "--dry-run")[0]["estimate"]
     assert found["jobs"] == [run.id]
     assert found["seconds"]["source"] == "measured"
     assert found["seconds"]["value"] == pytest.approx(400 * found["step_s"], rel=0.5)
     assert (found["peak_bytes"]["source"], found["peak_bytes"]["value"]) == ("measured", 7_000_000)
     assert found["disk_bytes"]["low"] == 3 * 1000
     assert found["hardware"] == []  # the model has no weights to compute from
-    [like] = desk.rows("estimate", "--like", run.id)
-    assert (like["kind"], like["steps"]) == ("grpo", 4)
+    [like] = desk.rows("submit", "--like", run.id, "--dry-run")
+    assert (like["kind"], like["estimate"]["steps"]) == ("grpo", 4)
 
 
 def test_jobs_with_other_data_are_used_with_a_note(desk, tmp_path):
@@ -98,26 +100,13 @@ def test_jobs_with_other_data_are_used_with_a_note(desk, tmp_path):
         run.step(step)
     other = tmp_path / "other.jsonl"
     other.write_text("".join(f'{{"prompt": "{n}", "answer": "1"}}\n' for n in range(8)))
-    words = ("estimate", *desk.grpo[1:4], "--dataset", str(other), "--samples", "8")
+    words = (*desk.grpo[:4], "--dataset", str(other), "--samples", "8", "--dry-run")
     assert f"as in {run.id}, which had other data" in desk.warmd(*words).out
-
-
-def test_an_estimate_refuses_what_submit_refuses(home):
-    done = warmd("estimate", "grpo", "--learning-rate", "fast", home=home.path)
-    assert done.is_refusal(2)
-    assert done.err.startswith("Error: learning_rate: must be")
-
-
-def test_a_dry_run_has_the_estimate(home):
-    words = ("submit", "grpo", "--samples", "80", "--dry-run")
-    [found] = warmd(*words, "--json", home=home.path).objects
-    assert found["estimate"]["steps"] == 80
-    assert "# memory: " in warmd(*words, home=home.path).out
 
 
 @pytest.mark.slow
 def test_a_machine_is_measured_once_with_a_note(tmp_path):
-    words = ("estimate", "grpo", "--samples", "80")
+    words = ("submit", "grpo", "--samples", "80", "--dry-run")
     done = warmd(*words, home=tmp_path / "home")
     assert "measuring the speed of this machine" in done.err
     again = warmd(*words, home=tmp_path / "home")

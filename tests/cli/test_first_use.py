@@ -294,4 +294,4 @@ def test_several_models_are_loaded_by_one_command(shared_daemon, tiny_model):
         assert [model["name"] for model in done.objects] == ["one", "other"]
     finally:
         for name in ("one", "other"):
-            assert warmd("unload", name, home=home).code == 0
+            assert warmd("models", "--unload", name, home=home).code == 0

@@ -84,7 +84,7 @@ def test_show_takes_an_id_a_prefix_or_nothing_for_the_latest(desk):
     assert f"run_dir       {desk.home.runs / first}\n" in desk.warmd("show", first).out
 
 
-@pytest.mark.parametrize("command", ["show", "tail", "result", "cancel", "kill", "resume", "logs"])
+@pytest.mark.parametrize("command", ["show", "tail", "result", "cancel", "resume", "logs"])
 def test_an_id_of_no_job_or_of_several_is_one_line_and_exits_with_2(desk, command):
     for name in ("grpo-20261121-184200-aaaa", "grpo-20261121-184200-bbbb"):
         (desk.home.runs / name).mkdir()
@@ -225,11 +225,11 @@ def test_a_waiting_job_is_canceled_at_once_and_can_be_resumed(desk):
     assert [job["id"] for job in desk.rows("queue")] == [job_id]
 
 
-def test_cancel_requests_a_stop_and_kill_ends_a_running_job(desk):
+def test_cancel_requests_a_stop_and_ends_a_running_job_with_now(desk):
     desk.submit()
     desk.begin()
     assert desk.rows("cancel")[0]["outcome"] == "stopping"
-    assert desk.rows("kill")[0]["outcome"] == "killing"
+    assert desk.rows("cancel", "--now")[0]["outcome"] == "killing"
 
 
 @pytest.mark.slow
@@ -252,5 +252,26 @@ def test_the_duration_of_a_pause_starts_with_the_pause(desk):
     assert watch.waiting_line(a_minute_ago, now=time.time()).startswith("paused for 1m 05s")
     of_an_earlier_version = {**job, "paused_at": None}
     assert watch.waiting_line(of_an_earlier_version, now=time.time()).startswith("paused, ")
-    desk.warmd("unpause", job_id)
+    desk.warmd("resume", job_id)
     assert desk.rows("show", job_id)[0]["paused_at"] is None
+
+
+@pytest.mark.parametrize("command", ["queue", "jobs", "show", "tail", "result"])
+def test_a_command_that_reads_imports_nothing_that_submits(desk, tmp_path, command):
+    job_id = desk.train()
+    words = [command] if command in ("queue", "jobs") else [command, job_id]
+    code = (
+        "import sys; from warmd.cli.main import main; code = main(sys.argv[2:]);"
+        "print(code, *sys.modules, file=open(sys.argv[1], 'w'))"
+    )
+    found = tmp_path / "found"
+    subprocess.run([sys.executable, "-c", code, found, *words], env=desk.environ, check=True)
+    exit_code, *modules = found.read_text().split()
+    assert exit_code == "0"
+    assert "warmd.daemon.client.reader" in modules
+    unused = {
+        *("numpy", "torch", "warmd.daemon.client.client", "warmd.daemon.lifecycle.submit"),
+        *("warmd.daemon.lifecycle.adopt", "warmd.daemon.groups.driver"),
+        *("warmd.daemon.store.remote", "warmd.jobs.bench.floor"),
+    }
+    assert unused & set(modules) == set()

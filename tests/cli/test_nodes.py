@@ -47,10 +47,10 @@ def test_nodes_are_listed_for_people_and_for_programs(cluster: Desk):
 
 
 def test_drain_marks_a_node_and_refuses_unknown_ones(cluster: Desk):
-    assert cluster.warmd("drain", "gpu").out == "draining gpu7-abcd: runs grpo-1\n"
+    assert cluster.warmd("nodes", "--drain", "gpu").out == "draining gpu7-abcd: runs grpo-1\n"
     assert cluster.rows("nodes")[0]["is_draining"]
     assert "ready, to drain" in cluster.warmd("nodes").out
-    unknown = cluster.warmd("drain", "gpu8")
+    unknown = cluster.warmd("nodes", "--drain", "gpu8")
     assert unknown.is_refusal(2)
     assert "no node 'gpu8' here: there are gpu7-abcd" in unknown.err
 

@@ -34,7 +34,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         ("result JOB", "steps"),
         ("tail JOB", "finished"),
         ("checkpoints list JOB", "nothing to show"),
-        ("digest", "finished"),
+        ("jobs --since 12h", "finished"),
     ],
 )
 def test_a_home_on_a_read_only_disk_is_read(

@@ -35,32 +35,34 @@ def test_http_requests_are_never_the_latest_job(desk):
 
 
 @pytest.mark.parametrize(
-    ("command", "outcome"), [("cancel", "stopping"), ("kill", "killing"), ("pause", "pausing")]
+    ("command", "outcome"),
+    [("cancel", "stopping"), ("cancel --now", "killing"), ("pause", "pausing")],
 )
 def test_the_only_running_job_is_the_default_even_if_others_wait(desk, command, outcome):
     running = desk.submit()
     desk.begin()
     desk.submit()
     ask_over_http(desk)
-    assert desk.warmd(command).out == f"{running} {outcome}\n"
+    assert desk.warmd(*command.split()).out == f"{running} {outcome}\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "outcome"), [("cancel", "canceled"), ("kill", "canceled"), ("pause", "paused")]
+    ("command", "outcome"),
+    [("cancel", "canceled"), ("cancel --now", "canceled"), ("pause", "paused")],
 )
 def test_without_a_running_job_the_only_waiting_one_is_the_default(desk, command, outcome):
     waiting = desk.submit()
     ask_over_http(desk)
-    assert desk.warmd(command).out == f"{waiting} {outcome}\n"
+    assert desk.warmd(*command.split()).out == f"{waiting} {outcome}\n"
 
 
-@pytest.mark.parametrize("command", ["cancel", "kill", "pause"])
+@pytest.mark.parametrize("command", ["cancel", "cancel --now", "pause"])
 @pytest.mark.parametrize("do_run", [True, False])
 def test_several_candidates_are_listed_with_the_commands_to_type(desk, command, do_run):
     ids = [desk.submit(), desk.submit()]
     if do_run:
         desk.begin(), desk.begin()
-    done = desk.warmd(command)
+    done = desk.warmd(*command.split())
     assert done.code == 2
     *lines, error = done.err.splitlines()
     assert error == f"Error: job: must be named: {command} may mean any of 2 jobs"
@@ -70,20 +72,39 @@ def test_several_candidates_are_listed_with_the_commands_to_type(desk, command, 
     assert {row["status"] for row in desk.rows("queue")} == {status}
 
 
-@pytest.mark.parametrize("command", ["cancel", "kill", "pause", "unpause"])
+@pytest.mark.parametrize("command", ["cancel", "cancel --now", "pause"])
 def test_jobs_of_http_clients_are_never_the_default(desk, command):
     ask_over_http(desk)
-    done = desk.warmd(command)
+    done = desk.warmd(*command.split())
     assert done.is_refusal(2)
     assert f"nothing to {command}" in done.err
     assert [row["status"] for row in desk.rows("queue")] == ["queued"]
 
 
-def test_unpause_defaults_to_the_only_paused_job(desk):
-    paused, _ = desk.submit(), desk.submit()
+def test_resume_defaults_to_the_only_paused_job_and_else_to_the_latest(desk):
+    paused, also, latest = desk.submit(), desk.submit(), desk.submit()
+    ask_over_http(desk)
     desk.warmd("pause", paused)
-    assert desk.warmd("unpause").out == f"{paused} queued\n"
-    assert desk.warmd("unpause").is_refusal(2)
+    assert desk.warmd("resume").out == f"{paused} queued\n"
+    for job_id in (paused, also):
+        desk.warmd("pause", job_id)
+    done = desk.warmd("resume")
+    assert done.code == 2
+    assert done.err.endswith("Error: job: must be named: resume may mean any of 2 jobs\n")
+    for job_id in (paused, also):
+        assert desk.warmd("resume", job_id).out == f"{job_id} queued\n"
+    assert f"job: {latest} is queued: nothing to resume" in desk.warmd("resume").err
+    desk.warmd("pause", paused)
+    with_options = desk.warmd("resume", "--steps", "9")
+    assert f"job: {latest} is queued: nothing to resume" in with_options.err
+
+
+def test_options_of_a_paused_job_are_not_changed(desk):
+    job_id = desk.submit()
+    desk.warmd("pause", job_id)
+    done = desk.warmd("resume", "--steps", "9")
+    assert done.is_refusal(2)
+    assert f"job: {job_id} is paused: without options it continues unchanged" in done.err
 
 
 def test_a_paused_job_is_not_paused_again_when_another_runs(desk):

@@ -295,11 +295,11 @@ def test_micro_steps_are_shown_if_a_step_has_several():
             {"metric": "loss", "value": 9.25, "median": 2.0},
             "diverges at step 7: loss is 9.25, its median 2",
         ),
-        ("paused", {}, "paused after step 7, in memory, until `warmd unpause`"),
+        ("paused", {}, "paused after step 7, in memory, until `warmd resume`"),
         (
             "paused",
             {"released": True},
-            "paused after step 7, saved, and its memory released, until `warmd unpause`",
+            "paused after step 7, saved, and its memory released, until `warmd resume`",
         ),
         ("unpaused", {}, "continues after step 7"),
         ("revised", {"learning_rate": [1e-4, 5e-5]}, "revised: learning_rate 0.0001 -> 5e-05"),

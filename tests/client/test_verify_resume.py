@@ -1,4 +1,4 @@
-"""`warmd verify-resume`: verifies exact resume on a user's job, and detects differences."""
+"""`checkpoints verify --resume`: verifies exact resume on a user's job, and detects differences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_verify_resume_verifies_a_job_and_removes_its_test_jobs(shared_daemon):
     job_id = shared_daemon.submit(samples=12, beta=0.1)
     shared_daemon.wait(job_id)
     before = jobs_of(shared_daemon)
-    done = warmd("verify-resume", job_id, "--json", home=shared_daemon.home.path)
+    done = warmd(
+        "checkpoints", "verify", "--resume", job_id, "--json", home=shared_daemon.home.path
+    )
     assert done.code == 0, done.out + done.err
     [verdict] = done.objects
     assert verdict["exact"] is True
@@ -64,7 +66,9 @@ def test_a_job_that_is_not_deterministic_is_detected(shared_daemon):
     job_id = shared_daemon.submit("behaviours:fickle", learning_rate=1e-2)
     shared_daemon.wait(job_id)
     before = jobs_of(shared_daemon)
-    done = warmd("verify-resume", job_id, "--steps", "2", home=shared_daemon.home.path)
+    done = warmd(
+        "checkpoints", "verify", "--resume", job_id, "--steps", "2", home=shared_daemon.home.path
+    )
     assert done.code == 1
     lines = done.out.splitlines()
     verdicts = {line[:21].strip(): line[21:].split()[0] for line in lines[1:7]}
@@ -79,7 +83,7 @@ def test_a_verification_without_a_worker_is_refused_with_advice(desk):
     job_id = desk.submit()
     desk.begin().finish({})
     before = jobs_of(desk)
-    refusal = desk.warmd("verify-resume", job_id)
+    refusal = desk.warmd("checkpoints", "verify", "--resume", job_id)
     assert refusal.is_refusal(3)
     assert refusal.err == (
         "Error: no worker takes jobs of the queue train: start a daemon that has one, for example "
@@ -112,7 +116,7 @@ def test_a_verification_ends_when_the_last_worker_leaves(desk, monkeypatch):
 def test_unverifiable_jobs_are_refused(shared_daemon):
     job_id = shared_daemon.submit(samples=1)
     shared_daemon.wait(job_id)
-    refusal = warmd("verify-resume", job_id, home=shared_daemon.home.path)
+    refusal = warmd("checkpoints", "verify", "--resume", job_id, home=shared_daemon.home.path)
     assert refusal.is_refusal(2)
     assert refusal.err.startswith("Error: steps: must be at least 2 to be interrupted, got 1")
 
@@ -123,7 +127,7 @@ def test_a_failing_job_fails_the_verification_with_its_reason(shared_daemon):
     broken = shared_daemon.folder / "broken"
     broken.touch()
     before = jobs_of(shared_daemon)
-    done = warmd("verify-resume", job_id, home=shared_daemon.home.path)
+    done = warmd("checkpoints", "verify", "--resume", job_id, home=shared_daemon.home.path)
     broken.unlink()
     assert done.code == 1
     assert "the reward is broken" in done.err.splitlines()[-1]

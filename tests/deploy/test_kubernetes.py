@@ -93,7 +93,7 @@ def test_a_misspelled_field_would_be_found():
 def test_every_command_exists_with_these_options():
     found = list(commands())
     assert ["probe", "live"] in found
-    assert ["drain", "$HOSTNAME", "--wait"] in found
+    assert ["nodes", "--drain", "$HOSTNAME", "--wait"] in found
     with click.Context(warmd) as context:
         for name, *arguments in found:
             command = warmd.get_command(context, name)

@@ -79,11 +79,13 @@ def test_the_second_model_is_compared_with_the_first_and_both_are_ranked(
     assert "report.md" in text.err
     other_name = tmp_path / "copy.jsonl"
     other_name.write_bytes(data.read_bytes())
-    entries = warmd("leaderboard", str(other_name), "--json", home=home).objects
+    entries = warmd(
+        "jobs", "--kind", "eval", "--best", str(other_name), "--json", home=home
+    ).objects
     assert [(entry["rank"], entry["n"]) for entry in entries] == [(1, 12), (2, 12), (1, 3)]
     assert entries[0]["against_best"] is None
     assert entries[1]["against_best"]["verdict"] == "undecided"
-    unknown = warmd("leaderboard", str(tmp_path / "none.jsonl"), home=home)
+    unknown = warmd("jobs", "--kind", "eval", "--best", str(tmp_path / "none.jsonl"), home=home)
     assert unknown.is_refusal(2)
     jobs = warmd("jobs", "--json", home=home).objects
     assert first["job"] in [job["id"] for job in jobs]
@@ -103,8 +105,11 @@ def test_tables_count_completions_without_a_score(
     table = warmd("eval", "tiny", *how, home=home)
     assert table.code == 0, table.err
     assert "4 (unscored: 3 of 7)" in table.out
-    assert "4 (unscored: 3 of 7)" in warmd("leaderboard", str(data), home=home).out
-    (entry,) = warmd("leaderboard", str(data), "--json", home=home).objects
+    assert (
+        "4 (unscored: 3 of 7)"
+        in warmd("jobs", "--kind", "eval", "--best", str(data), home=home).out
+    )
+    (entry,) = warmd("jobs", "--kind", "eval", "--best", str(data), "--json", home=home).objects
     assert (entry["n"], entry["unscored"], entry["completions"]) == (4, 3, 7)
 
 

@@ -203,7 +203,7 @@ def test_a_curriculum_that_an_earlier_version_began_decides_as_it_began(desk):
     )
     found = events.read(CurriculumFolder(desk.home, curriculum_id).events)
     assert [event["words"] for event in found] == [change, "worse"]
-    assert change in desk.warmd("curriculum", "show", "--json", curriculum_id).out
+    assert change in desk.warmd("show", "--json", curriculum_id).out
 
 
 def test_a_stage_that_is_worse_three_times_ends_the_curriculum(desk):
@@ -240,7 +240,8 @@ def test_the_last_gate_ends_the_curriculum_with_the_model_of_the_last_stage(desk
     # The evaluation after the first stage is the one before the second.
     first, second = state(desk, curriculum_id).attempts
     assert first.rounds[-1].after == second.rounds[0].before
-    shown = desk.warmd("curriculum", "show").out
+    shown = desk.warmd("show", curriculum_id).out
+    assert curriculum_id in desk.warmd("jobs", "--kind", "curriculum").out
     assert "continue" in shown
     assert "better" in shown
     assert desk.warmd("rm", curriculum_id).code == 0
@@ -256,7 +257,7 @@ def test_canceling_and_resuming_a_curriculum(desk):
     assert queued(desk, "train") == [attempt.job]
     assert desk.warmd("pause", curriculum_id).code == 0
     assert queued(desk, "train") == []
-    assert desk.warmd("unpause", curriculum_id).code == 0
+    assert desk.warmd("resume", curriculum_id).code == 0
     assert queued(desk, "train") == [attempt.job]
 
 

@@ -1,4 +1,4 @@
-"""`warmd digest` has sweeps and curricula of the jobs that it shows."""
+"""`warmd jobs --since` has sweeps and curricula of the jobs that it shows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ def test_the_digest_has_the_best_of_a_sweep_and_the_decisions_of_a_curriculum(de
         run = desk.begin()
         run.log.emit("step", step=4, steps_total=4, reward=reward)
         run.finish({"steps": 4})
-    assert desk.warmd("curriculum", "show", curriculum_id).code == 0
+    assert desk.warmd("show", curriculum_id).code == 0
     found: dict[str, Any]
-    [found] = desk.rows("digest")
+    [found] = desk.rows("jobs", "--since", "12h")
     assert [group["id"] for group in found["groups"]] == [sweep_id, curriculum_id]
     assert found["groups"][0]["best"]["values"] == {"learning_rate": 1e-3}
-    text = desk.warmd("digest").out
+    text = desk.warmd("jobs", "--since", "12h").out
     best = "best learning_rate 0.001  reward 0.5"
     assert f"Sweeps and curricula\n  {sweep_id}  rates  finished  {best}\n" in text
     assert f"  {curriculum_id}  started\n" in text
-    assert f"- `{sweep_id}` rates, finished, best" in desk.warmd("digest", "--markdown").out
-    [found] = desk.rows("digest", "--since", "0.001s")
+    assert (
+        f"- `{sweep_id}` rates, finished, best"
+        in desk.warmd("jobs", "--since", "12h", "--markdown").out
+    )
+    [found] = desk.rows("jobs", "--since", "0.001s")
     assert found["groups"] == []

@@ -52,7 +52,7 @@ def test_a_damaged_curriculum_is_named_in_one_line(desk, curriculum):
     folder, _ = curriculum
     plan = (folder / "plan.json").read_bytes()
     (folder / "plan.json").write_bytes(plan.replace(b'"samples": 5', b'"samples": 7'))
-    done = desk.warmd("curriculum", "show", folder.name)
+    done = desk.warmd("show", folder.name)
     assert done.code == 2
     assert done.err == (
         f"Error: {folder}/plan.json: damaged, or changed by hand: then remove its digest\n"

@@ -110,7 +110,7 @@ def test_trials_are_chosen_one_after_another_and_come_closer_to_the_best(desk):
     }
     best = found["points"][found["best"]]
     assert best["mean"] == pytest.approx(max(map(reward_of, rates)))
-    shown = desk.warmd("sweep", "show", sweep_id).out
+    shown = desk.warmd("show", sweep_id).out
     assert "optuna, 30 of 30 trials scored" in shown
     assert not SweepFolder(desk.home, sweep_id).is_active
 

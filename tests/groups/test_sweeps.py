@@ -104,17 +104,19 @@ def test_the_best_combination_continues_and_the_table_shows_means_and_intervals(
     advance(desk, sweep_id)
     members = desk.client.sweep_members(sweep_id)
     assert queued(desk) == members[2:4]
-    [found] = desk.rows("sweep", "show", sweep_id)
+    [found] = desk.rows("show", sweep_id)
     assert (found["metric"], found["rungs"], found["best"]) == ("reward", [3, 9], 1)
     assert [point["mean"] for point in found["points"]] == pytest.approx([0.15, 0.55, 0.35])
     assert [point["dropped_at"] for point in found["points"]] == [3, None, 3]
     point = found["points"][1]
     # Student's t with one degree of freedom: 12.706205 * 0.07071068 / sqrt(2)
     assert (point["low"], point["high"]) == pytest.approx((0.55 - 0.6353102, 0.55 + 0.6353102))
-    shown = desk.warmd("sweep", "show").out
+    shown = desk.warmd("show", sweep_id).out
     assert "not continued after step 3" in shown
     assert "best: learning_rate 1e-05  reward 0.55" in shown
-    assert desk.warmd("show", sweep_id).out == shown
+    assert sweep_id in desk.warmd("jobs", "--kind", "sweep").out
+    [listed] = desk.rows("jobs", "--kind", "sweep")
+    assert (listed["id"], listed["jobs"]) == (sweep_id, 6)
 
 
 def test_combinations_with_different_numbers_of_steps_are_scored_at_their_ends(desk):
@@ -151,7 +153,7 @@ def test_a_job_that_has_finished_before_a_rung_is_scored_at_its_end(desk):
             run.log.emit("step", step=number, steps_total=steps, loss=0.5, reward=reward)
         run.finish({})
     advance(desk, sweep_id)
-    [found] = desk.rows("sweep", "show", sweep_id)
+    [found] = desk.rows("show", sweep_id)
     assert [point["mean"] for point in found["points"]] == [0.5, 0.4, 0.3]
     assert found["best"] == 0
 
@@ -195,7 +197,7 @@ def test_a_job_of_a_sweep_is_removed_alone_and_the_others_continue(desk):
     advance(desk, sweep_id)
     assert queued(desk) == [third]
     assert desk.client.sweep(sweep_id)["best"] == 2
-    assert "1 removed" in desk.warmd("sweep", "show", sweep_id).out
+    assert "1 removed" in desk.warmd("show", sweep_id).out
     desk.warmd("cancel", sweep_id)
     assert desk.warmd("rm", sweep_id).code == 0
     assert list(desk.home.runs.iterdir()) == []
@@ -208,7 +210,7 @@ def test_a_paused_sweep_decides_nothing_until_it_continues(desk):
     assert queued(desk) == []
     advance(desk, sweep_id)
     assert desk.client.sweep(sweep_id)["paused"]
-    assert desk.warmd("unpause", sweep_id).out == f"{sweep_id} queued 2 of 3 jobs\n"
+    assert desk.warmd("resume", sweep_id).out == f"{sweep_id} queued 2 of 3 jobs\n"
     for reward in (0.3, 0.2):
         play_to(desk, 3, reward)
     advance(desk, sweep_id)

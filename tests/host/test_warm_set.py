@@ -47,7 +47,7 @@ def test_a_loaded_model_is_loaded_after_restarts_until_it_is_unloaded(home):
 
 
 def test_the_file_has_every_change_of_two_threads(home):
-    # A reply to `warmd unload`, and the zygote's report of what is loaded, arrive together.
+    # A reply to `models --unload`, and the zygote's report of what is loaded, arrive together.
     warm_set = WarmSet(home, [CONFIGURED], "first")
     with ThreadPoolExecutor(2) as pool:
         for _ in range(50):

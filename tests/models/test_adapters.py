@@ -376,7 +376,7 @@ def test_adapter_is_compared_in_the_precision_that_its_base_was_loaded_with(
     for side in ("base", "trained"):
         assert daemon.client.result(row[side]["job"])["precision"] == "int8"
     for name in ("rough", "of-rough"):
-        assert warmd("unload", name, home=home).code == 0
+        assert warmd("models", "--unload", name, home=home).code == 0
 
 
 def test_training_may_start_from_an_adapter(daemon, tiny_model, tmp_path):

@@ -117,7 +117,7 @@ def test_load_names_them_and_its_json_has_their_values(shared_daemon, folder):
     assert f"set: {WORDS.removeprefix('model: ')}" in " ".join(done.err.split())
     done = warmd("load", "--once", f"set={folder}", "--json", home=home)
     assert orjson.loads(done.out)["unapplied"] == {name: SETTINGS[name] for name in NAMED}
-    assert warmd("unload", "set", home=home).code == 0
+    assert warmd("models", "--unload", "set", home=home).code == 0
 
 
 def test_neutral_values_and_options_of_warmd_need_no_word(tiny_model):

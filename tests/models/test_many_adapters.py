@@ -292,7 +292,7 @@ def test_adapters_are_loaded_listed_and_served_by_one_horse(shared_daemon: Daemo
             done = client.completions.create(model=name, **requested)
             assert done.choices[0].text == text.removesuffix("\n")
     for name in names[1:]:
-        assert warmd("unload", name, home=home).code == 0
+        assert warmd("models", "--unload", name, home=home).code == 0
     assert "tiny" in warmd("models", home=home).out
     done = warmd("run", "--model", "m-a0", "x", home=home)
     assert done.is_refusal(2)

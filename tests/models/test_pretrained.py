@@ -349,7 +349,7 @@ def test_load_http_and_jobs_on_a_folder_say_which_tensor_is_missing(shared_daemo
     job = client.submit(spec_class("infer").parse({"model": str(folder), "prompt": "a"}))
     wait_until(lambda: client.job(job)["status"] == "failed")
     assert words in client.job(job)["error"]
-    warmd("unload", "later-broken", home=home)
+    warmd("models", "--unload", "later-broken", home=home)
     assert "later-broken" not in known_models(shared_daemon.home)
 
 

@@ -69,7 +69,7 @@ def test_load_says_so(shared_daemon, folder):
     home = shared_daemon.config.home
     done = warmd("load", "--once", f"ended={folder}", home=home)
     assert "ended: its tokenizer appends <eos> to prompts: " in done.err
-    assert warmd("unload", "ended", home=home).code == 0
+    assert warmd("models", "--unload", "ended", home=home).code == 0
 
 
 def test_nothing_is_said_of_other_tokenizers(tiny_model):

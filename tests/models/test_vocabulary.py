@@ -190,7 +190,7 @@ def test_load_says_what_is_left_out_and_which_tokens_fail(shared_daemon, folder,
     done = warmd("load", "--once", f"vectors={tmp_path / 'bert'},task=embedding", home=home)
     assert "vectors: 7 tensors of its files are not used: cls.predictions.bias, " in done.err
     for name in ("larger", "vectors"):
-        assert warmd("unload", name, home=home).code == 0
+        assert warmd("models", "--unload", name, home=home).code == 0
 
 
 def test_data_show_counts_rows_with_such_tokens_as_bad_and_names_the_first(folder, tmp_path):

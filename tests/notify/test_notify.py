@@ -150,18 +150,18 @@ def test_a_damaged_record_begins_anew(desk):
 
 
 def test_notify_test_delivers_a_notification_or_reports_why_not(desk, tmp_path, monkeypatch):
-    done = desk.warmd("notify", "test")
+    done = desk.warmd("doctor", "--notify")
     assert done.is_refusal(2)
     assert done.err.startswith("Error: notify: not set")
     monkeypatch.setenv("WARMD_NOTIFY", f'printf "%s" "$WARMD_TEXT" > {tmp_path}/text')
-    assert desk.warmd("notify", "test").out == "delivered by this command, as no daemon runs\n"
+    assert desk.warmd("doctor", "--notify").out == "delivered by this command, as no daemon runs\n"
     assert (tmp_path / "text").read_text().endswith("test notification")
 
 
 @pytest.mark.parametrize("text", ["a\nb", "   ", "x" * 10_001])
 def test_a_wrong_target_is_refused_without_showing_it(desk, monkeypatch, text):
     monkeypatch.setenv("WARMD_NOTIFY", text)
-    done = desk.warmd("notify", "test")
+    done = desk.warmd("doctor", "--notify")
     assert done.is_refusal(2)
     assert text not in done.err
 
@@ -174,7 +174,7 @@ def test_a_daemon_notifies_of_a_job_once_though_its_notifier_dies(
     daemon.start()
     # The daemon delivers it, by its own settings.
     monkeypatch.setenv("WARMD_NOTIFY", "exit 7")
-    done = warmd("notify", "test", home=daemon.home.path)
+    done = warmd("doctor", "--notify", home=daemon.home.path)
     assert done.out == "delivered by the daemon\n"
     assert (tmp_path / "notify-target").read_text() == "test test\n"
     (tmp_path / "notify-target").unlink()

@@ -1,4 +1,4 @@
-"""`warmd rm` and `warmd clean`: what they remove and keep, and the state when they are killed."""
+"""`warmd rm` by name and by age: what it removes and keeps, and the state when it is killed."""
 
 from __future__ import annotations
 
@@ -125,31 +125,31 @@ def test_a_branch_with_its_own_checkpoint_no_longer_needs_its_parent(desk):
     assert weights.stat().st_size == 100_000
 
 
-def test_clean_removes_only_jobs_of_the_age_and_statuses(desk, monkeypatch):
+def test_removal_by_age_takes_only_jobs_of_the_age_and_statuses(desk, monkeypatch):
     monkeypatch.chdir(desk.home.path)  # as above
     old, young = finished(desk, days_ago=40), finished(desk, days_ago=20)
     failed = desk.submit()
     begin(desk, failed).fail("no reason")
     age(desk, failed, 40)
     waiting = desk.submit()
-    shown = desk.warmd("clean", "--older-than", "30d", "--status", "finished", "--dry-run")
+    shown = desk.warmd("rm", "--older-than", "30d", "--status", "finished", "--dry-run")
     assert shown.out.split()[0] == old
     assert shown.err.startswith("would free 10")
     assert traces(desk, old)
-    assert [row["id"] for row in desk.rows("clean", "--older-than", "30d")] == [failed, old]
+    assert [row["id"] for row in desk.rows("rm", "--older-than", "30d")] == [failed, old]
     assert traces(desk, old) + traces(desk, failed) == []
     assert traces(desk, young)
     assert traces(desk, waiting)
-    assert desk.warmd("clean", "--older-than", "30d").err == "nothing to remove\n"
+    assert desk.warmd("rm", "--older-than", "30d").err == "nothing to remove\n"
 
 
-def test_clean_keeps_models_with_keep_models(desk):
+def test_keep_models_keeps_models(desk):
     job_id = finished(desk, days_ago=40, model=True)
-    (row,) = desk.rows("clean", "--older-than", "30d", "--keep-models")
+    (row,) = desk.rows("rm", "--older-than", "30d", "--keep-models")
     assert row["bytes"] == 100_002
     assert (desk.home.runs / job_id / "model" / "weights").is_file()
     assert not (desk.home.runs / job_id / "checkpoints").exists()
-    assert desk.rows("clean", "--older-than", "30d", "--keep-models") == []
+    assert desk.rows("rm", "--older-than", "30d", "--keep-models") == []
     done = desk.warmd("resume", job_id, "--steps", "9")
     assert done.is_refusal(2)
     assert f"--init-from {job_id}" in done.err
@@ -161,11 +161,15 @@ def test_clean_keeps_models_with_keep_models(desk):
     [
         (("--older-than", "30"), "older_than: must have a unit"),
         (("--older-than", "30d", "--status", "started"), "status: must be some of finished,"),
-        ((), "--older-than"),
+        ((), "job: must be named, or older_than be given"),
+        (("grpo-1", "--older-than", "30d"), "older_than: must not go with a JOB"),
+        (("grpo-1", "--dry-run"), "dry_run: must go with older_than"),
+        (("grpo-1", "--keep-models"), "keep_models: must go with older_than"),
+        (("grpo-1", "--status", "failed"), "status: must go with older_than"),
     ],
 )
-def test_clean_refuses_impossible_options(desk, arguments, words):
-    done = desk.warmd("clean", *arguments)
+def test_impossible_options_are_refused(desk, arguments, words):
+    done = desk.warmd("rm", *arguments)
     assert done.is_refusal(2)
     assert words in done.err
 
@@ -193,8 +197,8 @@ def remove_and_die(desk: Desk, job_id: str, at: str) -> None:
 
 
 @pytest.mark.parametrize("at", ["record", "files"])
-@pytest.mark.parametrize("command", ["rm", "clean"])
-def test_the_next_removal_finishes_an_interrupted_one(desk, at, command):
+@pytest.mark.parametrize("is_by_age", [False, True])
+def test_the_next_removal_finishes_an_interrupted_one(desk, at, is_by_age):
     job_id = finished(desk, days_ago=40)
     desk.client.close()
     process = multiprocessing.get_context("fork").Process(
@@ -205,8 +209,8 @@ def test_the_next_removal_finishes_an_interrupted_one(desk, at, command):
     assert process.exitcode == -signal.SIGKILL
     left = set(os.listdir(desk.home.runs)) - {".lock"}  # of the killed process, too
     assert left == {f"{REMOVED}{job_id}"}
-    arguments = (job_id,) if command == "rm" else ("--older-than", "30d")
-    (row,) = desk.rows(command, *arguments)
+    arguments = ("--older-than", "30d") if is_by_age else (job_id,)
+    (row,) = desk.rows("rm", *arguments)
     assert row["id"] == job_id
     assert traces(desk, job_id) == []
 
@@ -222,14 +226,14 @@ def test_a_job_that_is_resumed_during_its_removal_keeps_its_files(desk):
     assert desk.rows("show", job_id)[0]["problem"] is None
 
 
-def test_clean_removes_a_chain_of_jobs_from_its_end(desk):
+def test_removal_by_age_takes_a_chain_of_jobs_from_its_end(desk):
     parent = finished(desk, days_ago=40, model=True)
     reader = desk.submit("--model", parent)
     begin(desk, reader).fail("no reason")
-    stays = desk.warmd("clean", "--older-than", "30d")
+    stays = desk.warmd("rm", "--older-than", "30d")
     assert f"{parent} is kept: it is still needed by {reader}" in stays.err
     age(desk, reader, 40)
-    assert [row["id"] for row in desk.rows("clean", "--older-than", "30d")] == [reader, parent]
+    assert [row["id"] for row in desk.rows("rm", "--older-than", "30d")] == [reader, parent]
 
 
 def test_a_home_path_with_a_symlink_is_recognized_as_the_same_home(desk, tmp_path: Path):

@@ -120,7 +120,7 @@ def test_jobs_that_are_queued_after_a_move_have_their_own_places(desk: Desk):
     assert desk.client.move(third, 1) == 1
     last, front = desk.submit(), desk.submit("--front")
     assert desk.warmd("pause", second).code == 0
-    assert desk.warmd("unpause", second).code == 0
+    assert desk.warmd("resume", second).code == 0
     wanted = [second, front, third, first, last]
     assert queue_of(desk) == wanted
     lose_all(desk)
@@ -163,7 +163,7 @@ def test_paused_jobs_stay_paused_and_canceled_and_ended_ones_ended(desk: Desk):
     desk.warmd("cancel", canceled)
     desk.warmd("pause", parked)
     desk.warmd("pause", back)
-    desk.warmd("unpause", back)
+    desk.warmd("resume", back)
     dependent = desk.submit("--after", failed)
     wanted = {
         **{finished: ("finished", False), failed: ("failed", False)},
@@ -176,7 +176,7 @@ def test_paused_jobs_stay_paused_and_canceled_and_ended_ones_ended(desk: Desk):
     assert states(desk) == wanted
     assert sorted(found.ended) == sorted([finished, failed, stopped, canceled])
     assert desk.rows("result", finished) == [{"steps": 4}]
-    assert desk.warmd("unpause", parked).out == f"{parked} queued\n"
+    assert desk.warmd("resume", parked).out == f"{parked} queued\n"
     assert desk.warmd("resume", failed).out == f"{failed} queued\n"
     assert states(desk)[failed] == ("queued", False)
 
@@ -197,7 +197,7 @@ def test_a_resumed_job_is_queued_again_even_if_it_was_paused_then(desk: Desk):
         desk.warmd("resume", job_id)
     desk.warmd("pause", paused)
     desk.warmd("pause", again)
-    desk.warmd("unpause", again)
+    desk.warmd("resume", again)
     lose_all(desk)
     adopt(desk)
     assert states(desk) == {
@@ -275,7 +275,7 @@ def test_an_unpause_that_redis_has_lost_leaves_the_job_paused(desk: Desk):
     job_id = desk.submit()
     desk.warmd("pause", job_id)
     with losing_what_follows(desk):
-        desk.warmd("unpause", job_id)
+        desk.warmd("resume", job_id)
     assert not adopt(desk).corrected
     assert states(desk) == {job_id: ("scheduled", True)}
 
@@ -285,7 +285,7 @@ def test_a_queue_that_lost_nothing_is_left_alone(desk: Desk):
     desk.begin().fail("no reason")
     desk.warmd("resume", jobs[0])
     desk.warmd("pause", jobs[1])
-    desk.warmd("unpause", jobs[1])
+    desk.warmd("resume", jobs[1])
     desk.warmd("cancel", jobs[2])
     desk.warmd("resume", jobs[2])
     desk.warmd("pause", jobs[3])

@@ -206,7 +206,7 @@ def test_a_job_of_two_machines_that_lose_only_each_other_ends_as_a_whole(network
 
 
 def commands_answer_in_a_line(network: Machines, name: str) -> None:
-    for command in (("nodes",), ("jobs",), ("drain", network.name_of("second"))):
+    for command in (("nodes",), ("jobs",), ("nodes", "--drain", network.name_of("second"))):
         begun = time.monotonic()
         code, output = network.run(name, *command)
         assert code == 3, output

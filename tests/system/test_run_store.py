@@ -124,7 +124,7 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
     assert all(row["error"] is None and row["bytes"] > 10_000 for row in listed)
     run("checkpoints", "export", job_id, "exported", "--step", str(listed[0]["step"]))
     assert is_model(machines.folder / "exported")
-    run("note", job_id, "seen from the desk")
+    run("show", job_id, "--note", "seen from the desk")
     machines.client.rundir(job_id)
     assert [note.text for note in machines.client.labels(job_id).notes] == ["seen from the desk"]
     run("rm", job_id)
@@ -211,11 +211,11 @@ def test_a_sweep_is_trained_pruned_and_cleaned_up_with_a_bucket(pair: Cluster):
     assert len(index.read(remote.bucket, swept[0]).checkpoints()) > 1
     at_a_desk(pair, "checkpoints", "prune", swept[0], "--keep", "1", "--yes")
     assert len(index.read(remote.bucket, swept[0]).checkpoints()) == 1
-    at_a_desk(pair, "clean", "--older-than", "1s", "--keep-models")
+    at_a_desk(pair, "rm", "--older-than", "1s", "--keep-models")
     assert set(swept) <= set(remote.ids())
     assert not index.read(remote.bucket, swept[0]).checkpoints()
     assert index.read(remote.bucket, swept[0]).below("model")
-    at_a_desk(pair, "clean", "--older-than", "1s")
+    at_a_desk(pair, "rm", "--older-than", "1s")
     assert remote.ids() == []
 
 
@@ -235,14 +235,14 @@ def test_groups_continue_by_what_other_machines_have_put_into_the_bucket(pair: C
     }
     (pair.folder / "plan.yaml").write_text(json.dumps(plan))
     grpo = ("submit", "grpo", "--model", str(pair.model), "--wait")
-    at_a_desk(pair, *grpo, "--config", "plan.yaml", home="deciding")
-    shown = json.loads(at_a_desk(pair, "curriculum", "show", "--json", home="deciding").stdout)
+    at_a_desk(pair, *grpo, "--config", "plan.yaml", "--name", "stages", home="deciding")
+    shown = json.loads(at_a_desk(pair, "show", "stages", "--json", home="deciding").stdout)
     assert shown["status"] == "finished"
     assert [attempt["decision"] for attempt in shown["attempts"]] == ["continue", "continue"]
     options = ("--dataset", str(data), "--max-completion-length", "4", "--num-generations", "2")
     rates = ("--sweep", "learning_rate=1e-6,1e-5,1e-4", "--halving", "3", "--samples", "6")
-    at_a_desk(pair, *grpo, *options, *rates, home="deciding")
-    swept = json.loads(at_a_desk(pair, "sweep", "show", "--json", home="deciding").stdout)
+    at_a_desk(pair, *grpo, *options, *rates, "--name", "rates", home="deciding")
+    swept = json.loads(at_a_desk(pair, "show", "rates", "--json", home="deciding").stdout)
     assert swept["status"] == "finished"
     steps = sorted(point["step"] for point in swept["points"])
     assert steps[0] == steps[1] < steps[2]

@@ -54,10 +54,12 @@ def check(client: Client) -> None:
         fact(f"request {number + 1} is served", said[-1]["type"], "finished", is_done)
     command = [sys.executable, "-m", "warmd.cli", "--home", str(client.config.home)]
     done = subprocess.run(
-        [*command, "verify-resume", job_id, "--steps", "6"], capture_output=True, text=True
+        [*command, "checkpoints", "verify", "--resume", job_id, "--steps", "6"],
+        capture_output=True,
+        text=True,
     )
     verdict = (done.stdout or done.stderr).strip().splitlines()[-1]
-    fact("verify-resume", verdict, "is exact", done.returncode == 0)
+    fact("checkpoints verify --resume", verdict, "is exact", done.returncode == 0)
 
 
 if __name__ == "__main__":

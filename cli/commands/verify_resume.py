@@ -1,12 +1,13 @@
-"""`warmd verify-resume`: verifies exact resume after a kill on a job of the user."""
+"""`warmd checkpoints verify --resume`: verifies exact resume after a kill on a job of the user."""
 
 from __future__ import annotations
 
 import click
 
-from ..shared.app import App, common_options, note
-from ..shared.job_argument import job_argument
+from ..shared.app import App, note
 from ..view import render
+
+RESUME_STEPS = 4  # that are compared unless told otherwise
 
 
 def _on_a_gpu(is_deterministic: bool) -> str:
@@ -16,24 +17,12 @@ def _on_a_gpu(is_deterministic: bool) -> str:
     return "bit-exact training on a GPU needs the same GPU model, driver and libraries in each run"
 
 
-@click.command("verify-resume")
-@job_argument
-@click.option(
-    "--steps",
-    type=click.IntRange(min=2, max=10_000_000),
-    default=4,
-    show_default=True,
-    metavar="N",
-    help="Number of steps to run.",
-)
-@common_options
-@click.pass_obj
 def verify_resume(app: App, job: str | None, steps: int) -> int:
-    """Verify that JOB can be interrupted and resumed with the same results.
+    """Verify that a job can be interrupted and resumed with the same results; return an exit code.
 
-    Runs the first steps of JOB twice, in two temporary jobs at the front of the queue: one without
+    Runs its first steps twice, in two temporary jobs at the front of the queue: one without
     interruption, one with a stop and a kill -9 at a random moment. Then compares all results bit by
-    bit. Exit code 1: something differs.
+    bit.
     """
     from ...daemon.reports.verify_resume import verify
 
