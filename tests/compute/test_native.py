@@ -263,7 +263,7 @@ for _ in range(9):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 """
     environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 
 @pytest.mark.parametrize("name", ["norm", "layers.1.input_layernorm", "layers.1.self_attn.k_norm"])
@@ -331,7 +331,7 @@ for precision in ("native", "bf16", "int8"):
         "ONEDNN_MAX_CPU_ISA": "SSE41",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 
 @pytest.mark.nightly(
@@ -361,7 +361,7 @@ def test_machine_code_is_compiled_whatever_the_state_of_the_cache(tmp_path, trou
         return subprocess.Popen(command, env={**settings, **environment}, stdout=-1, text=True)
 
     def kept(process: subprocess.Popen[str]) -> str:
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate()
         assert process.returncode == 0
         return out.strip()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -60,7 +61,11 @@ FILLER = "filler"
 def fill(disk: Path, *, leave_bytes: int = 0) -> None:
     """Write a file that takes all space of a disk but for some bytes."""
     space = os.statvfs(disk)
-    (disk / FILLER).write_bytes(bytes(space.f_bavail * space.f_frsize - leave_bytes))
+    try:
+        (disk / FILLER).write_bytes(bytes(space.f_bavail * space.f_frsize - leave_bytes))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # else another process has taken some of it meanwhile
+            raise
 
 
 def use_up(disk: Path) -> None:
