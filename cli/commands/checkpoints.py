@@ -26,7 +26,7 @@ from ..shared.job_argument import complete_job, job_argument
 from ..shared.target import ambiguous
 from ..view import render
 from .verify_resume import RESUME_STEPS, verify_resume
-from .verify_trl import TRL_STEPS, verify_trl
+from .verify_trl import MOST_TRL_STEPS, TRL_STEPS, verify_trl
 
 if TYPE_CHECKING:
     from ...daemon.runs.checkpoints import Checkpoints
@@ -144,6 +144,8 @@ def verify(
         name = "trl" if trl else "resume"
         raise SpecError("step", f"must not go with {name}, which reads no checkpoint")
     if trl:
+        if steps is not None and steps > MOST_TRL_STEPS:
+            raise SpecError("steps", f"must be at most {MOST_TRL_STEPS} with trl, got {steps}")
         return verify_trl(app, job, TRL_STEPS if steps is None else steps)
     if resume:
         return verify_resume(app, job, RESUME_STEPS if steps is None else steps)

@@ -43,7 +43,7 @@ _WORDS = {
 
 _LIMIT = 20
 
-_GROUPS = frozenset(("sweep", "curriculum"))  # that --kind lists, as a whole
+_GROUPS = frozenset(("sweep", "curriculum"))  # values of --kind that list groups, not jobs
 
 _LABELED = ("NAME",)  # the column that a table has if one of its jobs has a name or tags
 
@@ -205,7 +205,8 @@ def jobs(
         _refuse_others(ctx, "best", {"best", "kinds"})
         show_leaderboard(app, best)
         return
-    for kind in _GROUPS.intersection(kinds):
+    if groups := _GROUPS.intersection(kinds):
+        kind = min(groups)
         _refuse_others(ctx, f"kind {kind}", {"kinds", "limit"})
         if len(kinds) > 1:
             raise SpecError("kind", f"must be given once with {kind}")

@@ -77,7 +77,6 @@ def models(app: App, unload: str | None) -> None:
     if unload is not None:
         _unload(app, unload)
         return
-
     found = control.models(app.config())
     if app.as_json:
         for model in found:

@@ -15,7 +15,9 @@ from ..view import render
 
 @click.command()
 @job_argument
-@click.option("--now", is_flag=True, help="Stop it at once; work since its checkpoint is lost.")
+@click.option(
+    "--now", is_flag=True, help="Stop it at once; work since its latest checkpoint is lost."
+)
 @common_options
 @click.pass_obj
 def cancel(app: App, job: str | None, now: bool) -> None:

@@ -7,7 +7,7 @@ import click
 from ..shared.app import App, note
 from ..view import render
 
-RESUME_STEPS = 4  # that are compared unless told otherwise
+RESUME_STEPS = 4  # steps that are run where --steps is not given
 
 
 def _on_a_gpu(is_deterministic: bool) -> str:

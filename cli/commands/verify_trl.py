@@ -13,7 +13,8 @@ from ..view.live import ClockLine, has_live_lines
 if TYPE_CHECKING:
     from ...daemon.reports.verify_trl import Verdict
 
-TRL_STEPS = 3
+TRL_STEPS = 3  # steps that are trained where --steps is not given
+MOST_TRL_STEPS = 10_000
 _HEADERS = (">STEP", ">LOSS TRL", ">LOSS WARMD", ">GRAD NORM TRL", ">GRAD NORM WARMD")
 
 

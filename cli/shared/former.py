@@ -1,4 +1,4 @@
-"""Commands of earlier versions, and what to type instead."""
+"""Commands that earlier versions had: each is answered with the command line that replaces it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def _note(arguments: list[str]) -> list[str]:
     return ["show", *arguments]
 
 
+# For each removed command, the function that turns its arguments into the new command line.
 COMMANDS: Mapping[str, _Change] = {
     "clean": _to("rm"),
     "curriculum": _group("curriculum"),
@@ -58,11 +59,11 @@ COMMANDS: Mapping[str, _Change] = {
 
 
 class Replaced(click.ClickException):
-    """The name of a former command was typed; the message has what to type instead."""
+    """A removed command was typed. The message has the command line that replaces it."""
 
     exit_code = 2  # bad usage
 
     def __init__(self, app: App, name: str, arguments: Sequence[str]) -> None:
-        """`arguments`: those of the former command."""
+        """`name` and `arguments`: the removed command and the words typed after it."""
         instead = app.command(shlex.join(COMMANDS[name](list(arguments))))
         super().__init__(f"{name!r} is no longer a command; type: {instead}")

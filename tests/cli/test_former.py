@@ -81,6 +81,7 @@ def test_the_new_command_has_the_home_that_was_given(tmp_path: Path):
         ("nodes --wait", "wait: must go with drain"),
         ("checkpoints verify --trl --resume", "resume: must not go with trl"),
         ("checkpoints verify --resume --step 3", "step: must not go with resume"),
+        ("checkpoints verify --trl --steps 10001", "steps: must be at most 10000 with trl"),
         ("checkpoints verify --steps 3", "steps: must go with trl or resume"),
     ],
 )

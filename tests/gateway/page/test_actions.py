@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from browser import Browser
 from dashboard import HOSTILE, Page, assert_clean, finished, running
+from gateways import Execution, Gateway
 from waiting import wait_until
 
 from warmd.jobs import spec_class
@@ -124,13 +126,17 @@ def test_a_text_is_completed_with_its_tokens_counted(page):
     assert browser.js("return document.querySelectorAll('.messages li').length") == 2
 
 
-def test_a_completion_without_text_is_shown_and_keeps_what_was_asked(browser, make_gateway):
-    gateway = make_gateway()
+def asked(browser: Browser, gateway: Gateway) -> Execution:
+    """The job of a text that was sent on the page for chats."""
     Page(browser, gateway.url).open("chat")
     browser.wait("document.querySelector('select[name=model]').value === 'tiny'")
     browser.type("textarea[name=prompt]", "1+1=")
     browser.press("Send")
-    gateway.take().finish("")
+    return gateway.take()
+
+
+def test_a_completion_without_text_is_shown_and_keeps_what_was_asked(browser, make_gateway):
+    asked(browser, make_gateway()).finish("")
     browser.wait_for("(empty)")
     assert browser.js("return document.querySelectorAll('.messages li').length") == 2
     assert "1+1=" in browser.js("return document.querySelector('.messages').innerText")
@@ -138,12 +144,7 @@ def test_a_completion_without_text_is_shown_and_keeps_what_was_asked(browser, ma
 
 
 def test_a_completion_is_shown_while_it_is_generated_and_stopped(browser, make_gateway):
-    gateway = make_gateway()
-    Page(browser, gateway.url).open("chat")
-    browser.wait("document.querySelector('select[name=model]').value === 'tiny'")
-    browser.type("textarea[name=prompt]", "1+1=")
-    browser.press("Send")
-    job = gateway.take()
+    job = asked(browser, make_gateway())
     job.write(HOSTILE)
     browser.wait_for(HOSTILE)
     browser.press("Stop")
