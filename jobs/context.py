@@ -7,6 +7,7 @@ folder, a list and a threading.Event.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -298,6 +299,9 @@ class Context:
     queued_s: float | None = None  # how long the job waited in the queue
     rules: int = RULES  # version at submission
     ranks: Ranks = ONE_PROCESS  # the processes of this job
+    began: float = field(default_factory=time.monotonic)  # this execution, by the monotonic clock
+    ran_s: float = 0.0  # how long earlier executions ran, without pauses
+    latest_step: int = 0  # the highest step that an earlier execution has reported
 
     def check_stop(self, checkpoint: Path | None = None) -> None:
         """Raise Stopped, at the step of the checkpoint to resume from, if the job is to stop."""

@@ -151,6 +151,7 @@ def _mlm_command() -> click.Command:
         short = replace(
             spec,
             steps=WARM_UP + measured,
+            time_limit=None,
             # One evaluation, after the last step, where the job has any. No other checkpoint.
             eval_every=min(spec.eval_every, 1) * (WARM_UP + measured),
             eval_first=False,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ...daemon.lifecycle.statuses import ENDED
+from ...jobs.durations import parse_duration
 from ...jobs.errors import Conflict, SpecError
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
-from ..view.times import parse_duration
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client

@@ -13,6 +13,7 @@ import click
 
 from ...configs.labels import line_of, num_nodes, read_labels, with_ranks
 from ...jobs import spec_class
+from ...jobs.durations import parse_duration
 from ...jobs.errors import SpecError
 from ...jobs.ids import kind_of
 from ...jobs.training.options import TrainingSpec
@@ -29,7 +30,7 @@ from ..shared.spec_options import (
     take_argument,
 )
 from ..view import render
-from ..view.times import parse_duration, parse_time
+from ..view.times import parse_time
 from .curriculum import submit_curriculum
 from .sweep import submit_sweep, sweep_options
 

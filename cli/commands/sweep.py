@@ -222,7 +222,8 @@ def submit_sweep(
             render.json_line(planned)
             return 0
         click.echo(f"# {kind}: these {count} jobs would be queued")
-        click.echo(f"# metric: {plan.metric}; compared at steps {', '.join(map(str, plan.rungs))}")
+        steps = f"steps {', '.join(map(str, plan.rungs))}" if plan.rungs else "their ends"
+        click.echo(f"# metric: {plan.metric}; compared at {steps}")
         if planned["first_prompt"] is not None:
             click.echo(f"# first prompt: {quoted(planned['first_prompt'])}")
         if search:

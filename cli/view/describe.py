@@ -108,6 +108,23 @@ def _extended(event: Event) -> str:
     return f"extended: {'; '.join(_changes(event)) or 'to more steps'}"
 
 
+def _plan(event: Event) -> str:
+    steps = event.get("steps_total")
+    text = f"plan: {steps} steps" if steps is not None else "plan"
+    if event.get("step_s") is not None:
+        text += f", {render.duration(event['step_s'])} each"
+    if steps is not None and event.get("step") == steps:
+        text += ": no further step fits"
+    elif event.get("left_s") is not None:
+        text += f", until {render.clock(event['time'] + event['left_s'], now=event['time'])}"
+    if event.get("limit_s") is not None:
+        text += f" (time limit {render.duration(event['limit_s'])}"
+        if event.get("running_s") is not None:
+            text += f", {render.duration(event['running_s'])} used"
+        text += ")"
+    return text
+
+
 def _save_failed(event: Event) -> str:
     text = f"no checkpoint of step {event['step']}: {event.get('error') or 'it failed'}"
     if event.get("seconds") is not None:
@@ -147,6 +164,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "unpaused": _unpaused,
     "revised": _revised,
     "extended": _extended,
+    "plan": _plan,
     "save_failed": _save_failed,
 }
 

@@ -25,7 +25,10 @@ def lines(kind: str, spec: Mapping[str, Any], found: JobEstimate) -> Iterator[tu
     yield from _sizes(kind, spec)
     if found.steps is not None:
         yield "steps", str(found.steps)
-    yield "time", _UNKNOWN if found.seconds is None else _time(found, found.seconds)
+    if found.time_limit_s is not None:
+        yield "time", _limited(found, found.time_limit_s)
+    else:
+        yield "time", _UNKNOWN if found.seconds is None else _time(found, found.seconds)
     if found.peak_bytes is not None:
         yield "memory", _memory(found, found.peak_bytes)
     if found.disk_bytes is not None:
@@ -72,6 +75,19 @@ def _time(found: JobEstimate, seconds: Amount) -> str:
     return f"{text}; measured: {each} a {unit}, as in {named}{data}"
 
 
+def _limited(found: JobEstimate, limit_s: float) -> str:
+    text = (
+        f"{render.duration(limit_s)} of running time (time_limit), done at "
+        f"{render.clock(time.time() + limit_s)} when it starts now; the steps are planned from "
+        "their measured time"
+    )
+    if found.step_s:
+        named = ", ".join(found.jobs[:_NAMED])
+        text += f": about {limit_s / found.step_s:.3g} at {render.duration(found.step_s)}"
+        text += f" a step, as in {named}" + ("" if found.is_same_data else ", which had other data")
+    return text
+
+
 def _memory(found: JobEstimate, peak: Amount) -> str:
     if peak.source == "measured":
         return f"{_span(render.size, peak)} at most, measured in {', '.join(found.jobs[:_NAMED])}"
@@ -91,16 +107,21 @@ def _span(shown: Any, amount: Amount) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def _passes(spec: Mapping[str, Any]) -> str:
+    if spec["time_limit"] is not None:
+        return "repeated until the time limit"
+    return "1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs"
+
+
 def _sizes(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if kind == "grpo":
         completions = spec["prompts_per_step"] * spec["num_generations"]
-        epochs = "1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs"
-        yield "records", f"{spec['samples']} of {spec['dataset']}, {epochs}"
+        yield "records", f"{spec['samples']} of {spec['dataset']}, {_passes(spec)}"
         tokens = spec.get("max_completion_length")
         most = f", at most {completions * tokens:,} tokens" if tokens else ""
         yield "per step", f"{completions} completions{most}"
     elif issubclass(spec_class(kind), RowTrainingSpec):
-        yield "rows", f"{spec['samples']} of {spec['dataset']}, {spec['epochs']} epochs"
+        yield "rows", f"{spec['samples']} of {spec['dataset']}, {_passes(spec)}"
         yield "per step", f"{spec['batch_size'] * spec['gradient_accumulation']} rows"
     elif kind == "mlm":
         tokens = spec["batch_size"] * spec["gradient_accumulation"] * spec["seq_len"]

@@ -61,15 +61,15 @@ _BEGINS = ("started", "begin")
 
 
 def projection(
-    times: StepTimes, *, now: float, checkpoint: int | None, steps_total: int
+    times: StepTimes, *, now: float, checkpoint: int | None, steps_total: int | None
 ) -> list[dict[str, Any]]:
-    """Return a row for each of `STEPS`, and for the job's own number of steps.
+    """Return a row for each of `STEPS`, and for the job's own number of steps, if it has one.
 
     A row has `steps`, `hours` and `ends_at` (unix seconds, when begun now); with a checkpoint also
     `hours_left` and `resumed_ends_at` from there, None if it is at least as far.
     """
     rows = []
-    for steps in sorted({*STEPS, steps_total}):
+    for steps in sorted({*STEPS} if steps_total is None else {*STEPS, steps_total}):
         seconds = times.startup_s + times.seconds(0, steps)
         row: dict[str, Any] = {"steps": steps, "hours": seconds / 3600, "ends_at": now + seconds}
         if checkpoint is not None:

@@ -1,35 +1,12 @@
-"""Parses durations and times of day."""
+"""Parses times of day."""
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import UTC, datetime, timedelta
 
-from ...configs.values import duration_s
+from ...jobs.durations import LONGEST_S, parse_duration
 from ...jobs.errors import SpecError
-
-_LONGEST_S = 10 * 365 * 86400
-
-
-def parse_duration(field: str, text: str) -> float:
-    """Return the seconds of `90s`, `15m`, `1h30m` or `2d`: more than none, at most ten years.
-
-    A number without a unit is refused: Slurm, for example, reads it as minutes.
-    """
-    if _is_number(text):
-        raise SpecError(field, f"must have a unit, such as 90s, 15m or 1h30m, got {text!r}")
-    seconds = duration_s(field, text)
-    if not 0 < seconds <= _LONGEST_S:
-        raise SpecError(field, f"must be above 0 and at most 3650d, got {text!r}")
-    return seconds
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def parse_time(field: str, text: str, *, now: datetime) -> datetime:
@@ -48,7 +25,7 @@ def parse_time(field: str, text: str, *, now: datetime) -> datetime:
                 f"must be a local time that exists, got {text!r}: on {wanted:%Y-%m-%d} clocks are "
                 f"set forward, from before to after {wanted:%H:%M}",
             )
-        is_to_come = now < at < now + timedelta(seconds=_LONGEST_S)
+        is_to_come = now < at < now + timedelta(seconds=LONGEST_S)
     except (ValueError, OverflowError, OSError):
         is_to_come = False
     if not is_to_come:

@@ -25,7 +25,7 @@ def line_of(
 
     `is_active`: whether the process of groups had something to do before `members` were read.
     `members`: the fields of its jobs, as returned by `Client.job`, by id. `step` and
-    `steps_total` are sums over all jobs.
+    `steps_total` are sums over all jobs, None with a time limit.
     """
     found = [members[member.id] for member in state.members if member.id in members]
     counts = Counter("paused" if job["paused"] else str(job["status"]) for job in found)
@@ -79,8 +79,10 @@ def status_of(counts: Mapping[str, int], *, is_deciding: bool) -> str:
     return "finished" if counts["finished"] else "stopped"
 
 
-def steps_total(sweep: Sweep, state: State) -> int:
-    """Return the steps of all jobs together, as planned."""
+def steps_total(sweep: Sweep, state: State) -> int | None:
+    """Return the steps of all jobs together, as planned; None: they have a time limit."""
+    if not sweep.rungs:
+        return None
     points, done, total = sweep.search.trials if sweep.search else len(state.points), 0, 0
     for step in sweep.rungs:
         total += points * sweep.seeds * (step - done)
@@ -144,7 +146,7 @@ def _point(
         step = decided[-1].step
         values = _scores(sweep, of_point, step, runs)
     elif not values:
-        step = sweep.rungs[0]
+        step = next(iter(sweep.rungs), sweep.steps)
         values = _scores(sweep, of_point, step, runs)
     interval = mean_interval(list(values.values()))
     dropped = next((d.step for d in decided if index not in d.kept), None)

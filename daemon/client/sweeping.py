@@ -55,7 +55,10 @@ class Sweeping(Submitting, Reader):
         documents = self._documents(spec, {**values, "seed": seed}, options, init, model)
         base = documents[0][0]
         specs = [spec.parse(document["spec"]) for of_point in documents for document in of_point]
-        steps = sorted({one.steps_total for one in specs})
+        steps = sorted({one.steps_total for one in specs if one.steps_total is not None})
+        has_limit = any(one.time_limit is not None for one in specs)
+        if has_limit and options.halving is not None:
+            raise SpecError("halving", "must go with steps, got a time_limit")
         for name in ("halving", "search"):
             if getattr(options, name) is not None and len(steps) > 1:
                 raise SpecError(name, f"must go with equal steps, got {steps[0]} and {steps[-1]}")
@@ -74,7 +77,7 @@ class Sweeping(Submitting, Reader):
             halving=options.halving,
             metric=metric,
             lower_is_better=grid.is_lower_better(spec, metric),
-            rungs=grid.rungs_for(steps[-1], len(points), options.halving),
+            rungs=[] if has_limit else grid.rungs_for(steps[-1], len(points), options.halving),
             document=base,
             queueing=queueing.to_json(),
             search=search,

@@ -25,6 +25,7 @@ from ...jobs.context import Context
 from ...jobs.errors import JobFailed, Stopped, WarmdError
 from ...jobs.files.atomic import release
 from ...jobs.files.shortage import Patience, Shortage, lacks_space, shortage
+from ...jobs.spec import Spec
 from ...jobs.user_code import limited_processes, tracebacks
 from ...jobs.user_code.modules import own_modules
 from ..host.channel import check_size
@@ -41,9 +42,10 @@ from ..host.messages import (
 )
 from ..runs import source
 from ..runs.checkpoints import Checkpoints
-from ..runs.events import EventLog
+from ..runs.events import EventLog, read
 from ..runs.fence import Fence, Superseded
 from ..runs.rundir import RunDir
+from ..runs.running_time import running_s
 from .activity import ActivityReporter
 from .before_run import (
     check_device,
@@ -280,6 +282,8 @@ def _run(document: dict[str, Any], execution: _Execution, models: HorseModels) -
         eval_at_stop=bool(document.get("eval_at_stop")),
         queued_s=waited,
         rules=document.get("rules", 0),
+        ran_s=_ran_s(spec, execution),
+        latest_step=events.latest_step,
     )
     run = partial(run_of(document["kind"]), spec)
     # None in a resident horse that was forked for another job.
@@ -315,6 +319,14 @@ def _run(document: dict[str, Any], execution: _Execution, models: HorseModels) -
     finally:
         # A stop or an error can leave a save unfinished.
         checkpoints.settle()
+
+
+def _ran_s(spec: Spec, execution: _Execution) -> float:
+    """Return how long earlier executions ran, for a job whose running time is limited."""
+    if getattr(spec, "time_limit", None) is None:
+        return 0.0
+    logged = read(execution.rundir.events)
+    return running_s(logged, before=execution.events.execution)
 
 
 def _warn_of_lost_events(events: EventLog, resumed_from: int) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...jobs.ids import is_job_id
+from ...jobs.training.options import MOST_STEPS
 from .folder import SCHEMA, SWEEP, GroupFolder, update_options
 from .ranges import Range
 
@@ -44,7 +45,8 @@ class Sweep:
     halving: int | None
     metric: str
     lower_is_better: bool
-    rungs: list[int]  # steps at which points are compared; the last one is the end
+    rungs: list[int]  # steps at which points are compared; the last one is the end. With a time
+    # limit none: the steps are not known.
     document: dict[str, Any]  # spec.json of its jobs, without the options that differ
     queueing: dict[str, Any]  # front, after, at, retries, timeout_s, needs
     search: Search | None = None  # None: all combinations of the axes
@@ -52,8 +54,8 @@ class Sweep:
 
     @property
     def steps(self) -> int:
-        """The steps of a job that is trained to its end."""
-        return self.rungs[-1]
+        """The steps of a job that is trained to its end; at least these, with a time limit."""
+        return self.rungs[-1] if self.rungs else MOST_STEPS
 
 
 @dataclass(frozen=True)

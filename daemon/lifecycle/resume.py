@@ -10,6 +10,8 @@ from typing import Any
 from ...configs.config import DaemonConfig
 from ...jobs.context import step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
+from ...jobs.spec import Spec
+from ...jobs.training.options import TrainingSpec
 from ...jobs.user_code.modules import SOURCES, changed
 from ..queue.jobs import ENDED, EndedJob, Job, JobStatus
 from ..runs import asked, events
@@ -33,8 +35,8 @@ def resume(
 ) -> str:
     """Queue an ended job again; it resumes from its latest checkpoint.
 
-    `changes`: new (raw) values of options that may change on resume; with more `steps` a
-    finished job continues. `strict`: refuse if `changed_sources` is not empty.
+    `changes`: new (raw) values of options that may change on resume; with more `steps` or a longer
+    `time_limit` a finished job continues. `strict`: refuse if `changed_sources` is not empty.
     Returns "queued", or "finished" if there is nothing left to do.
     A job that Redis does not know is adopted from its run directory.
     Raises SpecError, NotFound and Conflict.
@@ -98,13 +100,16 @@ def _resume(
     changed = revised.changes(spec.to_json())
     old_steps = steps_total_of(document, events.newest(rundir.events, RECENT))
     steps = getattr(revised, "steps_total", None) if "steps" in changes else old_steps
-    if steps == old_steps and status == JobStatus.FINISHED and rundir.read_result() is not None:
+    is_finished = status == JobStatus.FINISHED and rundir.read_result() is not None
+    if is_finished and "time_limit" in changed:
+        _check_longer(job_id, spec, revised)
+    elif is_finished and steps == old_steps:
         if names := ", ".join(name for name in changed if name != "steps"):
             raise Conflict(f"job: {job_id} is finished: {names} takes effect only with more steps")
         return "finished"
     check_ranks(places, config, [revised.to_json()])
     done = max(map(step_of, Checkpoints(rundir.checkpoints).list()), default=0)
-    if status == JobStatus.FINISHED and rundir.read_result() is not None and not done:
+    if is_finished and not done:
         raise Conflict(
             f"job: {job_id} has no checkpoint left to resume from: start a new job from "
             f"its model with --init-from {job_id}"
@@ -121,6 +126,19 @@ def _resume(
     if not queue_again(places, job, front=front, needs=needs):
         raise Conflict(f"job: {job_id} was resumed by another process")
     return "queued"
+
+
+def _check_longer(job_id: str, spec: Spec, revised: Spec) -> None:
+    """Raise SpecError unless the new time limit of a finished training is longer."""
+    assert isinstance(spec, TrainingSpec)
+    assert isinstance(revised, TrainingSpec)
+    before_s, after_s = spec.time_limit_s, revised.time_limit_s
+    if before_s is not None and after_s is not None and after_s <= before_s:
+        raise SpecError(
+            "time_limit",
+            f"must be longer than {spec.time_limit}, which {job_id} has used, got "
+            f"{revised.time_limit}",
+        )
 
 
 def queue_again(

@@ -310,15 +310,16 @@ def steps_total_of(document: dict[str, Any], recent: Iterable[Mapping[str, Any]]
     """Return the optimizer steps of a training; None: unknown.
 
     `recent`: its latest events, newest first. They have the steps of epochs, which may be fewer
-    than the spec tells, since rows without a token to learn are dropped.
+    than the spec tells, since rows without a token to learn are dropped, and the planned steps of a
+    time limit.
     """
     try:
         spec = spec_of(document) if document else None
     except WarmdError:  # an incompatible version
         spec = None
     if getattr(spec, "steps", None) is None:
-        totals = (event["steps_total"] for event in recent if "steps_total" in event)
-        if (latest := next(totals, None)) is not None:
+        totals = (event.get("steps_total") for event in recent)
+        if (latest := next((total for total in totals if total is not None), None)) is not None:
             return int(latest)
     return getattr(spec, "steps_total", None)
 

@@ -86,6 +86,7 @@ class JobEstimate:
     steps: int | None
     seconds: Amount | None
     step_s: float | None  # on this machine
+    time_limit_s: float | None = None  # of the running time, which decides the steps
     jobs: tuple[str, ...] = ()  # the similar jobs that were measured
     is_same_data: bool = True  # whether these had the same data set and lengths
     peak_bytes: Amount | None = None
@@ -130,6 +131,7 @@ def estimate(
         steps=getattr(located, "steps_total", None),
         seconds=None,
         step_s=None,
+        time_limit_s=getattr(located, "time_limit_s", None),
         disk_free_bytes=client.home.free_bytes(),
     )
     limits = None
@@ -140,15 +142,16 @@ def estimate(
     elif limits is not None and size is not None and work is not None and found.steps:
         seconds = _computed(work, size, limits, found.steps, _SHARE)
         found = replace(found, seconds=seconds, step_s=seconds.value / found.steps)
-    steps = found.steps
-    if size is not None and work is not None and steps:
+    if size is not None and work is not None and (found.steps or found.time_limit_s):
         low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
         if found.peak_bytes is None:
             least, most = _LIBRARIES_BYTES
             found = replace(found, peak_bytes=_between(low + least, high + most))
+        found = replace(found, state_bytes=low)
+    if size is not None and work is not None and found.steps:
         share = _share(found, work, size, limits)
-        hardware = tuple(_on(h, work, size, steps, share) for h in HARDWARE)
-        found = replace(found, state_bytes=low, hardware=hardware)
+        hardware = tuple(_on(h, work, size, found.steps, share) for h in HARDWARE)
+        found = replace(found, hardware=hardware)
     if isinstance(located, TrainingSpec):
         found = replace(found, disk_bytes=_disk(located, runs, size))
     return found
@@ -333,9 +336,10 @@ def _disk(spec: TrainingSpec, runs: list[_Run], size: ModelSize | None) -> Amoun
         return None
     interval = spec.save_interval.steps
     try:
-        most = spec.steps_total if interval is None else -(-spec.steps_total // interval)
+        steps = spec.steps_total
     except SpecError:
-        most = spec.keep
+        steps = None
+    most = spec.keep if steps is None else steps if interval is None else -(-steps // interval)
     kept = min(spec.keep, most) + (spec.keep_best is not None)
     return Amount(source=source, value=each * kept, low=each * kept, high=each * (kept + 1))
 

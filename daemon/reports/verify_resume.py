@@ -72,6 +72,8 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     """
     total = client.job(job_id)["steps_total"]
     spec = client.rundir(job_id).read_spec()["spec"]
+    if spec.get("time_limit") is not None:
+        raise SpecError("job", f"must have steps, not a time limit, got {job_id}")
     if total is None or "save_every" not in spec:
         raise SpecError("job", f"must be a training job, got {job_id}")
     steps = min(steps, total)

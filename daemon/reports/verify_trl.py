@@ -59,6 +59,8 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     rundir = client.rundir(job_id)
     document = rundir.read_spec()
     check_kind(document["kind"])
+    if document["spec"].get("time_limit") is not None:
+        raise SpecError("job", f"must have steps, not a time limit, got {job_id}")
     folder = fetch.folder_at_hand(ModelConfig(**document["model"]))
     if folder is None:
         raise SpecError("model", f"must be on this machine, got {document['model']['path']}")

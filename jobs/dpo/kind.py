@@ -53,15 +53,15 @@ def prepare(
     return row_job.prepare(spec, ctx, warm, Example, encoder_of, checkpoint)
 
 
-def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int) -> DPOConfig:
+def config_of(spec: DpoSpec, ctx: Context, warm: WarmModel, steps: int | None) -> DPOConfig:
     from trl.trainer.dpo_config import DPOConfig
 
-    from ..training.arguments import common_arguments
+    from ..training.arguments import UNPLANNED, common_arguments
     from ..training.lora import chosen_learning_rate
 
     return DPOConfig(
         **common_arguments(spec, ctx),
-        max_steps=steps,
+        max_steps=UNPLANNED if steps is None else steps,
         per_device_train_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation,
         learning_rate=chosen_learning_rate(

@@ -105,7 +105,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             ctx.emit("warning", message=f"model: {appended_end_words(warm.appended_end)}")
         for words in of_rollouts_words(warm.unapplied):
             ctx.emit("warning", message=f"model: {words}")
-        if checkpoint is not None and step_of(checkpoint) < spec.steps_total:
+        steps = spec.steps_total
+        if checkpoint is not None and (steps is None or step_of(checkpoint) < steps):
             sources.warn_of_changes(ctx, checkpoint)
         with _reward_log(spec, ctx, checkpoint) as task.reward_log:
             run_to_end(training, checkpoint, gemm)
@@ -116,6 +117,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         "reward_after": None if training.last_eval is None else training.last_eval["reward"],
         "model": "model",
         "metrics": {k: v for k, v in training.last_metrics.items() if k != "samples"},
+        **training.planned,
     }
 
 
@@ -162,7 +164,7 @@ def config_of(
 ) -> GRPOConfig:
     from trl.trainer.grpo_config import GRPOConfig
 
-    from ..training.arguments import common_arguments
+    from ..training.arguments import UNPLANNED, common_arguments
     from ..training.lora import chosen_learning_rate
 
     if spec.rollout_dtype == "int8" and ctx.device != "cpu":
@@ -178,7 +180,7 @@ def config_of(
     )
     return GRPOConfig(
         **common_arguments(spec, ctx),
-        max_steps=spec.steps_total,
+        max_steps=UNPLANNED if spec.steps_total is None else spec.steps_total,
         per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
         steps_per_generation=accumulation,

@@ -72,6 +72,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
 
     relations: ClassVar[tuple[Relation, ...]] = (
+        never_with("epochs", time_limit=GIVEN),
         # The reference of an adapter is the model without it.
         never_with("ref_model_sync_steps", lora=GIVEN),
         # A base model in int8 generates in int8, too.
@@ -208,19 +209,23 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
     )
 
     @property
-    def steps_total(self) -> int:
-        """The optimizer steps of the whole job.
+    def steps_total(self) -> int | None:
+        """The optimizer steps of the whole job; None: planned from the time limit.
 
         A step takes `prompts_per_step` prompts. The remainder of an epoch is dropped; every epoch
         is shuffled again, so that other prompts are dropped. `samples` must be known: `located`
         counts the prompts of the data set.
         """
-        if self.steps is not None:
+        if self.time_limit is not None or self.steps is not None:
             return self.steps
         if self.samples is None:
             raise SpecError("samples", "must be given, or else steps, got neither")
         per_epoch = self.samples // self.prompts_per_step * self.num_iterations
         return self.epochs * per_epoch
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.num_iterations
 
     @property
     def most_processes(self) -> int:

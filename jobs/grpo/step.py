@@ -41,6 +41,7 @@ from ..sequences.packs import FIXED
 from ..sequences.padding import ROUNDED
 from ..sequences.scoring import Part, Scorer, Table
 from ..sequences.sequence import Sequence as Tokenized
+from ..training.arguments import UNPLANNED
 from ..training.loop import STEP_FIELDS, Loss
 from ..training.reference import copy_shared_weights, move_towards, reference_of
 from . import metrics
@@ -434,11 +435,13 @@ class Reinforcement:
         """Return what a reward gets as TRL's `trainer_state`, after so many steps (None: now)."""
         step = self._step if step is None else step
         per_epoch = self.groups.steps_of_epoch
+        # With a time limit the steps are not known before they are planned: then both are None.
+        steps = None if self._args.max_steps == UNPLANNED else self._args.max_steps
         return {
             "global_step": step,
-            "max_steps": self._args.max_steps,
+            "max_steps": steps,
             "epoch": step / per_epoch,
-            "num_train_epochs": math.ceil(self._args.max_steps / per_epoch),
+            "num_train_epochs": None if steps is None else math.ceil(steps / per_epoch),
             "num_input_tokens_seen": self._tokens_seen,
             "train_batch_size": self._args.per_device_train_batch_size,
             "logging_steps": 1,

@@ -53,10 +53,11 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     training = _training(spec, ctx, warm, model, tokenizer, corpus)
     trainer_s = time.perf_counter() - data_done
+    steps = spec.steps_total
     gemm = announce(
         training,
         checkpoint,
-        micro_steps_total=spec.steps * spec.gradient_accumulation,
+        micro_steps_total=None if steps is None else steps * spec.gradient_accumulation,
         model=spec.model or spec.architecture,
         objective=spec.objective,
         batch_size=spec.batch_size,
@@ -73,6 +74,7 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
         "eval": training.last_eval,
         "model": "model",
         "metrics": training.last_metrics,
+        **training.planned,
     }
 
 
@@ -207,16 +209,16 @@ def measured(corpus: Corpus, most: int) -> Any:
 def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
     from transformers import TrainingArguments
 
-    from ..training.arguments import common_arguments
+    from ..training.arguments import UNPLANNED, common_arguments
     from ..training.lora import chosen_learning_rate
 
     return TrainingArguments(
         **common_arguments(spec, ctx),
-        max_steps=spec.steps,
+        max_steps=UNPLANNED if spec.steps_total is None else spec.steps_total,
         per_device_train_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation,
         learning_rate=chosen_learning_rate(spec, ctx, LEARNING_RATE),
-        warmup_steps=spec.warmup,
+        warmup_steps=spec.warmup or 0,
         optim="adamw_torch_fused",
     )
 

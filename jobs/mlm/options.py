@@ -47,6 +47,7 @@ CODE_GRAPH_SIZES = {  # of the encoder's configuration, which needs torch
 }
 MIN_GRAPH = 64  # tokens in which code and graph have room
 LEARNING_RATE = 2.5e-4  # default
+STEPS = 1000  # default
 WARMUP_STEPS = 500  # at most, unless the options say otherwise
 
 _RATES = (*("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),)
@@ -189,7 +190,7 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     learning_rate: float | None = override(
         TrainingSpec, "learning_rate", default_text=f"{LEARNING_RATE:g}; with lora, ten times that"
     )
-    steps: int = override(TrainingSpec, "steps", default=1000)
+    steps: int | None = override(TrainingSpec, "steps", default_text=str(STEPS))
     batch_size: int = override(TrainingSpec, "batch_size", default=8)
     gradient_accumulation: int = override(TrainingSpec, "gradient_accumulation", default=1)
     warmup_steps: int | None = override(
@@ -250,20 +251,23 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         return self.eval_every > 0
 
     @property
-    def steps_total(self) -> int:
-        """The optimizer steps of the whole job."""
-        return self.steps
+    def steps_total(self) -> int | None:
+        """The optimizer steps of the whole job; None: planned from the time limit."""
+        return STEPS if self.steps is None and self.time_limit is None else self.steps
 
     @property
     def most_processes(self) -> int:
         return self.batch_size
 
-    @property
-    def warmup(self) -> int:
-        """The steps of learning-rate warmup."""
+    def warmup_for(self, steps: int) -> int:
         if self.warmup_steps is not None:
             return self.warmup_steps
-        return 0 if self.lr_scheduler == "constant" else min(self.steps // 10, WARMUP_STEPS)
+        return 0 if self.lr_scheduler == "constant" else min(steps // 10, WARMUP_STEPS)
+
+    @property
+    def warmup(self) -> int | None:
+        """The steps of learning-rate warmup; None: not known before the steps are planned."""
+        return None if self.steps_total is None else self.warmup_for(self.steps_total)
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -111,16 +111,16 @@ def _learns_to_stop(how: Tokenization) -> bool:
 
 
 def config_of(
-    spec: SftSpec, ctx: Context, warm: WarmModel, steps: int, *, packs: bool
+    spec: SftSpec, ctx: Context, warm: WarmModel, steps: int | None, *, packs: bool
 ) -> SFTConfig:
     from trl.trainer.sft_config import SFTConfig
 
-    from ..training.arguments import common_arguments
+    from ..training.arguments import UNPLANNED, common_arguments
     from ..training.lora import chosen_learning_rate
 
     return SFTConfig(
         **common_arguments(spec, ctx),
-        max_steps=steps,
+        max_steps=UNPLANNED if steps is None else steps,
         # Packs hold all rows of a step, whatever its micro-steps are: the loss is the same.
         per_device_train_batch_size=spec.rows_per_step if packs else spec.batch_size,
         gradient_accumulation_steps=1 if packs else spec.gradient_accumulation,

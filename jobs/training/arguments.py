@@ -21,6 +21,8 @@ KEPT_ACTIVATIONS: dict[str, Any] = {
     f"{'activation' if _IS_NAMED_NEW else 'gradient'}_checkpointing": False
 }
 
+UNPLANNED = -1  # `max_steps` of a training whose steps are not planned yet
+
 
 def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
     """Return keyword arguments for transformers' TrainingArguments and TRL's configs."""

@@ -31,11 +31,12 @@ from ..context import Activity, Context, step_of
 from ..errors import JobFailed, Stopped
 from ..models.pretrained import restore
 from ..user_code.forks import end_if_forked
+from .arguments import UNPLANNED
 from .determinism import algorithms, random_numbers
 from .finite import weight_norm
 from .gradients import sum_gradients
 from .health import Divergence, Progress
-from .optimizer import clip, optimizer_of, restart_schedule, schedule_of
+from .optimizer import clip, optimizer_of, planned_schedule_of, restart_schedule, schedule_of
 from .options import TrainingSpec
 from .provenance import environment
 from .resuming import report_extension, report_options, warn_of_differences
@@ -48,6 +49,7 @@ from .snapshot import (
     require_files,
     restore_rng,
 )
+from .time_limit import TimeLimit
 from .trackers import Trackers
 
 M = TypeVar("M")
@@ -107,9 +109,9 @@ class Training:
     """One execution of a training job: trains a model by a task, from a checkpoint to its end.
 
     `args`: transformers.TrainingArguments, or TRL's config of a kind; `max_steps` is the number of
-    steps of the whole job. `eval_every`: 0 for an evaluation after the last step only, None for
-    none; `eval_first`: also before the first step. Rank 0 alone evaluates and saves: the other
-    ranks wait for it in the next step.
+    steps of the whole job, which the plans of a time limit replace. `eval_every`: 0 for an
+    evaluation after the last step only, None for none; `eval_first`: also before the first step.
+    Rank 0 alone evaluates and saves: the other ranks wait for it in the next step.
 
     `on_step` gets each step with its metrics before its event is emitted; `before_update` is called
     before each change of the weights. `differences_since`: how results differ from those of a
@@ -159,6 +161,7 @@ class Training:
         self._owner = os.getpid()
         self._began = 0.0  # of the current step
         self._saver = Saver(ctx, spec, self._content)
+        self._limit = self._time_limit(eval_every)
         self._files = TokenizerFiles(tokenizer)
         self._optimizer: Any = None
         self._schedule: Any = None
@@ -167,9 +170,19 @@ class Training:
         disable_progress_bar()  # of writing weights: it would fill the job's log
 
     @property
-    def steps_total(self) -> int:
-        """The steps of the whole job."""
-        return int(self.args.max_steps)
+    def steps_total(self) -> int | None:
+        """The steps of the whole job; None: its time limit has not been planned yet."""
+        return None if self.args.max_steps == UNPLANNED else int(self.args.max_steps)
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """The field of a result that tells how a time limit was planned; none without one."""
+        return {} if self._limit is None else {"plan": self._limit.result(self.step)}
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the latest step was the last one."""
+        return self.steps_total is not None and self.step >= self.steps_total
 
     def run(self, checkpoint: Path | None) -> None:
         """Train from a checkpoint, or from the start, to the last step.
@@ -186,10 +199,13 @@ class Training:
                     restore(self.model, checkpoint)
                     self._evaluate_at_stop()
                 raise Stopped(step_of(checkpoint))  # killed between that save and its end
-            if step_of(checkpoint) >= self.steps_total:
+            if self._is_done:
                 restore(self.model, checkpoint)
                 self._evaluate_if_due()
                 return
+        elif self._limit is not None:
+            self._limit.begin(0, ())
+            self._take_plan()
         evaluates = self._eval_first and self._measured is not None and self.ctx.ranks.rank == 0
         if checkpoint is None and evaluates:
             self.before = self._evaluate_before()
@@ -227,7 +243,7 @@ class Training:
         if checkpoint is not None:
             restore(self.model, checkpoint)
         self._optimizer = optimizer_of(self.model, self.args)
-        self._schedule = schedule_of(self._optimizer, self.args, self.steps_total)
+        self._schedule = self._new_schedule()
         self.model.zero_grad()
         if checkpoint is None:
             return
@@ -235,12 +251,13 @@ class Training:
         schedule = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
         self._schedule.load_state_dict(schedule)
         restart_schedule(self._schedule, self.args.learning_rate)
-        report_extension(
-            self.ctx,
-            checkpoint,
-            steps_total=self.steps_total,
-            learning_rate=self._schedule.get_last_lr()[0],
-        )
+        if self._limit is None:  # it reports its plans
+            report_extension(
+                self.ctx,
+                checkpoint,
+                steps_total=self.args.max_steps,
+                learning_rate=self._schedule.get_last_lr()[0],
+            )
         rules = self.ctx.checkpoints.about(checkpoint).get("rules", 0)
         fixes = () if self._differences_since is None else self._differences_since(rules)
         warn_of_differences(
@@ -252,17 +269,28 @@ class Training:
             fixes,
         )
 
+    def _new_schedule(self) -> Any:
+        if self._limit is not None:
+            return planned_schedule_of(self._optimizer, self._limit.factor)
+        return schedule_of(self._optimizer, self.args, self.args.max_steps)
+
     def _load_state(self, checkpoint: Path) -> None:
         state = read_job_state(checkpoint)
         self.step = step_of(checkpoint)
+        is_cut = False  # whether the checkpoint is the last one by a later, shorter time limit
+        if self._limit is not None:
+            saved = state.get("plans", ())
+            self._limit.begin(self.step, saved)
+            self._take_plan()
+            is_cut = self._is_done and len(self._limit.state(self.step)) > len(saved)
         self.last_metrics = state["metrics"]
         self._divergence.load_state(state["divergence"])
         # Earlier versions wrote none of these for GRPO. A job of theirs that had done its last step
         # is evaluated after it.
         self.before = state.get("before")
         self.last_eval = state.get("last_eval")
-        is_last = self.step >= self.steps_total
-        self._eval_is_due = state.get("eval_is_due", is_last) and self._eval_every is not None
+        is_due = state.get("eval_is_due", self._is_done) or is_cut
+        self._eval_is_due = is_due and self._eval_every is not None
         self.task.load(state)
 
     def _state(self) -> dict[str, Any]:
@@ -274,6 +302,7 @@ class Training:
             "before": self.before,
             "last_eval": self.last_eval,
             "eval_is_due": self._eval_is_due,
+            **({} if self._limit is None else {"plans": self._limit.state(self.step)}),
         }
 
     def _environment(self) -> dict[str, Any]:
@@ -286,6 +315,8 @@ class Training:
         if checkpoint is not None:
             restore_rng(checkpoint)
         batches = iter(self.task.batches(self.step))
+        if self._limit is not None:
+            self._limit.begin_steps()
         while True:
             self._begin_step()
             batch = next(batches)
@@ -310,7 +341,7 @@ class Training:
                 "seconds": time.perf_counter() - self._began,
             }
             self._end_step(trackers, sums)
-            if self.step >= self.steps_total or self._was_stopped:
+            if self._is_done or self._was_stopped:
                 return
 
     def _begin_step(self) -> None:
@@ -371,7 +402,10 @@ class Training:
         """Check the weights; report, evaluate, save and pause, whatever is due after this step."""
         norm = weight_norm(self.model, self.step, trained_only=True)
         self._check_replicas(norm)
-        is_last = self.step >= self.steps_total
+        if self._limit is not None:
+            self._limit.end_step(self.step)
+            self._take_plan()
+        is_last = self._is_done
         self._was_stopped = self.ctx.stop.is_set() or self.step == self.ctx.stop_at
         every = self._eval_every
         evaluates = every is not None and (is_last or bool(every and self.step % every == 0))
@@ -384,7 +418,7 @@ class Training:
             if saves or (self._was_stopped and self.ctx.ranks.rank == 0):
                 self._save()
         if self.ctx.pause.is_set() and not is_last:
-            with self.progress.during(None):
+            with self.progress.during(None), self._outside_the_limit():
                 self._wait_while_paused()
 
     def _report(self, trackers: Trackers, sums: Mapping[str, float]) -> None:
@@ -406,8 +440,7 @@ class Training:
             )
 
     def _save(self) -> None:
-        is_last = self.step >= self.steps_total
-        self._saver.save(self.step, is_last=is_last, is_stopped=self._was_stopped)
+        self._saver.save(self.step, is_last=self._is_done, is_stopped=self._was_stopped)
 
     def _wait_while_paused(self) -> None:
         """Wait at the end of a step, with everything in memory, until continued or stopped."""
@@ -450,8 +483,8 @@ class Training:
             return
         self._eval_is_due = False
         self.last_eval, self._eval_step = found, self.step
-        is_last = self.step >= self.steps_total
-        self.ctx.emit("eval", step=self.step, phase="after" if is_last else "during", **found)
+        phase = "after" if self._is_done else "during"
+        self.ctx.emit("eval", step=self.step, phase=phase, **found)
         self._measured.evaluated(found)
 
     def _evaluate_if_due(self) -> None:
@@ -470,7 +503,8 @@ class Training:
     def _measure(self) -> dict[str, Any] | None:
         """Measure in the precision of the training."""
         assert self._measured is not None
-        with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
+        timed = nullcontext() if self._limit is None else self._limit.evaluation()
+        with timed, torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
             return self._measured.measure()
 
     # Checkpoints.
@@ -505,10 +539,34 @@ class Training:
         """Return the state with which a plain Trainer of transformers continues."""
         return TrainerState(
             global_step=self.step,
-            max_steps=self.steps_total,
+            max_steps=self.args.max_steps,
             train_batch_size=self.args.train_batch_size,
             logging_steps=1,
         )
+
+    # A time limit.
+
+    def _time_limit(self, eval_every: int | None) -> TimeLimit | None:
+        limit_s = self.spec.time_limit_s
+        if limit_s is None:
+            return None
+        self.args.max_steps = UNPLANNED
+        return TimeLimit(
+            self.ctx,
+            self.spec,
+            limit_s,
+            eval_every=None if self._measured is None else eval_every,
+            save_s=lambda: self._saver.seconds,
+        )
+
+    def _take_plan(self) -> None:
+        """Follow the plan that holds after the latest step."""
+        assert self._limit is not None
+        steps = self._limit.steps_at(self.step)
+        self.args.max_steps = UNPLANNED if steps is None else steps
+
+    def _outside_the_limit(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._limit is None else self._limit.paused()
 
     # NaN and Inf, checked before they reach the weights.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,6 +43,11 @@ def schedule_of(optimizer: Optimizer, args: Any, steps: int) -> LambdaLR:
         scheduler_specific_kwargs=args.lr_scheduler_kwargs,
     )
     return made
+
+
+def planned_schedule_of(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
+    """Return a schedule by plans; `factor`: of the learning rate, by the number of steps done."""
+    return LambdaLR(optimizer, lambda step: factor(step))
 
 
 def restart_schedule(schedule: LambdaLR, learning_rate: float) -> None:

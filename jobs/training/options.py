@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ...configs.precision import NATIVE
+from ..durations import parse_duration
 from ..errors import SpecError
 from ..models.adapters import is_adapter
 from ..models.weight_headers import matrices
@@ -73,6 +74,7 @@ class TrainingSpec(Spec, ABC):
     # decay: the optimizer state of a checkpoint holds it.
     changeable: ClassVar[tuple[str, ...]] = (
         "steps",
+        "time_limit",
         "processes",
         "nodes",
         "learning_rate",
@@ -116,6 +118,7 @@ class TrainingSpec(Spec, ABC):
     watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
 
     relations: ClassVar[tuple[Relation, ...]] = (
+        never_with("time_limit", steps=GIVEN),
         never_with("warmup_steps", when=ABOVE_0, lr_scheduler="constant"),
         goes_with(
             *("lora_alpha", "lora_targets", "lora_dropout", "base_precision"),
@@ -133,6 +136,13 @@ class TrainingSpec(Spec, ABC):
     )
     steps: int | None = option(
         None, "optimizer steps in total", group="optimization", minimum=1, maximum=MOST_STEPS
+    )
+    time_limit: str | None = option(
+        None,
+        "running time over all executions, such as 5m or 1h30m: as many steps as fit, with the "
+        "learning-rate schedule over them, planned from the measured time of a step",
+        group="optimization",
+        default_text="none: by steps",
     )
     batch_size: int | None = option(
         None,
@@ -268,8 +278,22 @@ class TrainingSpec(Spec, ABC):
 
     @property
     @abstractmethod
-    def steps_total(self) -> int:
-        """The optimizer steps of the whole job."""
+    def steps_total(self) -> int | None:
+        """The optimizer steps of the whole job; None: planned from the time limit."""
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """The time limit in seconds. Raises SpecError."""
+        return None if self.time_limit is None else parse_duration("time_limit", self.time_limit)
+
+    @property
+    def steps_per_round(self) -> int:
+        """The steps after which their work repeats; their times are measured together."""
+        return 1
+
+    def warmup_for(self, steps: int) -> int:
+        """Return the steps of learning-rate warmup of a training of so many steps."""
+        return self.warmup_steps or 0
 
     @property
     def most_processes(self) -> int:
@@ -296,6 +320,8 @@ class TrainingSpec(Spec, ABC):
     def check(self) -> None:
         super().check()
         SaveInterval.parse(self.save_every)
+        if self.time_limit is not None:
+            parse_duration("time_limit", self.time_limit)
         if self.processes > self.most_processes:
             raise SpecError(
                 "processes",
@@ -336,6 +362,16 @@ class TrainingSpec(Spec, ABC):
             raise SpecError(
                 "lora", f"must be at most {largest}, the largest rank of a layer, got {self.lora}"
             )
+
+    def changes(self, options: Mapping[str, Any]) -> dict[str, list[Any]]:
+        found = super().changes(options)
+        if None in found.get("time_limit", ()):
+            raise SpecError(
+                "time_limit",
+                f"cannot be set or unset on resume (the job began with "
+                f"{found['time_limit'][0] or 'steps'}); {self.otherwise}",
+            )
+        return found
 
     def revised(self, values: Mapping[str, Any]) -> Self:
         spec = super().revised(values)

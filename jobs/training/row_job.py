@@ -52,7 +52,7 @@ class Prepared(Generic[E]):
     how: Encoder[E]
     examples: Examples[E]
     held_out: Examples[E]
-    steps: int
+    steps: int | None  # None: planned from the time limit
     began: float
     ended: float
 
@@ -146,11 +146,13 @@ def encode(
 
 def planned_steps(
     spec: RowTrainingSpec, ctx: Context, examples: Examples[Any], checkpoint: Path | None
-) -> int:
+) -> int | None:
     """Return the optimizer steps of the job; report if they are fewer since rows were dropped.
 
-    They are planned on the examples that are left, as TRL does.
+    They are planned on the examples that are left, as TRL does. None: the job has a time limit.
     """
+    if spec.time_limit is not None:
+        return None
     kept, given = len(examples), spec.samples or 0
     steps = spec.steps_for(kept)
     if steps == spec.steps_total or ctx.rules < 1:  # earlier versions planned on all rows
@@ -204,6 +206,7 @@ def run_training(
         "eval_after": _chosen(training.last_eval, measured),
         "model": "model",
         "metrics": training.last_metrics,
+        **training.planned,
     }
 
 

@@ -31,6 +31,7 @@ class RowTrainingSpec(ChatRecordsSpec, EvaluatedSpec):
 
     relations: ClassVar[tuple[Relation, ...]] = (
         never_with("eval_samples", when=is_in(0), eval_dataset=GIVEN),
+        never_with("epochs", time_limit=GIVEN),
     )
 
     dataset: str | None = option(
@@ -91,11 +92,13 @@ class RowTrainingSpec(ChatRecordsSpec, EvaluatedSpec):
         return self.batch_size * self.gradient_accumulation
 
     @property
-    def steps_total(self) -> int:
+    def steps_total(self) -> int | None:
         """The most optimizer steps of the whole job: `epochs` take fewer if rows are dropped.
 
         `samples` must be known: `located` counts the rows of the file.
         """
+        if self.time_limit is not None:
+            return None
         if self.steps is not None:
             return self.steps
         if self.samples is None:

@@ -39,6 +39,7 @@ class Saver:
 
     def __init__(self, ctx: Context, spec: TrainingSpec, take: Callable[[], Content]) -> None:
         self.latest: Path | None = None  # the checkpoint of the latest save that succeeded
+        self.seconds: float | None = None  # the duration of that save, if in this execution
         self._ctx = ctx
         self._spec = spec
         self._take = take
@@ -128,7 +129,7 @@ class Saver:
         if saved.error is not None:
             self._ctx.emit("save_failed", step=step, error=saved.error, seconds=saved.seconds)
             return f"step {step}: no checkpoint could be written: {saved.error}"
-        self.latest = saved.path
+        self.latest, self.seconds = saved.path, saved.seconds
         self._ctx.emit(
             "checkpoint",
             step=step,

@@ -32,6 +32,7 @@ TESTS = Path(__file__).parents[1]
 
 # Options that a job of a second on one processor does not show, by the tests that do.
 ELSEWHERE = {
+    "time_limit": "training/test_time_limit.py",
     "deterministic": "training/test_gpu_training.py",  # no effect on a CPU, as its help says
     "processes": "training/test_processes.py",
     "nodes": "system/test_gang_kinds.py",

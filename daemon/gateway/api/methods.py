@@ -20,7 +20,7 @@ from ....jobs.spec import HttpMethod, OptionInfo
 from ..core.file_store import FileStore
 
 # Text options of every training kind that name neither code nor a file.
-_HARMLESS_TEXT = {"save_every", "keep_best", "lora_targets"}
+_HARMLESS_TEXT = {"save_every", "time_limit", "keep_best", "lora_targets"}
 # The reward names of a request; the reward `grader` follows from the field of that name.
 _NAMES = tuple(name for name in rewards.NAMES if name != rewards.GRADER)
 _EVAL = "eval"

@@ -73,7 +73,7 @@ class SweepLine(BaseModel):
     jobs: int
     statuses: dict[str, int]
     step: int
-    steps_total: int
+    steps_total: int | None
     created_at: float
     ended_at: float | None
     eta_s: float | None

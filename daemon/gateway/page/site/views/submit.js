@@ -159,7 +159,8 @@ function Plan({ check, kind, fields }) {
 function sizeOf({ jobs, steps_total: steps, rungs, metric }) {
   if (!jobs) return steps ? `${steps} steps.` : "";
   const compared = rungs.length > 1 ? `, compared at steps ${rungs.join(", ")}` : "";
-  return `${jobs} jobs, ${steps} steps in all${compared}, by ${metric}.`;
+  const length = steps ? `${steps} steps in all` : "each to its time limit";
+  return `${jobs} jobs, ${length}${compared}, by ${metric}.`;
 }
 
 function sweepCommand(check, kind, fields) {
