@@ -56,6 +56,11 @@ def pause(app: App, job: str | None, release: bool) -> None:
 @click.command()
 @job_argument
 @click.option("--steps", metavar="N", help="New total number of steps.  [default: unchanged]")
+@click.option(
+    "--time-limit",
+    metavar="DURATION",
+    help="New running time of a job that has a time limit.  [default: unchanged]",
+)
 @click.option("--learning-rate", metavar="X", help="New learning rate.  [default: unchanged]")
 @click.option(
     "--save-every",
@@ -81,10 +86,10 @@ def resume(
 ) -> None:
     """Continue paused JOB, or queue JOB again after it was stopped.
 
-    A job that was canceled or has failed resumes from its latest checkpoint; with --steps, the
-    learning-rate schedule is that of the new number of steps. A job that is paused while it waits
-    returns to the front of its queue. Without JOB: the only paused job; if none is paused, or with
-    a new value of an option, the latest job.
+    A job that was canceled or has failed resumes from its latest checkpoint; with --steps or
+    --time-limit, the learning-rate schedule is that of the new length. A job that is paused while
+    it waits returns to the front of its queue. Without JOB: the only paused job; if none is paused,
+    or with a new value of an option, the latest job.
     """
     client = app.client()
     has_changes = bool(settings) or any(value is not None for value in given.values())

@@ -98,6 +98,7 @@ def grpo(spec: GrpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sid
             peft_config=stock.lora,
         )
 
+    assert spec.steps_total is not None  # `verify` refuses a time limit
     return Sides(training, trainer, spec.steps_total)
 
 

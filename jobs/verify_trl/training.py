@@ -69,6 +69,7 @@ def verify(
         report("reading the data")
         sides = _PREPARE[own.kind](own, ctx, warm, stack)
         training = sides.training
+        assert training.steps_total is not None  # `verify` refuses a time limit
         steps = min(steps, training.steps_total)
         if sides.most_steps < steps:
             steps = sides.most_steps

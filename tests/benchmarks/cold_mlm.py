@@ -36,10 +36,11 @@ def main() -> None:
     imported = time.perf_counter()
     cache, output = map(Path, sys.argv[1:3])
     micro_steps, accumulation, eval_every, eval_examples = map(int, sys.argv[3:])
+    num_steps = micro_steps // accumulation
     spec = MlmSpec(
         batch_size=1,
         gradient_accumulation=accumulation,
-        steps=micro_steps // accumulation,
+        steps=num_steps,
         validation_examples=eval_examples,
     )
     recipe = Recipe(
@@ -59,7 +60,7 @@ def main() -> None:
         accumulation=spec.gradient_accumulation,
         seed=spec.seed,
     )
-    steps = islice(order.steps_from(0), spec.steps)
+    steps = islice(order.steps_from(0), num_steps)
     train = corpus.train[[index for step in steps for ((_, index),) in step]]
     held_out = measured(corpus, spec.validation_examples)
     data_done = time.perf_counter()
@@ -74,7 +75,7 @@ def main() -> None:
         model=model,
         args=TrainingArguments(
             output_dir=str(output),
-            max_steps=spec.steps,
+            max_steps=num_steps,
             per_device_train_batch_size=spec.batch_size,
             gradient_accumulation_steps=spec.gradient_accumulation,
             learning_rate=LEARNING_RATE,
@@ -82,7 +83,7 @@ def main() -> None:
             eval_strategy="steps",
             eval_steps=eval_every,
             prediction_loss_only=True,
-            save_steps=spec.steps,
+            save_steps=num_steps,
             report_to=[],
             use_cpu=True,
             logging_steps=1,

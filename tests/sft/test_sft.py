@@ -331,7 +331,7 @@ def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, o
     run(job, second.ctx)
     assert second.of_type("begin")[0]["resumed_from"] == 3
     again, expected = steps(second.events), steps(whole.events)
-    assert list(again) == list(range(4, job.steps_total + 1))
+    assert list(again) == list(range(4, max(expected) + 1))
     assert again == {step: expected[step] for step in again}
     assert same_weights(weights(tmp_path / "died" / "model"), weights(tmp_path / "whole" / "model"))
 

@@ -37,8 +37,6 @@ LEARNING_RATE = 1e-3
 # A machine may be busy; the limits of these tests are a few seconds.
 PATIENCE_S = 60.0
 
-When = Callable[[str, int], bool]  # by the type of an event, and how many there were with it
-
 
 OPENED: list[EventLog] = []
 
@@ -155,12 +153,12 @@ def test_a_job_fills_its_time_and_ends_as_finished_with_model_and_evaluation(tmp
     assert again.of_type("step") == []
 
 
-def kill(when: When) -> Callable[[str, int], object]:
-    return lambda type, number: when(type, number) and os.kill(os.getpid(), signal.SIGKILL)
+def kill_at(wanted: str, wanted_number: int) -> Callable[[str, int], None]:
+    def kill(type: str, number: int) -> None:
+        if (type, number) == (wanted, wanted_number):
+            os.kill(os.getpid(), signal.SIGKILL)
 
-
-def is_event(wanted: str, wanted_number: int) -> When:
-    return lambda type, number: (type, number) == (wanted, wanted_number)
+    return kill
 
 
 @pytest.mark.parametrize(
@@ -181,7 +179,7 @@ def test_a_killed_job_ends_at_the_recorded_step_with_the_weights_of_an_uninterru
         known = [plan.after for plan in plans(folder)] if (folder / FILE).exists() else []
         child = os.fork()
         if child == 0:
-            run(spec(folder), execution(folder, kill(is_event(*moment))).ctx)
+            run(spec(folder), execution(folder, kill_at(*moment)).ctx)
             os._exit(0)
         ended = os.waitpid(child, 0)[1]
         if os.WIFEXITED(ended):  # so few plans or steps were left: nothing to be killed in
@@ -200,7 +198,7 @@ def test_a_killed_job_ends_at_the_recorded_step_with_the_weights_of_an_uninterru
 
 
 def test_steps_that_become_much_slower_end_the_job_early_by_a_recorded_plan(tmp_path):
-    is_slow = []
+    is_slow: list[bool] = []
 
     def slow_down(type: str, number: int) -> None:
         if is_slow and type == "step":
@@ -219,7 +217,11 @@ def test_steps_that_become_much_slower_end_the_job_early_by_a_recorded_plan(tmp_
 
 
 def test_a_first_step_beyond_the_limit_is_the_last_one(tmp_path):
-    job = execution(tmp_path / "run", lambda type, _: type == "begin" and time.sleep(0.5))
+    def wait(type: str, number: int) -> None:
+        if type == "begin":
+            time.sleep(0.5)
+
+    job = execution(tmp_path / "run", wait)
     result = run(spec(tmp_path / "run", "0.4s"), job.ctx)
     assert result["steps"] == 1
     assert_as_planned(tmp_path / "run", result)
@@ -320,8 +322,10 @@ def test_every_kind_of_training_takes_a_time_limit(make, tmp_path):
     assert result["steps"] == found[-1].steps == job.last_step
     assert (folder / "model" / "model.safetensors").is_file()
     assert job.of_type("eval")[-1]["phase"] == "after"
-    values = [event["learning_rate"] for event in job.of_type("step")]
-    assert values[-1] < 0.2 * max(values)
+    full, warmup = job.of_type("begin")[0]["learning_rate"], made.warmup_for(10**9)
+    for event in job.of_type("step"):
+        share = rate(found, DECAYS["linear"], warmup, event["step"] - 1)
+        assert event["learning_rate"] == pytest.approx(full * share)
     rounds = made.steps_per_round
     assert all(plan.after % rounds == 0 for plan in found if plan.steps > plan.after)
     assert asdict(found[0])["limit_s"] == 2.0

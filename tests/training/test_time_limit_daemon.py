@@ -34,7 +34,8 @@ def plans(daemon: Daemon, job_id: str) -> list[Plan]:
 
 def assert_as_planned(daemon: Daemon, job: Any, learning_rate: float) -> dict[str, Any]:
     """Check that a job has done each step of its plans once, at the planned rates."""
-    made, result, steps = plans(daemon, job.id), job.result(), daemon.events(job.id, "step")
+    made, steps = plans(daemon, job.id), daemon.events(job.id, "step")
+    result: dict[str, Any] = job.result()
     assert [event["step"] for event in steps] == list(range(1, made[-1].steps + 1))
     assert result["steps"] == result["plan"]["steps"] == made[-1].steps
     expected = [learning_rate * rate(made, DECAYS["linear"], 0, e["step"] - 1) for e in steps]
@@ -57,7 +58,8 @@ def kill_in_its_steps(daemon: Daemon, job_id: str) -> int:
     assert holder is not None
     os.kill(holder, signal.SIGKILL)
     wait_until(lambda: len(daemon.events(job_id, "started")) > 1, timeout_s=60)
-    return max(e["step"] for e in daemon.events(job_id, "step") if e["execution"] == 1)
+    steps = [e["step"] for e in daemon.events(job_id, "step") if e["execution"] == 1]
+    return int(max(steps))
 
 
 def test_a_loop_of_experiments_of_equal_time_by_a_program(sturdy: Daemon, tmp_path: Path):
@@ -117,7 +119,8 @@ def test_a_loop_of_experiments_of_equal_time_by_a_program(sturdy: Daemon, tmp_pa
 
 def test_a_sweep_gives_every_job_the_same_time(sturdy: Daemon, tmp_path: Path):
     rows = sft_jobs.write(tmp_path / "rows.jsonl", sft_jobs.ROWS["prompt and completion"])
-    options = {"model": "tiny", "dataset": rows, "eval_samples": 4, "time_limit": "1s"}
+    options: dict[str, Any] = {"model": "tiny", "dataset": rows, "eval_samples": 4}
+    options["time_limit"] = "1s"
     with warmd.connect(sturdy.home.path) as session:
         with pytest.raises(warmd.SpecError, match=r"^halving: must go with steps, got a time_lim"):
             session.sweep("sft", over={"learning_rate": [1e-3, 1e-2]}, halving=2, **options)
@@ -127,7 +130,7 @@ def test_a_sweep_gives_every_job_the_same_time(sturdy: Daemon, tmp_path: Path):
     assert table["steps_total"] is None
     assert all(point["mean"] is not None for point in table["points"])
     assert table["best"] is not None
-    shown = command("sweep", sweep.id, home=sturdy.home.path)
+    shown = command("show", sweep.id, home=sturdy.home.path)
     assert shown.code == 0, shown.err
 
 
