@@ -166,6 +166,7 @@ ALLOWED = {
     "jobs.training": (
         *CONTRACT,
         "configs",
+        "jobs.durations",
         "jobs.libraries",
         "jobs.compute",
         "jobs.data",

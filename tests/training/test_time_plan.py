@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 from transformers import get_scheduler
 
+from warmd.daemon.gateway.api import methods
 from warmd.daemon.runs.running_time import running_s
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
@@ -143,6 +144,14 @@ def test_a_time_limit_excludes_steps_by_name(kind):
     if kind != "mlm":
         with pytest.raises(SpecError, match=r"^epochs: must not go with time_limit, got 3 with"):
             spec_class(kind).parse({**given, "epochs": 3})
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_a_request_over_http_may_set_a_time_limit(kind):
+    http = methods.method_of(kind)
+    assert http is not None
+    assert "time_limit" in methods.options_over_http(kind, http)
+    methods.check_changes(kind, {"time_limit": "10m"})
 
 
 @pytest.mark.parametrize("text", ["5", "0s", "-1m", "soon", "99999d"])
