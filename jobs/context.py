@@ -272,6 +272,11 @@ def _ignore(activity: Activity | None) -> None:
     """Default of `Context.working`: no watchdog."""
 
 
+def _no_time() -> float:
+    """Default of `Context.waited_s`: a full disk is an error."""
+    return 0.0
+
+
 def at_once(write: Callable[[], T], folder: Path | None = None, /) -> T:
     """Default of `Context.patiently`: a full disk is an error."""
     return write()
@@ -302,6 +307,7 @@ class Context:
     began: float = field(default_factory=time.monotonic)  # this execution, by the monotonic clock
     ran_s: float = 0.0  # how long earlier executions ran, without pauses
     latest_step: int = 0  # the highest step that an earlier execution has reported
+    waited_s: Callable[[], float] = _no_time  # how long this one has waited for a full disk
 
     def check_stop(self, checkpoint: Path | None = None) -> None:
         """Raise Stopped, at the step of the checkpoint to resume from, if the job is to stop."""

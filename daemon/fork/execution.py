@@ -284,6 +284,7 @@ def _run(document: dict[str, Any], execution: _Execution, models: HorseModels) -
         rules=document.get("rules", 0),
         ran_s=_ran_s(spec, execution),
         latest_step=events.latest_step,
+        waited_s=lambda: execution.patience.waited_s,
     )
     run = partial(run_of(document["kind"]), spec)
     # None in a resident horse that was forked for another job.

@@ -9,13 +9,16 @@ from ...jobs.event_format import TERMINAL
 
 # The types that end an execution which has started; `paused` does if the job was released.
 _ENDS = (*TERMINAL, "requeued")
+_IDLE = ("paused", "waiting")
+_BUSY = {"unpaused": "paused", "waited": "waiting"}  # the types that end a pause or a wait
 
 
 def running_s(events: Iterable[Mapping[str, Any]], *, before: int) -> float:
-    """Return the running time of the executions before this one, in seconds, without pauses.
+    """Return the running time of the executions before this one, in seconds.
 
-    An execution runs from its `started` event to its end, or to its last event where it was killed
-    with its worker. Then the time since that event is not counted.
+    Pauses do not count, nor waits for a full disk. An execution runs from its `started` event to
+    its end, or to its last event where it was killed with its worker: then the time since that
+    event is not counted.
     """
     found: dict[int, _Span] = {}
     for event in events:
@@ -34,20 +37,19 @@ class _Span:
 
     def __init__(self, began: float) -> None:
         self.seconds = 0.0
-        self._since: float | None = began  # when it last began to run; None: paused
+        self._latest = began  # the time of its latest event
+        self._idle: set[str] = set()  # why its time does not count
         self._has_ended = False
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add the next event of the execution."""
         if self._has_ended:
             return  # logged later, by a command
-        if self._since is not None:
-            self.seconds += max(event["time"] - self._since, 0.0)  # the clock may be set back
-            self._since = event["time"]
-        if event["type"] == "paused":
-            self._since = None
-            self._has_ended = bool(event.get("released"))
-        elif event["type"] == "unpaused":
-            self._since = event["time"]
-        elif event["type"] in _ENDS:
-            self._has_ended = True
+        if not self._idle:
+            self.seconds += max(event["time"] - self._latest, 0.0)  # the clock may be set back
+        self._latest, kind = event["time"], event["type"]
+        if kind in _IDLE:
+            self._idle.add(kind)
+        elif kind in _BUSY:
+            self._idle.discard(_BUSY[kind])
+        self._has_ended = kind in _ENDS or bool(kind == "paused" and event.get("released"))

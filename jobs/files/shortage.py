@@ -137,6 +137,14 @@ class Patience:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._waiting: list[Shortage] = []  # one for each waiting thread
+        self._since = 0.0  # when the first of them began
+        self._waited_s = 0.0  # before
+
+    @property
+    def waited_s(self) -> float:
+        """How long at least one thread has waited so far."""
+        with self._lock:
+            return self._waited_s + (time.monotonic() - self._since if self._waiting else 0.0)
 
     def write(self, write: Callable[[], T], folder: Path | None = None) -> T:
         """Return what `write` returns; call it again while the disk has no room for it.
@@ -174,6 +182,8 @@ class Patience:
         with self._lock:
             self._waiting.append(lacking)
             is_first = len(self._waiting) == 1
+            if is_first:
+                self._since = time.monotonic()
         if is_first:
             self._on_change(lacking)
 
@@ -181,5 +191,7 @@ class Patience:
         with self._lock:
             self._waiting.remove(lacking)
             is_last = not self._waiting
+            if is_last:
+                self._waited_s += time.monotonic() - self._since
         if is_last:
             self._on_change(None)

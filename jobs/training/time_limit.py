@@ -5,7 +5,7 @@ it, and a checkpoint has the plans up to its step. A resumed training repeats th
 checkpoint by the recorded plans, and makes none at a step that an earlier execution has done: its
 last step and its weights are those of an uninterrupted training with the same plans.
 
-Running time counts over all executions, without pauses. Imports no torch.
+Running time counts over all executions, without pauses and waits for a full disk. Imports no torch.
 """
 
 from __future__ import annotations
@@ -207,12 +207,15 @@ class TimeLimit:
 
     def _times(self, step_s: float) -> Times:
         has_evaluation = self._eval_every is not None
+        save_s = self._save_s()
+        if save_s is None and self.plans:  # none in this execution yet
+            save_s = self.plans[-1].save_s
         return Times(
             limit_s=self._limit_s,
             running_s=self._stopwatch.running_s,
             step_s=step_s,
             evaluation_s=self._evaluation_s if has_evaluation else None,
-            save_s=self._save_s(),
+            save_s=save_s,
             eval_every=self._eval_every or 0,
         )
 
@@ -291,28 +294,32 @@ class Stopwatch:
 
     @property
     def running_s(self) -> float:
-        """The running time of the job, without pauses."""
-        return self._ctx.ran_s + time.monotonic() - self._ctx.began - self._paused_s
+        """The running time of the job, without pauses and waits for a full disk."""
+        return self._ctx.ran_s + self._ran_s
 
     @property
     def trained_s(self) -> float:
         """The running time of this execution without its evaluations."""
-        return time.monotonic() - self._ctx.began - self._paused_s - self._evaluated_s
+        return self._ran_s - self._evaluated_s
+
+    @property
+    def _ran_s(self) -> float:
+        return time.monotonic() - self._ctx.began - self._paused_s - self._ctx.waited_s()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        began = time.monotonic()
+        began = self._ran_s
         try:
             yield
         finally:
-            self._paused_s += time.monotonic() - began
+            self._paused_s += self._ran_s - began
 
     @contextmanager
     def evaluation(self) -> Iterator[list[float]]:
         """Measure an evaluation; the list that it yields has its duration after the block."""
-        began, taken = time.monotonic(), [0.0]
+        began, taken = self._ran_s, [0.0]
         try:
             yield taken
         finally:
-            taken[0] = time.monotonic() - began
+            taken[0] = self._ran_s - began
             self._evaluated_s += taken[0]

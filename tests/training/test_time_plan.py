@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +17,7 @@ from warmd.daemon.gateway.api import methods
 from warmd.daemon.runs.running_time import running_s
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
+from warmd.jobs.files.shortage import Patience
 from warmd.jobs.mlm.options import MlmSpec
 from warmd.jobs.training.options import SCHEDULES
 from warmd.jobs.training.time_plan import DECAYS, Plan, Times, next_share, plan_after, rate
@@ -193,9 +197,13 @@ def test_the_running_time_is_that_of_all_executions_without_pauses():
         event(1, 90.0, "revised"),
         event(1, 100.0, "started"),
         event(1, 110.0, "paused"),
+        event(1, 120.0, "waiting"),
+        event(1, 130.0, "waited"),
         event(1, 150.0, "unpaused"),
         event(1, 160.0, "step"),
-        event(1, 161.0, "requeued"),
+        event(1, 161.0, "waiting", what="disk space"),
+        event(1, 181.0, "waited", seconds=20.0),
+        event(1, 182.0, "requeued"),
         event(1, 500.0, "warning"),
         event(2, 600.0, "started"),
         event(2, 620.0, "paused", released=True),
@@ -205,5 +213,21 @@ def test_the_running_time_is_that_of_all_executions_without_pauses():
         event(4, 950.0, "step"),
     ]
     assert running_s(logged, before=1) == 0.0
-    assert running_s(logged, before=2) == 21.0
-    assert running_s(logged, before=4) == 21.0 + 20.0 + 5.0
+    assert running_s(logged, before=2) == 22.0
+    assert running_s(logged, before=4) == 22.0 + 20.0 + 5.0
+
+
+def test_waits_for_a_full_disk_are_counted_apart():
+    patience, tries = Patience(threading.Event()), []
+
+    def write() -> int:
+        tries.append(patience.waited_s)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return 7
+
+    began = time.monotonic()
+    assert patience.write(write) == 7
+    taken, waited_s = time.monotonic() - began, patience.waited_s
+    assert tries[0] == 0.0 < tries[1] < tries[2] <= waited_s <= taken
+    assert patience.waited_s == waited_s
