@@ -161,6 +161,8 @@ class TimeLimit:
         last = self.plans[-1] if self.plans else None
         if step <= self._ctx.latest_step or (last is not None and last.after > step):
             return None  # an earlier execution has done this step, and made its plans
+        if last is not None and step >= last.steps:
+            return None  # it was the last step: the learning rate has come to its end
         rounds, step_s = self._measured(step)
         if not rounds:
             step_s = self._latest[1] if last is None else last.step_s
@@ -200,7 +202,7 @@ class TimeLimit:
 
         Only the time of steps in this execution counts: a kill costs time, never steps.
         """
-        if self._window is None or step >= last.steps:
+        if self._window is None:
             return False
         steps, seconds = step - self._window[0], self._latest[0] - self._window[1]
         return seconds - steps * last.step_s > MOST_EXCESS * self._limit_s

@@ -16,6 +16,7 @@ from waiting import wait_until
 
 import warmd
 from warmd.configs.values import num_cores
+from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.training.time_limit import FILE
 from warmd.jobs.training.time_plan import DECAYS, Plan, rate
 
@@ -115,6 +116,29 @@ def test_a_loop_of_experiments_of_equal_time_by_a_program(sturdy: Daemon, tmp_pa
         longer = session.job(best[2])
         assert longer.wait(timeout_s=120) == "finished"
         assert longer.result()["steps"] > before
+
+
+def test_a_daemon_that_is_killed_continues_the_plans_of_its_job(sturdy: Daemon, tmp_path: Path):
+    rows = sft_jobs.write(tmp_path / "rows.jsonl", sft_jobs.ROWS["prompt and completion"])
+    options = {"model": "tiny", "dataset": rows, "batch_size": 2, "learning_rate": 1e-3}
+    options |= {"eval_samples": 4, "save_every": "20", "time_limit": "4s"}
+    job_id = sturdy.client.submit(SftSpec.parse(options))
+    wait_until(lambda: len(sturdy.events(job_id, "plan")) > 1, timeout_s=60)
+    sturdy.kill_everything()
+    known = plans(sturdy, job_id)
+    sturdy.start()
+    assert sturdy.wait(job_id, timeout_s=120)["status"] == "finished"
+    made = plans(sturdy, job_id)
+    assert made[: len(known)] == known
+    # The running time of the execution that was killed counts.
+    [first, second] = sturdy.events(job_id, "started")
+    steps = [e for e in sturdy.events(job_id) if e["seq"] < second["seq"] and e["type"] == "step"]
+    ran_s = steps[-1]["time"] - first["time"]
+    if len(made) > len(known):
+        assert made[len(known)].running_s > ran_s
+    with warmd.connect(sturdy.home.path) as session:
+        result = assert_as_planned(sturdy, session.job(job_id), 1e-3)
+    assert result["plan"]["running_s"] > ran_s
 
 
 def test_a_sweep_gives_every_job_the_same_time(sturdy: Daemon, tmp_path: Path):
