@@ -54,7 +54,7 @@ def test_without_memory_to_move_nothing_is_done(areas):
 
 
 @pytest.mark.slow
-def test_a_refused_move_to_huge_pages_is_tried_a_few_times():
+def test_a_move_that_this_system_refuses_is_not_tried_again():
     needs(sys.platform == "linux", "Linux")
     # PR_SET_THP_DISABLE makes the kernel refuse all requests of this process for huge pages.
     script = f"""
@@ -66,4 +66,4 @@ x = torch.zeros({40 * hugepages.HUGE_PAGE}, dtype=torch.uint8)
 print(sum(1 for _ in hugepages.move([(x.data_ptr(), x.nbytes)])))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
+    assert (done.stdout.strip(), done.returncode) == ("10", 0), done.stderr
