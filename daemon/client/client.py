@@ -1,6 +1,6 @@
 """The client: a connection with the jobs, groups and nodes of one home. Imports no torch.
 
-The base classes have a module each: `submitting`, `reading`, `sweeping`, `curricula` and `grouping`
+The base classes have a module each: `submitting`, `reader`, `sweeping`, `curricula` and `grouping`
 (cancel, pause, resume, remove); `connection` has their common parts. What a job goes through is in
 the package `lifecycle`; what is told about several jobs, in `reports`.
 """

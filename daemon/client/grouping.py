@@ -10,12 +10,7 @@ from typing import Any
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.ids import kind_of
 from ..groups import actions
-from ..groups.folder import (
-    CANCELED,
-    PAUSED,
-    RUNNING,
-    is_group_id,
-)
+from ..groups.folder import CANCELED, PAUSED, RUNNING, is_group_id
 from ..lifecycle import remove, steer
 from ..lifecycle.resume import changed_sources, resume
 from .connection import needs_redis
