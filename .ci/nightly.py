@@ -72,10 +72,10 @@ PARTS = {
         ("daemon/fork", "daemon/queue", "daemon/supervise", "daemon/work", "jobs/files"),
     ),
     "networks": Part(
-        "several machines in network namespaces: cut off, slow, with clocks that are off",
+        "several machines, also in network namespaces: cut off, slow, with clocks that are off",
         (
             *("daemon/client", "daemon/host", "daemon/lifecycle", "daemon/queue"),
-            *("daemon/supervise", "daemon/work"),
+            *("daemon/store", "daemon/supervise", "daemon/work"),
             *("daemon/fork/rank_processes.py", "daemon/fork/rendezvous.py"),
             *("jobs/training/gloo_group.py", "jobs/training/rank_proofs.py"),
         ),
@@ -98,6 +98,10 @@ PARTS = {
         "hostile and foreign clients of the gateway",
         ("daemon/gateway", "jobs/engine", "jobs/infer"),
         processes=1,  # they measure how late the gateway answers
+    ),
+    "page": Part(
+        "what people do on the page, in a real browser",
+        ("daemon/gateway", "daemon/groups", "daemon/lifecycle"),
     ),
     "ends": Part(
         "lowest and newest versions of every dependency",

@@ -31,6 +31,10 @@ from warmd.daemon.gateway.app import _ROUTERS, create_app
 from warmd.daemon.gateway.http import session
 from warmd.daemon.gateway.http.rights import ANY, INFER, OPEN, READ, ROUTES, TRAIN, RouteRights
 
+pytestmark = pytest.mark.nightly(
+    part="clients", catches="a named token that opens more than its rights, or outlives its entry"
+)
+
 MAIN = "the-main-token-of-tests"
 WITHIN_S = 5  # the promise of the documentation
 OWN = {"x-warmd": "1", "content-type": "application/json"}
@@ -143,7 +147,6 @@ def placed(path: str) -> str:
     return path.replace("{file_id}", "file-x").replace("{name}", "tiny")
 
 
-@pytest.mark.slow
 def test_each_right_opens_its_routes_and_no_others(named):
     named.set(ada="read,infer,train", r="read", i="infer", t="train")
     named.wait_for("t", 200)
@@ -177,7 +180,6 @@ def test_without_a_token_only_the_open_routes_answer(named):
                 assert (status == 401) is (needed != OPEN), (method, path)
 
 
-@pytest.mark.slow
 def test_wrong_secrets_names_and_hashes_are_not_let_in(named):
     for given in (digest_of("secret-of-ada"), "ada", entry("ada", "read"), "x"):
         answer = httpx.get(f"{named.url}/v1/models", headers={"authorization": f"Bearer {given}"})
@@ -233,7 +235,6 @@ def assert_open(line: socket.socket) -> None:
         raise AssertionError("the stream has ended")
 
 
-@pytest.mark.slow
 def test_a_name_that_is_taken_out_loses_streams_requests_and_sessions(named, background):
     named.set(ada="read,infer,train", bob="read,infer")
     named.wait_for("bob", 200)
@@ -266,7 +267,6 @@ def test_a_name_that_is_taken_out_loses_streams_requests_and_sessions(named, bac
     assert named.ask("bob", "/v1/models").status_code == 401
 
 
-@pytest.mark.slow
 def test_a_name_that_loses_a_right_loses_the_requests_that_need_it(named):
     named.set(ada="read,infer,train", bob="read,infer")
     named.wait_for("bob", 200)
@@ -282,7 +282,6 @@ def test_a_name_that_loses_a_right_loses_the_requests_that_need_it(named):
     wait_until(lambda: named.ask("bob", "/v1/completions", "POST", json={}).status_code == 400)
 
 
-@pytest.mark.slow
 def test_a_new_secret_ends_the_sessions_of_the_old_one(named):
     named.set(ada="read,infer,train", bob="read")
     named.wait_for("bob", 200)
@@ -312,7 +311,6 @@ def test_a_session_is_bound_to_its_name_and_needs_more_than_the_file(named):
         assert httpx.get(f"{named.url}/v1/warmd/jobs", headers=headers).status_code == 401
 
 
-@pytest.mark.slow
 def test_a_token_that_may_not_read_gets_no_session(make_gateway, tmp_path):
     file = tmp_path / "tokens"
     secret = tokens.add(file, "bot", "infer")
@@ -322,7 +320,6 @@ def test_a_token_that_may_not_read_gets_no_session(make_gateway, tmp_path):
     assert "must have the right read" in answer.json()["error"]["message"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["mistake", "gone", "open to others", "not a file"])
 def test_a_file_that_cannot_be_used_lets_in_only_those_whose_entries_can_be_read(named, fault):
     named.set(ada="read,infer,train", bob="read", carol="read")
@@ -351,7 +348,6 @@ def test_a_file_that_cannot_be_used_lets_in_only_those_whose_entries_can_be_read
     named.wait_for("ada", 200)
 
 
-@pytest.mark.slow
 def test_a_file_that_editors_write_in_steps_shuts_nobody_out(named):
     named.set(ada="read,infer,train")
     named.wait_for("ada", 200)
@@ -392,7 +388,6 @@ def test_jobs_have_the_name_of_the_token_and_are_not_hidden_from_others(named, b
         named.gateway.client.cancel(one)
 
 
-@pytest.mark.slow
 def test_changes_are_logged_with_the_name_and_secrets_never(make_gateway, capfd, tmp_path):
     file = tmp_path / "tokens"
     file.write_text(f"{entry('ada', 'read,train')}\n")
@@ -454,7 +449,6 @@ def test_a_token_that_is_set_only_in_the_file_is_enough_to_listen_elsewhere(tmp_
 # --- the daemon ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_status_shows_the_users_of_the_gateway_and_the_error_of_an_invalid_file(tiny_model):
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         home, file = Path(folder, "home"), Path(folder, "tokens")

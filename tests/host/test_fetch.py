@@ -27,6 +27,10 @@ from warmd.daemon.host.messages import StopJob
 from warmd.daemon.queue import keys
 from warmd.jobs.errors import NotFound, Unavailable
 
+pytestmark = pytest.mark.nightly(
+    part="networks", catches="a download that is interrupted, and used or begun again"
+)
+
 MODEL = ModelConfig(name="m", path="org/m")
 OBEYED_S = 2.0
 
@@ -63,7 +67,6 @@ def fetched(*, is_newest: bool = False) -> Path:
     return ensure_folder(MODEL, refresh=is_newest, is_canceled=lambda: False)
 
 
-@pytest.mark.slow
 def test_a_downloaded_model_gets_the_umask_of_the_user(published: Hub, monkeypatch):
     monkeypatch.setenv("_WARMD_UMASK", "027")
     before = os.umask(0o077)
@@ -74,7 +77,6 @@ def test_a_downloaded_model_gets_the_umask_of_the_user(published: Hub, monkeypat
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.slow
 def test_loading_a_model_gets_its_newest_revision_also_for_later_jobs(published: Hub):
     old = fetched()
     (published.folder / "config.json").write_text('{"is": "new"}')
@@ -84,7 +86,6 @@ def test_loading_a_model_gets_its_newest_revision_also_for_later_jobs(published:
     assert fetched() == new
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cleared", ["models--org--m", "models--org--m/blobs"])
 def test_files_removed_from_the_hub_cache_are_downloaded_again(
     published: Hub, tmp_path: Path, cleared: str
@@ -101,7 +102,6 @@ def test_a_completely_cached_model_needs_neither_process_nor_request(published: 
     assert published.requests == []
 
 
-@pytest.mark.slow
 def test_an_interrupted_download_is_not_used_as_a_model(published: Hub):
     (published.folder / "model.safetensors").write_bytes(bytes(1000))
     published.is_open.clear()
@@ -144,7 +144,6 @@ def downloads_of(worker: int) -> list[psutil.Process]:
     return [child for child in children if "warmd.daemon.host.downloads" in child.cmdline()]
 
 
-@pytest.mark.slow
 def test_job_shows_the_progress_of_its_download_and_runs_after_it(place: Workplace, published: Hub):
     place.worker()
     job_id = fetching(place)
@@ -161,7 +160,6 @@ def test_job_shows_the_progress_of_its_download_and_runs_after_it(place: Workpla
     assert Path(str(horse.request.model and horse.request.model.folder), "config.json").is_file()
 
 
-@pytest.mark.slow
 def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, published: Hub):
     worker = place.worker()
     jobs = [fetching(place), *(place.submit(model="org/m") for _ in range(2))]
@@ -174,7 +172,6 @@ def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, publish
         assert zygote.fork().job_id == jobs[1]
 
 
-@pytest.mark.slow
 def test_a_worker_handles_requests_and_keeps_its_lease_during_a_download(place: Workplace):
     worker = place.worker(lease_s=3.0)
     waiting = fetching(place)
@@ -196,7 +193,6 @@ def test_a_worker_handles_requests_and_keeps_its_lease_during_a_download(place: 
     wait_until(lambda: gone(download))
 
 
-@pytest.mark.slow
 def test_time_limit_and_pause_apply_during_a_download(place: Workplace):
     worker = place.worker()
     limited = place.submit(model="org/m", timeout_s=1)
@@ -210,7 +206,6 @@ def test_time_limit_and_pause_apply_during_a_download(place: Workplace):
     wait_until(lambda: downloads_of(worker.pid))
 
 
-@pytest.mark.slow
 def test_a_stopping_worker_requeues_a_job_during_its_download(place: Workplace):
     worker = place.worker()
     job_id = fetching(place)
@@ -221,7 +216,6 @@ def test_a_stopping_worker_requeues_a_job_during_its_download(place: Workplace):
     wait_until(lambda: gone(download))
 
 
-@pytest.mark.slow
 def test_download_ends_with_its_child_processes_when_its_worker_is_killed(
     place: Workplace, tmp_path: Path
 ):
@@ -243,7 +237,6 @@ def test_download_ends_with_its_child_processes_when_its_worker_is_killed(
     wait_until(lambda: all(map(gone, started)), timeout_s=OBEYED_S)
 
 
-@pytest.mark.slow
 def test_a_killed_download_fails_its_job_with_that_reason(place: Workplace):
     worker = place.worker()
     job_id = fetching(place)
@@ -254,7 +247,6 @@ def test_a_killed_download_fails_its_job_with_that_reason(place: Workplace):
     assert place.connection.exists(keys.lease(NAME))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_download_waits_for_a_machine_that_can_start_no_process_or_thread(
     place: Workplace, published: Hub, tmp_path: Path, more: int

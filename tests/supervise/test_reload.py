@@ -26,6 +26,10 @@ from warmd.daemon.host.installed import Package
 from warmd.jobs.errors import WarmdError
 from warmd.jobs.infer.options import InferSpec
 
+pytestmark = pytest.mark.nightly(
+    part="homes", catches="an upgrade of a running daemon that interrupts or loses a job"
+)
+
 STEPS = [1, 2, 3, 4, 5, 6]
 
 
@@ -80,7 +84,6 @@ def answer(daemon: Daemon) -> str:
     return str(daemon.wait(job_id)["status"])
 
 
-@pytest.mark.slow
 def test_a_running_job_ends_unaffected_and_the_next_one_runs_in_new_processes(daemon: Daemon):
     running = begun(daemon)
     before = daemon.status()
@@ -107,7 +110,6 @@ OTHERS = pytest.mark.nightly(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim",
     [
@@ -158,7 +160,6 @@ def _zygotes(daemon: Daemon) -> set[int]:
     return set()
 
 
-@pytest.mark.slow
 def test_a_daemon_stopped_during_a_reload_leaves_no_process(daemon: Daemon):
     running = begun(daemon)
     before = daemon.pid("zygote")
@@ -202,9 +203,6 @@ def test_an_upgrade_is_a_change_of_version_or_of_files(tmp_path: Path):
     assert installed.from_json("what an earlier version wrote") == {}
 
 
-@pytest.mark.nightly(
-    part="homes", catches="an upgraded package that a running daemon does not notice"
-)
 def test_an_upgrade_is_reported_and_applied_by_reload_or_restart(tiny_model: Path):
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         package = Path(folder, "site", "warmd")

@@ -18,6 +18,10 @@ from waiting import wait_until
 
 from warmd.jobs.errors import WarmdError
 
+pytestmark = pytest.mark.nightly(
+    part="storms", catches="a start or stop that does not survive a kill, or leaves a process"
+)
+
 
 def warmd(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -42,7 +46,6 @@ DEATHS = pytest.mark.nightly(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -77,7 +80,6 @@ def test_stop_ends_soon_and_loses_nothing_whatever_happens_meanwhile(sturdy: Dae
     assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 2, STEPS)
 
 
-@pytest.mark.slow
 def test_one_of_two_simultaneous_starts_is_refused(make_daemon: MakeDaemon):
     daemon = make_daemon()
     model = f"tiny={daemon.config.models[0].path}"
@@ -86,8 +88,6 @@ def test_one_of_two_simultaneous_starts_is_refused(make_daemon: MakeDaemon):
     assert daemon.wait(daemon.submit())["status"] == "finished"
 
 
-@pytest.mark.slow
-@pytest.mark.nightly(part="storms", catches="a start that hangs once its supervisor is killed")
 def test_start_outlives_a_kill_of_the_supervisor_and_yields_to_a_stop(make_daemon: MakeDaemon):
     daemon = make_daemon()
     model = f"tiny={daemon.config.models[0].path}"
@@ -109,8 +109,6 @@ def test_start_outlives_a_kill_of_the_supervisor_and_yields_to_a_stop(make_daemo
     assert not daemon.home.is_locked()
 
 
-@pytest.mark.slow
-@pytest.mark.nightly(part="storms", catches="processes that an interrupted start leaves behind")
 def test_a_signal_during_the_start_ends_the_daemon(make_daemon: MakeDaemon):
     daemon = make_daemon()
     daemon.home.create()

@@ -23,6 +23,10 @@ from warmd.daemon.queue.keys import LEASE_S
 from warmd.daemon.supervise.children import HUNG_S
 from warmd.jobs.errors import WarmdError
 
+pytestmark = pytest.mark.nightly(
+    part="storms", catches="a job that is lost or run twice by a kill at one exact moment"
+)
+
 
 def pop(daemon: Daemon) -> None:
     """Do what Redis does for a worker that it can no longer notify."""
@@ -32,7 +36,6 @@ def pop(daemon: Daemon) -> None:
     assert connection.lmove("rq:queue:train", keys.taken(name), "LEFT", "RIGHT")
 
 
-@pytest.mark.slow
 def test_a_job_whose_pop_the_worker_never_received_is_run(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()
@@ -102,7 +105,6 @@ def test_checking_the_lock_of_a_home_does_not_prevent_a_start(make_daemon: MakeD
         looking.wait()
 
 
-@pytest.mark.slow
 def test_two_horses_never_write_to_one_run_directory(sturdy: Daemon):
     job_id = hold(sturdy)
     horse = psutil.Process(sturdy.pid("horse"))
@@ -114,7 +116,6 @@ def test_two_horses_never_write_to_one_run_directory(sturdy: Daemon):
     assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 2, STEPS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["zygote", "worker"])
 def test_kill_between_the_request_for_a_horse_and_its_fork(sturdy: Daemon, victim: str):
     zygote, worker = (psutil.Process(sturdy.pid(name)) for name in ("zygote", "worker"))
@@ -128,7 +129,6 @@ def test_kill_between_the_request_for_a_horse_and_its_fork(sturdy: Daemon, victi
     assert steps(sturdy, job_id) == STEPS
 
 
-@pytest.mark.slow
 def test_cancel_while_the_zygote_is_dead(sturdy: Daemon):
     sturdy.kill("zygote")
     job_id = sturdy.submit(samples=40, save_every=100)
@@ -137,7 +137,6 @@ def test_cancel_while_the_zygote_is_dead(sturdy: Daemon):
     assert sturdy.wait(job_id)["status"] == "stopped"
 
 
-@pytest.mark.slow
 def test_kill_in_the_middle_of_a_checkpoint(sturdy: Daemon):
     job_id = sturdy.submit(samples=40, save_every=1)
     folder = sturdy.home.runs / job_id / "checkpoints"
@@ -156,9 +155,6 @@ def test_kill_in_the_middle_of_a_checkpoint(sturdy: Daemon):
     assert not list(folder.glob(".*"))
 
 
-@pytest.mark.nightly(
-    part="storms", catches="a job lost or repeated when all processes sleep for longer than a lease"
-)
 def test_sleep_of_the_whole_machine_loses_and_repeats_nothing(sturdy: Daemon):
     job_id = hold(sturdy)
     before = pids(sturdy)
@@ -174,9 +170,6 @@ def test_sleep_of_the_whole_machine_loses_and_repeats_nothing(sturdy: Daemon):
     assert pids(sturdy) == before
 
 
-@pytest.mark.nightly(
-    part="storms", catches="a job lost or repeated when Redis hangs for longer than a lease"
-)
 def test_a_redis_that_hangs_longer_than_the_lease_loses_and_repeats_no_job(sturdy: Daemon):
     job_id = hold(sturdy)
     before = pids(sturdy)
@@ -190,7 +183,6 @@ def test_a_redis_that_hangs_longer_than_the_lease_loses_and_repeats_no_job(sturd
     assert pids(sturdy) == before
 
 
-@pytest.mark.slow
 def test_jobs_of_a_redis_that_is_flushed_keep_their_files_and_are_resumed(sturdy: Daemon):
     running = hold(sturdy)
     waiting = sturdy.submit()
@@ -212,7 +204,6 @@ def test_jobs_of_a_redis_that_is_flushed_keep_their_files_and_are_resumed(sturdy
         assert steps(sturdy, job_id) == STEPS
 
 
-@pytest.mark.slow
 def test_a_redis_that_is_full_delays_jobs_and_loses_none(sturdy: Daemon):
     job_id = hold(sturdy)
     connection = sturdy.client.connection
@@ -230,7 +221,6 @@ def test_a_redis_that_is_full_delays_jobs_and_loses_none(sturdy: Daemon):
     assert sturdy.wait(sturdy.submit())["status"] == "finished"
 
 
-@pytest.mark.slow
 def test_stop_is_quick_while_redis_hangs_and_start_resumes_the_job(sturdy: Daemon):
     job_id = hold(sturdy)
     doomed = sturdy.processes()
@@ -245,7 +235,6 @@ def test_stop_is_quick_while_redis_hangs_and_start_resumes_the_job(sturdy: Daemo
     assert (job["status"], steps(sturdy, job_id)) == ("finished", STEPS)
 
 
-@pytest.mark.slow
 def test_worker_that_hangs_is_replaced_and_its_job_resumed(sturdy: Daemon):
     job_id = hold(sturdy)
     worker = psutil.Process(sturdy.pid("worker"))
@@ -257,7 +246,6 @@ def test_worker_that_hangs_is_replaced_and_its_job_resumed(sturdy: Daemon):
     assert "train-0: hangs: no heartbeat" in sturdy.home.log.read_text()
 
 
-@pytest.mark.nightly(part="storms", catches="a gateway that hangs for good")
 def test_gateway_that_hangs_is_replaced(make_daemon: MakeDaemon):
     daemon = make_daemon(http_port=0)
     daemon.start()
@@ -271,7 +259,6 @@ def test_gateway_that_hangs_is_replaced(make_daemon: MakeDaemon):
     assert daemon.status()["http"]["pid"] != gateway.pid
 
 
-@pytest.mark.slow
 def test_status_replies_while_the_zygote_is_busy(sturdy: Daemon):
     zygote = psutil.Process(sturdy.pid("zygote"))
     zygote.suspend()  # as in a load that takes minutes

@@ -22,7 +22,9 @@ from waiting import wait_until
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.gangs import Gang, Gangs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="networks", catches="a job of several nodes that loses a part, or steps with too few"
+)
 
 
 @pytest.fixture(scope="module")

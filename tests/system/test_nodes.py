@@ -22,7 +22,9 @@ from waiting import wait_until
 
 from warmd.daemon.queue.nodes import Node
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="networks", catches="a node that leaves with a job, or takes one that it cannot run"
+)
 
 
 @pytest.fixture

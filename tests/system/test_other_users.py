@@ -20,6 +20,10 @@ from warmd.daemon.client import control
 from warmd.jobs import KINDS, spec_class
 from warmd.jobs.compute import cache
 
+pytestmark = pytest.mark.nightly(
+    part="homes", catches="a file that other users of the machine can read or replace"
+)
+
 WORKERS = (
     WorkerConfig(name="train-0", queue="train", threads=1),
     WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
@@ -39,7 +43,6 @@ def set_umask() -> Iterator[Callable[[int], None]]:
     os.umask(before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mask", [0o000, pytest.param(0o022, marks=OTHERS)])
 def test_no_other_user_can_use_a_file_of_any_kind_of_job(
     mask: int, make_daemon: Callable[..., Daemon], tmp_path: Path, set_umask: Callable[[int], None]
@@ -94,7 +97,6 @@ def test_no_other_user_can_use_a_file_of_any_kind_of_job(
     assert stat.S_IMODE(calls.stat().st_mode) == 0o666 & ~mask
 
 
-@pytest.mark.slow
 def test_a_file_in_tmp_does_not_stop_the_daemon(make_daemon: Callable[..., Daemon], monkeypatch):
     another_user()
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # set by torch in this process
@@ -112,7 +114,6 @@ def test_a_file_in_tmp_does_not_stop_the_daemon(make_daemon: Callable[..., Daemo
         blocked.unlink()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o777, pytest.param(0o2775, marks=OTHERS)])
 def test_a_daemon_starts_in_volumes_that_are_handed_over_wide(
     mode: int, make_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch

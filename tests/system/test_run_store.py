@@ -25,7 +25,9 @@ from warmd.daemon.store import index
 from warmd.daemon.store.bucket import Bucket
 from warmd.jobs.models.adapters import is_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="networks", catches="a job that continues on another disk with other weights"
+)
 
 
 @pytest.fixture(scope="module")

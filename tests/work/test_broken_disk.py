@@ -15,6 +15,10 @@ from disturbing import STEPS, MakeDaemon, hold, let_go, steps, weights
 from power import Disk, disk_without_power
 from shell import warmd
 
+pytestmark = pytest.mark.nightly(
+    part="shortages", catches="a job that waits for a disk that is broken"
+)
+
 
 @pytest.fixture
 def broken(make_daemon: MakeDaemon, tmp_path: Path) -> Iterator[tuple[Daemon, Disk]]:
@@ -28,7 +32,6 @@ def broken(make_daemon: MakeDaemon, tmp_path: Path) -> Iterator[tuple[Daemon, Di
         daemon.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_disk", "reason"),
     [
@@ -64,7 +67,6 @@ def test_a_broken_disk_fails_the_job_with_the_path_and_the_job_resumes_exactly(
     assert in_redis == events[-len(in_redis) :]
 
 
-@pytest.mark.slow
 def test_doctor_names_what_it_cannot_read_and_checks_the_rest(tmp_path: Path):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

@@ -19,6 +19,10 @@ from waiting import holds_for, wait_until
 
 from warmd.daemon.client import control
 
+pytestmark = pytest.mark.nightly(
+    part="shortages", catches="a job that a full disk fails or changes"
+)
+
 SHORT = pytest.mark.nightly(
     part="shortages", catches="a command or a process that a job's wait for space holds up"
 )
@@ -87,7 +91,6 @@ def hold_and_fill(daemon: Daemon, **options: Any) -> str:
     return job_id
 
 
-@pytest.mark.slow
 def test_jobs_wait_for_space_and_end_with_the_bits_of_undisturbed_ones(full: Daemon):
     runs = full.home.runs
     undisturbed = full.submit(samples=LONG, save_every=1)
@@ -141,10 +144,6 @@ def test_a_job_waits_for_inodes(full: Daemon):
     assert weights(full, job_id) == weights(full, undisturbed)
 
 
-@pytest.mark.slow
-@pytest.mark.nightly(
-    part="shortages", catches="a used up quota that is not seen as a lack of space"
-)
 def test_a_job_waits_while_the_quota_is_used_up(make_daemon: MakeDaemon, tmp_path: Path):
     daemon = make_daemon()
     runs = daemon.home.runs
@@ -191,7 +190,6 @@ def test_the_daemon_reloads_while_a_job_waits(full: Daemon):
         assert steps(full, one) == list(range(1, LONG + 1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", pytest.param("kill", marks=SHORT)])
 def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
     job_id = hold_and_fill(full)
@@ -228,10 +226,6 @@ def test_the_daemon_stops_while_a_job_waits_and_resumes_it(full: Daemon):
     assert steps(full, job_id) == list(range(1, LONG + 1))
 
 
-@pytest.mark.slow
-@pytest.mark.nightly(
-    part="shortages", catches="a job that is ended for the time in which it waits for space"
-)
 def test_waiting_counts_neither_as_a_stall_nor_for_the_time_limit(full: Daemon):
     job_id = hold_and_fill(full, timeout_s=8.0, on_stall="stop")
     holds_for(9.0, lambda: job(full, job_id)["status"] == "started")
@@ -266,8 +260,6 @@ def cramped(daemon_of_small_home: Daemon) -> Iterator[Daemon]:
     yield from emptied(daemon_of_small_home, daemon_of_small_home.home.path)
 
 
-@pytest.mark.slow
-@pytest.mark.nightly(part="shortages", catches="a job that a home without any space loses")
 def test_a_home_that_is_full_loses_no_job(cramped: Daemon):
     home = cramped.home
     undisturbed = cramped.submit(samples=LONG, save_every=1)
@@ -290,7 +282,6 @@ def test_a_home_that_is_full_loses_no_job(cramped: Daemon):
         check_events(cramped, one)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim", ["zygote", *(pytest.param(one, marks=SHORT) for one in ("worker", "supervisor"))]
 )
@@ -323,8 +314,6 @@ def test_a_reload_on_a_full_home_ends_when_there_is_space(cramped: Daemon):
     assert steps(cramped, job_id) == list(range(1, LONG + 1))
 
 
-@pytest.mark.slow
-@pytest.mark.nightly(part="shortages", catches="a stop that hangs on a full home")
 def test_a_daemon_stops_on_a_full_home(cramped: Daemon):
     job_id = hold(cramped, samples=LONG)
     fill(cramped.home.path)

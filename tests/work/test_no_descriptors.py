@@ -24,6 +24,10 @@ from waiting import holds_for, wait_until
 
 from warmd.jobs.errors import Unavailable
 
+pytestmark = pytest.mark.nightly(
+    part="shortages", catches="a job that fails for want of a file descriptor"
+)
+
 WHAT = "a free file descriptor (limit of open files)"
 
 
@@ -131,7 +135,6 @@ def test_jobs_wait_for_descriptors_and_no_retry_is_used(
         check_ended(sturdy, job_id)
 
 
-@pytest.mark.slow
 def test_the_first_job_of_a_worker_that_can_open_nothing_stays_queued(daemon: Daemon, limit: Limit):
     limited = limit(daemon, "worker")
     limited.allow(more=0)
@@ -142,7 +145,6 @@ def test_the_first_job_of_a_worker_that_can_open_nothing_stays_queued(daemon: Da
     check_ended(daemon, job_id)
 
 
-@pytest.mark.slow
 def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(
     sturdy: Daemon, limit: Limit
 ):
@@ -160,7 +162,6 @@ def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(
     assert "Too many open files" in sturdy.client.rundir(job_id).log.read_text()
 
 
-@pytest.mark.slow
 def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon, limit: Limit):
     assert sturdy.wait(sturdy.submit())["status"] == "finished"  # its connections are open now
     wait_until(sturdy.is_settled)  # a horse that ends later would free descriptors of the zygote
@@ -173,7 +174,6 @@ def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon, limit:
     limited.lift()
 
 
-@pytest.mark.slow
 def test_a_supervisor_without_descriptors_answers_and_starts_processes_later(
     sturdy: Daemon, limit: Limit
 ):
@@ -188,14 +188,12 @@ def test_a_supervisor_without_descriptors_answers_and_starts_processes_later(
     assert sturdy.wait(job_id)["status"] == "finished"
 
 
-@pytest.mark.slow
 def test_a_supervisor_without_descriptors_can_be_stopped(sturdy: Daemon):
     Limited(sturdy, "supervisor").allow(more=0)
     sturdy.stop()
     assert not sturdy.home.is_locked()
 
 
-@pytest.mark.slow
 def test_a_daemon_uses_as_many_descriptors_as_it_may(make_daemon: MakeDaemon):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -209,7 +207,6 @@ def test_a_daemon_uses_as_many_descriptors_as_it_may(make_daemon: MakeDaemon):
         assert limits == (min(hard, 65_536), hard)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [["queue"], ["submit", "grpo", "--model", "tiny"], ["status"]])
 def test_a_command_without_descriptors_says_so_in_one_line(sturdy: Daemon, command: list[str]):
     limited = (

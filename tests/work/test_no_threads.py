@@ -11,6 +11,10 @@ from disturbing import MakeDaemon, hold, let_go
 from process_limits import ProcessLimit, process_limit
 from waiting import holds_for, wait_until
 
+pytestmark = pytest.mark.nightly(
+    part="shortages", catches="a job that fails for want of a thread or process"
+)
+
 SHORT = pytest.mark.nightly(
     part="shortages", catches="a job or a process that a few processes fewer or more end"
 )
@@ -52,7 +56,6 @@ def logged(daemon: Daemon) -> Callable[[], str]:
     return lambda: daemon.home.log.read_bytes()[before:].decode()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("more", [pytest.param(0, marks=SHORT), 1, pytest.param(3, marks=SHORT)])
 def test_jobs_wait_for_threads_and_no_retry_is_used(
     limited: Daemon, limit: ProcessLimit, more: int
@@ -72,7 +75,6 @@ def test_jobs_wait_for_threads_and_no_retry_is_used(
     assert "without a result" not in log()
 
 
-@pytest.mark.slow
 def test_a_job_that_waits_for_threads_can_be_canceled(limited: Daemon, limit: ProcessLimit):
     limit.set(more=0)
     job_id = limited.submit()
@@ -81,7 +83,6 @@ def test_a_job_that_waits_for_threads_can_be_canceled(limited: Daemon, limit: Pr
     assert limited.wait(job_id)["status"] == "stopped"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["supervisor", *(pytest.param(one, marks=SHORT) for one in ("worker", "zygote"))]
 )
@@ -99,7 +100,6 @@ def test_a_process_that_dies_is_started_again_when_the_machine_can(
     assert limited.wait(job_id, timeout_s=120)["status"] == "finished"
 
 
-@pytest.mark.slow
 def test_a_redis_that_dies_is_started_again_when_the_machine_can(
     limited: Daemon, limit: ProcessLimit
 ):
@@ -115,7 +115,6 @@ def test_a_redis_that_dies_is_started_again_when_the_machine_can(
     assert limited.wait(job_id, timeout_s=120)["status"] == "finished"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("beyond", [pytest.param(one, marks=SHORT) for one in (2, 3, 5, 9)])
 def test_a_supervisor_that_lacks_processes_for_the_others_is_started_again(
     limited: Daemon, limit: ProcessLimit, beyond: int

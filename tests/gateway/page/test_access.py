@@ -13,7 +13,10 @@ from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.jobs import spec_class
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="page",
+    catches="text of a model that the page takes for markup, and sessions that outlive their token",
+)
 
 
 def test_texts_of_models_and_files_are_never_code(page, daemon):

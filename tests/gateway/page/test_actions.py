@@ -12,7 +12,10 @@ from waiting import wait_until
 
 from warmd.jobs import spec_class
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="page",
+    catches="a button of the page that acts on the wrong job, or does not show what it did",
+)
 
 
 def test_pause_continue_kill_resume_and_remove_a_job(page, daemon):

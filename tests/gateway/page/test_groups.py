@@ -7,7 +7,9 @@ from daemons import Daemon
 from dashboard import OPTIONS, STEPS, WIDTHS, assert_clean
 from waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="page", catches="sweeps and curricula that the page shows or steers wrongly"
+)
 
 STAGES = {
     "stages": [{"name": "first", "learning_rate": 1e-6}, {"name": "second", "gate": False}],

@@ -20,7 +20,10 @@ from web_pages import OtherServer, TlsProxy
 
 from warmd.jobs import spec_class
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    part="page",
+    catches="a view that does not open through a tunnel or a proxy, or that another page can use",
+)
 
 LOG = "a line of the log\n"
 
