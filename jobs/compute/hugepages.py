@@ -68,7 +68,7 @@ def _pages(areas: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _collapse() -> Callable[[int], int] | None:
-    """Return what moves one page, by number, and returns 0 or an errno; None: not on this system."""
+    """Return what moves a page, by number, and returns 0 or an errno; None: not on this system."""
     if sys.platform != "linux":
         return None
     madvise = ctypes.CDLL(None, use_errno=True).madvise
