@@ -1,6 +1,7 @@
 """The entries of the lists `models` and `workers`, and the one line that spells each.
 
-    NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION]            a model; or PATH alone
+    NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION][,response_template=FILE]
+                                                                    a model; or PATH alone
     NAME=QUEUE[,isolation=ISOLATION][,slots=N][,threads=N][,nice=N][,device=DEVICE]
               [,gpu_memory=SHARE][,copy_threads=N][,standby=on]       a worker
 
@@ -52,6 +53,7 @@ class ModelConfig:
     task: str = "auto"
     # precision of the computation, unless a job sets another
     precision: str = field(default_factory=lambda: "bf16" if gpus.visible() else precisions.NATIVE)
+    response_template: str | None = None  # an absolute file: how the model writes messages
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "precision", precisions.current(self.precision))
@@ -87,10 +89,10 @@ class WorkerConfig:
 
 
 def parse_model(text: str, base: Path) -> ModelConfig:
-    """Read `NAME=PATH[,dtype=…][,task=…][,precision=…]`; PATH alone: its last part is the name.
+    """Read `NAME=PATH[,dtype=…][,task=…][,precision=…][,response_template=…]`.
 
-    A relative PATH is looked up from `base`; if it is not a folder there and looks like a hub id,
-    it is a hub id. Raises ConfigError.
+    PATH alone: its last part is the name. A relative PATH is looked up from `base`; if it is not a
+    folder there and looks like a hub id, it is a hub id. Raises ConfigError.
     """
     return _read_model("model", text, base)
 
@@ -149,6 +151,9 @@ def _read_model(field: str, value: object, base: Path) -> ModelConfig:
     default = ModelConfig(name="", path="")
     path = _model_path(f"{field}.path", keys.get("path"), base)
     last_part = re.split("[/:]", path)[-1]
+    template = keys.get("response_template")
+    if template is not None:
+        template = str(folder(f"{field}.response_template", template, base))
     return ModelConfig(
         name=name(f"{field}.name", keys.get("name", last_part)),
         path=path,
@@ -159,6 +164,7 @@ def _read_model(field: str, value: object, base: Path) -> ModelConfig:
             precisions.current(keys.get("precision", default.precision)),
             precisions.PRECISIONS,
         ),
+        response_template=template,
     )
 
 

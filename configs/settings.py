@@ -230,7 +230,8 @@ SETTINGS = (
         "models",
         "WARMD_MODELS",
         "demo=builtin:demo",
-        "Models to keep warm, each NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION].",
+        "Models to keep warm, each NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION]"
+        "[,response_template=FILE].",
         "models",
         read_models,
     ),

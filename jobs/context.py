@@ -64,6 +64,8 @@ class WarmModel:
     appended_end: str | None = None  # the end token that the tokenizer appends to every prompt
     # Settings of generation_config.json, by name, that completions of warmd do not follow.
     unapplied: Mapping[str, Any] = field(default_factory=dict)
+    # How it writes messages, where that was given (models.response_templates).
+    response_template: Mapping[str, Any] | None = None
 
 
 class Models(Protocol):

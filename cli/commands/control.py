@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME=PATH",
     help="Model to load: a local folder or a hub id, as "
-    "NAME=PATH[,dtype=…][,task=…][,precision=…]. May be repeated.  "
+    "NAME=PATH[,dtype=…][,task=…][,precision=…][,response_template=…]. May be repeated.  "
     "[default: the configured ones, else a small demo model]",
 )
 @click.option(

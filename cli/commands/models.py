@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..shared.app import App, common_options, note
+from ..shared.given import GivenPath
 from ..view import render
 
 
@@ -17,21 +20,35 @@ from ..view import render
     is_flag=True,
     help="Keep it only until the daemon stops; do not load it again at the next start.",
 )
+@click.option(
+    "--response-template",
+    type=GivenPath(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="How the model writes messages and calls tools: JSON of transformers' response_template.  "
+    "[default: the tokenizer's own, else TRL's for the chat template]",
+)
 @common_options
 @click.pass_obj
-def load(app: App, models: tuple[str, ...], once: bool) -> None:
+def load(app: App, models: tuple[str, ...], once: bool, response_template: Path | None) -> None:
     """Load models and keep them in memory.
 
-    [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; the default NAME is
-    the last part of PATH. The name of a configured or loaded model alone loads that model again,
-    with its current files. Running jobs are not affected. Until `models --unload`, they are also
-    loaded at every start of the daemon.
+    [NAME=]PATH[,dtype=…][,task=…][,precision=…][,response_template=…]: PATH is a folder or a hub
+    id; the default NAME is the last part of PATH. The name of a configured or loaded model alone
+    loads that model again, with its current files. Running jobs are not affected. Until
+    `models --unload`, they are also loaded at every start of the daemon.
     """
+    from ...configs.values import ConfigError
     from ...daemon.client import control
     from ..view.fetching import FetchProgress
 
     config = app.config()
+    if response_template is not None and len(models) > 1:
+        problem = f"must go with one model, got {len(models)}"
+        raise ConfigError("response_template", problem)
     named = [control.named_model(config, model, FetchProgress()) for model in models]
+    if response_template is not None:
+        file = str(response_template.resolve())
+        named = [replace(model, response_template=file) for model in named]
     loaded = [control.load_model(config, model, is_kept=not once) for model in named]
     if app.as_json:
         for model in loaded:
@@ -59,6 +76,9 @@ def _note_differences(model: dict[str, Any]) -> None:
         note(f"{model['name']}: {appended_end_words(model['appended_end'])}")
     if model["unapplied"]:
         note(f"{model['name']}: {unapplied_words(model['unapplied'])}")
+    if model["replaced_template"] is not None:
+        file, other = model["response_template"], model["replaced_template"]
+        note(f"{model['name']}: response template {file} is used instead of {other}")
 
 
 @click.command()

@@ -7,7 +7,7 @@ from its file.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -49,8 +49,12 @@ def check_base_model(model: Any) -> None:
         raise NotServedUnmerged(f"no batched decoder for {type(model).__name__}")
 
 
-def attach(base: WarmModel, config: ModelConfig, folder: Path) -> Attachment:
+def attach(
+    base: WarmModel, config: ModelConfig, folder: Path, template: Mapping[str, Any] | None
+) -> Attachment:
     """Return the adapter in `folder` on its base, which stays as it is.
+
+    `template`: the response template that the adapter is given.
 
     Raises NotServedUnmerged, ValueError for an adapter that is damaged or does not fit, and what
     PEFT raises for damaged files.
@@ -77,6 +81,7 @@ def attach(base: WarmModel, config: ModelConfig, folder: Path) -> Attachment:
         precision=config.precision,
         adapter=adapter,
         weights_digest=None,
+        response_template=template,
     )
     return Attachment(warm, adapters.rank_of(folder), adapter.num_parameters, adapter.num_bytes)
 

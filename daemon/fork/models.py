@@ -19,7 +19,7 @@ from ...configs.config import ModelConfig
 from ...configs.units import format_size
 from ...jobs.context import WarmModel
 from ...jobs.errors import Conflict, JobFailed, NotFound
-from ...jobs.models import adapters
+from ...jobs.models import adapters, response_templates
 from ...jobs.models.adapters import is_adapter, model_folder
 from ..host import model_files
 from ..host.messages import LocalModel
@@ -27,7 +27,7 @@ from . import adapters as attached_adapters
 from .adapters import Attachment, MergedModels, NotServedUnmerged
 from .headers import check_loadable
 from .held_files import HeldFiles
-from .reading import blaming, read, stored_bytes
+from .reading import blaming, read, read_template, stored_bytes
 
 
 @dataclass
@@ -71,7 +71,23 @@ class Loaded:
             "unembedded": list(self.warm.unembedded),
             "appended_end": self.warm.appended_end,
             "unapplied": dict(self.warm.unapplied),
+            "response_template": self.config.response_template,
+            "replaced_template": self._replaced_template,
         }
+
+    @property
+    def _replaced_template(self) -> str | None:
+        """Whose response template the given file takes the place of, in words."""
+        if self.config.response_template is None:
+            return None
+        return response_templates.replaced_by_file(self.warm.tokenizer)
+
+
+def _fingerprint(config: ModelConfig, folder: Path) -> str:
+    """Return the fingerprint of a model's files. Raises OSError, ValueError."""
+    if config.response_template is not None:
+        response_templates.check_is_there(Path(config.response_template))
+    return model_files.fingerprint(folder, config.response_template)
 
 
 class WarmModels:
@@ -101,7 +117,7 @@ class WarmModels:
         """
         in_use = {*in_use, *self.bases(in_use)}
         with blaming(config, folder):
-            files = model_files.fingerprint(folder)
+            files = _fingerprint(config, folder)
         found = self.loaded.get(config.name)
         if found is not None:
             if found.config == config and self._is_same(found, folder, files):
@@ -136,6 +152,8 @@ class WarmModels:
             return True
         try:
             if model_files.digest(folder, self._digests) != found.weights:
+                return False
+            if read_template(found.config) != found.warm.response_template:
                 return False
         except (OSError, ValueError):
             return False  # the load that follows reports the error
@@ -177,7 +195,7 @@ class WarmModels:
         why_merged: str | None,
     ) -> Loaded:
         with blaming(config, folder):
-            files = model_files.fingerprint(folder)
+            files = _fingerprint(config, folder)
             check_loadable(model_folder(folder))
             weights = model_files.digest(folder, self._digests)
             of_weights = model_files.weights_digest(folder, self._digests)
@@ -185,7 +203,7 @@ class WarmModels:
         self._make_room(config, needed, in_use)
         with blaming(config, folder):
             warm = read(config, folder, may_pack=self._has_room_twice(needed))
-            if model_files.fingerprint(folder) != files:
+            if _fingerprint(config, folder) != files:
                 raise ValueError("its files were changed while they were read: try again")
         tensors_of = [*warm.model.parameters(), *warm.model.buffers()]
         return self._add(
@@ -251,10 +269,11 @@ class WarmModels:
     def _attach(self, config: ModelConfig, folder: Path, base: Loaded) -> Loaded:
         with self._holding(model_files.weights(folder, with_base=False)) as held:
             with blaming(config, folder):
-                files = model_files.fingerprint(folder)
+                files = _fingerprint(config, folder)
                 weights = model_files.digest(folder, self._digests)
-                attachment = attached_adapters.attach(base.warm, config, folder)
-                if model_files.fingerprint(folder) != files:
+                template = read_template(config)
+                attachment = attached_adapters.attach(base.warm, config, folder, template)
+                if _fingerprint(config, folder) != files:
                     raise ValueError("its files were changed while they were read: try again")
             return self._add(self._adapter(config, attachment, base, files, weights, held))
 

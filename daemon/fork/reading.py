@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ...configs.config import ModelConfig
 from ...jobs.context import WarmModel
 from ...jobs.errors import JobFailed
+from ...jobs.models import response_templates
 from ...jobs.models.adapters import merged, model_folder
 from ...jobs.models.folder_files import naming
 from ...jobs.models.generation_settings import unapplied
@@ -65,6 +67,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
 
     from ...jobs.codegraph.encoder import CodeGraphConfig  # registers it with the Auto classes
 
+    template = read_template(config)
     base = model_folder(folder)
     with _naming_field():
         settings = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
@@ -89,7 +92,15 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
         unembedded=tuple(Vocabulary.of(config.name, model, tokenizer).beyond(tokenizer)),
         appended_end=end,
         unapplied=unapplied(model.generation_config) if task in _GENERATING else {},
+        response_template=template,
     )
+
+
+def read_template(config: ModelConfig) -> dict[str, Any] | None:
+    """Return the response template that a model is given. Raises ValueError with file and field."""
+    if config.response_template is None:
+        return None
+    return response_templates.read(Path(config.response_template))
 
 
 @contextmanager

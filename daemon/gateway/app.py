@@ -36,6 +36,7 @@ from .api import (
     permissions,
     responses,
     sweeps,
+    tokenizing,
     warm_models,
 )
 from .core.metrics import Metrics
@@ -57,6 +58,7 @@ _ROUTERS = (
     completions.router,
     responses.router,
     embeddings.router,
+    tokenizing.router,
     models.router,
     fine_tuning.router,
     graders.router,

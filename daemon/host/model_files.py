@@ -29,14 +29,17 @@ def weights(folder: Path, *, with_base: bool = True) -> list[Path]:
     ]
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, response_template: str | None = None) -> str:
     """Identity, size and times of every file that a model in `folder` is read from.
+
+    `response_template`: a further file of it. Raises OSError.
 
     It costs a few microseconds a file, so it is computed for each job. A change of the content that
     keeps size and modification time shows in the time of the last status change.
     """
     hashed = xxhash.xxh3_128()
-    for path in (*_files(folder), *_more_templates(folder)):
+    more = () if response_template is None else (Path(response_template),)
+    for path in (*_files(folder), *_more_templates(folder), *more):
         found = path.stat()
         identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         hashed.update(f"{path}\0{identity}\0".encode())

@@ -224,5 +224,5 @@ def _with_fingerprint(model: LocalModel | None) -> LocalModel | None:
     files = ""
     # The zygote reads the same files after this, and reports those that it cannot read.
     with contextlib.suppress(OSError, ValueError):
-        files = fingerprint(Path(model.folder))
+        files = fingerprint(Path(model.folder), model.config.response_template)
     return replace(model, files=files)

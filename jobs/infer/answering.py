@@ -28,10 +28,11 @@ from ..errors import JobFailed
 from ..files.chats import TOOL_CALLS
 from ..models.chat_templates import ChatTemplate
 from ..models.generation_settings import end_tokens
+from ..models.response_templates import Described, described, loaded
 from . import batch_file, forced_calls, gui_actions
 from .forced_calls import CallForm
 from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
-from .replies import Delta, Reply, response_template, thinking_tags
+from .replies import Delta, Reply, thinking_tags
 from .token_texts import TokenTexts
 from .tokenization import Prompt, encode, room
 
@@ -269,7 +270,7 @@ def _prepare(
 ) -> Answer:
     begun = time.perf_counter()
     ids, seen = encode(spec, warm, prompt)
-    template, tools = _message_format(spec, warm, prompt)
+    form, tools = _message_format(spec, warm, prompt)
     if tools:
         grammar = _grammar_of_calls(spec, tools, warm, engine) or grammar
     request = Request(
@@ -290,7 +291,7 @@ def _prepare(
         num_top=spec.logprobs,
         scored_from=1 if spec.echo and spec.logprobs is not None else None,
         stop=spec.stop,
-        keeps_special=template is not None,
+        keeps_special=form is not None,
         owner=job_id,
         adapter=warm.adapter,
         grammar=grammar,
@@ -303,15 +304,16 @@ def _prepare(
         spec,
         TokenTexts(warm.tokenizer, end_tokens(warm.model, warm.tokenizer)),
     )
-    if template is not None:
+    if form is not None:
         answer.replies = [
             Reply(
-                template,
+                form.template,
                 warm.tokenizer,
                 ids,
                 tools,
                 seed=f"{job_id}/{index}",
                 is_single=not spec.parallel_tool_calls,
+                is_limited=not form.is_of_trl,
             )
             for index in range(spec.n)
         ]
@@ -322,29 +324,46 @@ def _prepare(
 
 def _message_format(
     spec: InferSpec, warm: WarmModel, prompt: Prompt
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]] | None]:
+) -> tuple[Described | None, list[dict[str, Any]] | None]:
     """Return how the model writes messages (None: as texts), and the tools that it may call.
 
-    Raises JobFailed for tools where nobody has described how the model calls them.
+    Raises JobFailed for a template that transformers refuses, and for tools where nobody has
+    described how the model calls them.
     """
     if spec.reply != MESSAGE or isinstance(prompt, tuple):
         return None, None
     tools = None if spec.tool_choice == NO_CALLS else spec.chat(prompt).inputs.tools
-    template = response_template(warm.tokenizer)
-    if tools and (template is None or TOOL_CALLS not in template["fields"]):
+    form = _described(warm)
+    if tools and (form is None or TOOL_CALLS not in form.template["fields"]):
         raise JobFailed(
             f"tools: must go with a model whose calls can be read, got {warm.name}: its tokenizer "
-            "has no response_template with tool_calls, and TRL does not know its chat template"
+            "has no response_template with tool_calls, TRL does not know its chat template, and "
+            "it was loaded without one: `warmd load NAME=PATH --response-template FILE`"
         )
-    return template, tools
+    return form, tools
+
+
+def _described(warm: WarmModel) -> Described | None:
+    """Return how a model writes messages. Raises JobFailed for a template that is none."""
+    form = described(warm.tokenizer, warm.response_template)
+    if form is not None:
+        try:
+            loaded(form.template)
+        except Exception as error:  # of any type: it is a file of the model
+            reason = " ".join(str(error).split())[:300]
+            raise JobFailed(
+                f"messages: the response_template of {warm.name} must be one that transformers "
+                f"takes, got one that it refuses: {reason}"
+            ) from error
+    return form
 
 
 def _thinking(spec: InferSpec, warm: WarmModel) -> Thinking | None:
     """Return the thinking-token budget, if requested. Raises JobFailed for an unsuitable model."""
     if spec.thinking_token_budget is None:
         return None
-    template = response_template(warm.tokenizer)
-    tags = None if template is None else thinking_tags(template)
+    form = _described(warm)
+    tags = None if form is None else thinking_tags(form.template)
     added = warm.tokenizer.get_added_vocab()
     if tags is None or not added.keys() >= set(tags):
         raise JobFailed(
@@ -384,8 +403,8 @@ def _grammar_of_calls(
     added = tokenizer.get_added_vocab()
     try:
         form = CallForm.of(ChatTemplate.of(tokenizer), tokenizer.convert_ids_to_tokens(ends))
-        if (template := response_template(tokenizer)) is not None:
-            form = form.trimmed(added, partial(_is_call, template, tokenizer))
+        if (known := _described(warm)) is not None:
+            form = form.trimmed(added, partial(_is_call, known, tokenizer))
         if forced:
             grammar = forced_calls.forced(form, named, added)
         elif spec.json_schema:
@@ -397,8 +416,9 @@ def _grammar_of_calls(
     return engine.grammar_of_calls(grammar)
 
 
-def _is_call(template: dict[str, Any], tokenizer: Any, text: str) -> bool:
-    reply = Reply(template, tokenizer, (), [], seed="")
+def _is_call(form: Described, tokenizer: Any, text: str) -> bool:
+    is_limited = not form.is_of_trl
+    reply = Reply(form.template, tokenizer, (), [], seed="", is_limited=is_limited)
     reply.add(text)
     reply.finish(None, is_whole=True)
     return len(reply.told.calls) == 1 and not reply.told.content

@@ -11,21 +11,24 @@ from ..context import Context
 from ..engine import images
 from ..files.chats import Chat
 from . import chat_messages
-from .options import InferSpec, prompt_list
+from .options import TOKENS, InferSpec, prompt_list
 
 
 def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:
     """Generate; leave the running batch at the next token when `ctx.stop` is set.
 
     Returns choices, usage, timings, seed, model and precision; for a file its number of records,
-    usage, timings, seed and model. Raises Stopped and JobFailed.
+    usage, timings, seed and model; with reply `tokens` as `tokenization.listed`. Raises Stopped and
+    JobFailed.
     """
-    from . import answering
+    from . import answering, tokenization
 
     warm = ctx.models.take(spec.model)
     if spec.input:
         return answering.answer_file(spec, ctx, warm)
     prompts = prompt_list(spec.prompts) if spec.prompts else [_prompt(spec)]
+    if spec.reply == TOKENS:
+        return tokenization.listed(spec, ctx, warm, prompts)
     return answering.answer_all(spec, ctx, warm, prompts)
 
 

@@ -33,6 +33,7 @@ MOST_TOP = 20  # most likely tokens given with logprobs
 AUTO = "auto"  # as the chat template has it
 EFFORTS = ("none", "minimal", "low", "medium", "high")
 MESSAGE = "message"  # a completion with its reasoning and calls apart
+TOKENS = "tokens"  # the tokens of the prompt, or the text of its token ids; nothing is generated
 NO_CALLS, REQUIRED = "none", "required"  # choices of tools, besides AUTO
 _FUNCTION = "function "  # begins the choice of one
 _CHECK_S = 1.0  # for counting the tokens of prompts at submission
@@ -66,7 +67,11 @@ class InferSpec(PrecisionSpec):
         goes_with("tool_choice", tools=GIVEN),
         goes_with("parallel_tool_calls", tools=GIVEN),
         goes_with("parallel_tool_calls", reply=is_in(MESSAGE)),
-        never_with("actions", when=is_not("none"), reply=is_in(MESSAGE)),
+        never_with("actions", when=is_not("none"), reply=is_in(MESSAGE, TOKENS)),
+        never_with("reply", when=is_in(TOKENS), input=GIVEN, echo=GIVEN, json_schema=GIVEN),
+        goes_with("add_special_tokens", reply=is_in(TOKENS)),
+        goes_with("add_generation_prompt", reply=is_in(TOKENS)),
+        goes_with("add_generation_prompt", chat_template=GIVEN, image=GIVEN, messages=GIVEN),
     )
 
     # Not `str | None`: the word none is a prompt like any other.
@@ -132,9 +137,19 @@ class InferSpec(PrecisionSpec):
     )
     reply: str = option(
         "text",
-        "form of a completion; message: content, reasoning and tool calls apart",
+        "form of a completion; message: content, reasoning and tool calls apart; tokens: no "
+        "completion but the tokens of the prompt, or the text of its token ids",
         group="data",
-        choices=("text", MESSAGE),
+        choices=("text", MESSAGE, TOKENS),
+    )
+    add_special_tokens: bool | None = option(
+        None,
+        "special tokens that the tokenizer adds to a text, such as a begin token",
+        group="data",
+        default_text="on, but off for chats, whose template writes them",
+    )
+    add_generation_prompt: bool = option(
+        True, "start of the answer at the end of a chat, as the chat template has it", group="data"
     )
     image: tuple[str, ...] = option((), "image file for the prompt", group="data")
     thumbnail: int | None = option(
@@ -375,7 +390,7 @@ class InferSpec(PrecisionSpec):
         """
         files = TokenizerFolder(folder)
         limit = files.positions()
-        if limit is None or self.chat_template or self.image:
+        if limit is None or self.chat_template or self.image or self.reply == TOKENS:
             return None
         room = limit - (1 if self.max_tokens is None else self.max_tokens)
         source = "prompts" if self.prompts else "prompt"

@@ -1,8 +1,7 @@
 """Messages in what a model writes: content, reasoning and tool calls, apart as they arrive.
 
-The parser is transformers' own (`ResponseParser`), driven by a description of the model's family:
-the `response_template` of its tokenizer, or TRL's for a chat template that TRL knows. A call that
-cannot be read stays text. Imports transformers.
+The parser is transformers' own (`ResponseParser`), driven by a response template of the model's
+family (models/response_templates.py). A call that cannot be read stays text. Imports transformers.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 from ..files.chats import REASONING, TOOL_CALLS
+from ..models.response_templates import CONTENT
+from .response_parser import TooSlow, parser
 
-_CONTENT = "content"
+# A regular expression without operators: it stands for one text.
+_LITERAL = re.compile(r"(?:\\\W|[^\\.^$*+?{}\[\]|()])+")
 _PROMPT_TOKENS = 256  # at its end: what a chat template may have written of the answer
 
 
@@ -51,37 +51,19 @@ class Delta:
         )
 
 
-def response_template(tokenizer: Any) -> dict[str, Any] | None:
-    """Return the description of a tokenizer's messages; None if nobody has one."""
-    found: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
-    if found is None and isinstance(tokenizer.chat_template, str):
-        return _from_trl(tokenizer.chat_template)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _from_trl(chat_template: str) -> dict[str, Any] | None:
-    from trl.chat_template_utils import add_response_schema
-
-    tokenizer: Any = SimpleNamespace(chat_template=chat_template)  # all of it that TRL reads
-    try:
-        found: dict[str, Any] = add_response_schema(tokenizer).response_template
-    except ValueError:  # a template that it does not know
-        return None
-    return found
-
-
 def thinking_tags(template: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the texts that begin and end reasoning; None: there are none, or they vary."""
     fields = template["fields"]
     found: dict[str, Any] = next((fields[name] for name in REASONING if name in fields), {})
-    pattern = re.sub(r"\\s\*$", "", found.get("close_pattern", ""))
-    end = re.sub(r"\\(\W)", r"\1", pattern)
-    if not end or re.fullmatch(pattern, end) is None:
-        return None
+    end = found.get("close")
+    if not isinstance(end, str):
+        pattern = re.sub(r"\\s\*$", "", found.get("close_pattern", ""))
+        if _LITERAL.fullmatch(pattern) is None:
+            return None
+        end = re.sub(r"\\(\W)", r"\1", pattern)
     # Templates that begin the reasoning in the prompt describe only its end, such as </think>.
     begin = found.get("open") or (f"<{end[2:]}" if end.startswith("</") else None)
-    return None if begin is None else (begin, end)
+    return (begin, end) if isinstance(begin, str) else None
 
 
 class Malformed(Exception):
@@ -100,15 +82,18 @@ class Reply:
         *,
         seed: str,
         is_single: bool = False,
+        is_limited: bool = True,
     ) -> None:
         """`tools`: those that may be called; None: calls stay text.
 
         `seed`: what the ids of calls are made of. `is_single`: what follows the first call is left
-        out.
+        out. `is_limited`: whether the expressions of the template have limits of time; if so, all
+        methods raise TooSlow. Raises ValueError for a template that is none.
         """
         self.message = Delta()  # as it was written
         self._shown, self._held = Delta(), Delta()  # told so far; white space that may end a text
-        self._template = dict(template)
+        self._template = template
+        self._is_limited = is_limited
         self._tokenizer = tokenizer
         self._prompt = self._text_of(prompt[-_PROMPT_TOKENS:])
         self._tools = tools
@@ -178,11 +163,8 @@ class Reply:
         return told
 
     def _new_parser(self) -> Any:
-        from transformers.utils.chat_parsing import ResponseParser
-
         # What the prompt has of the message is not part of the completion: no `initial_events`.
-        tools: Any = self._tools
-        return ResponseParser(self._template, self._prompt, tools=tools)
+        return parser(self._template, self._prompt, self._tools, is_limited=self._is_limited)
 
     def _read(self, events: Iterable[Mapping[str, Any]], count: int | None = None) -> Delta:
         """Return what the parser's events add; `count`: of the calls before (None: of all)."""
@@ -201,7 +183,7 @@ class Reply:
             elif event["type"] == "region_chunk":
                 if name in REASONING:
                     delta.reasoning += event["text"]
-                elif name == _CONTENT:
+                elif name == CONTENT:
                     delta.content += event["text"]
                 else:
                     raise Malformed  # a part of messages that no client knows
@@ -223,12 +205,12 @@ class Reply:
 
         The parser loses the events of a text in which it fails: here it gets single characters.
         """
-        parser, found = self._new_parser(), Delta()
+        reader, found = self._new_parser(), Delta()
         unread = ""  # characters that no event has accounted for
         for place, character in enumerate(self._raw):
             unread += character
             try:
-                delta = self._read(_events(parser, character), len(found.calls))
+                delta = self._read(_events(reader, character), len(found.calls))
             except Malformed:
                 found.content += unread + self._raw[place + 1 :]
                 self._is_text = True
@@ -238,22 +220,24 @@ class Reply:
                 if text:
                     unread = unread[unread.index(text) + len(text) :]
             if delta.calls:
-                unread = parser._buffer[parser._pos :]  # read, and not told yet
+                unread = reader._buffer[reader._pos :]  # read, and not told yet
                 if self._is_single:
                     return found
         if is_end:
             try:
-                found.add(self._read(_events(parser, None), len(found.calls)))
+                found.add(self._read(_events(reader, None), len(found.calls)))
             except Malformed:
                 found.content += unread
         return found
 
 
-def _events(parser: Any, text: str | None) -> list[dict[str, Any]]:
-    """Return a parser's events for more text; None: for the end. Raises Malformed."""
+def _events(reader: Any, text: str | None) -> list[dict[str, Any]]:
+    """Return a parser's events for more text; None: for the end. Raises Malformed, TooSlow."""
     try:
         found: list[dict[str, Any]]
-        found = parser.finalize()[1] if text is None else parser.feed(text)
+        found = reader.finalize()[1] if text is None else reader.feed(text)
+    except TooSlow:
+        raise
     except Exception as error:  # of any type: what a model writes goes into JSON and casts
         raise Malformed(str(error)) from error
     return found

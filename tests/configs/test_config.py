@@ -250,6 +250,7 @@ def test_model_line_names_a_folder_or_a_hub_id(tmp_path, text, expected):
             "m=x,precision=int4",
             "model.precision: must be one of native, bf16, int8, got 'int4'",
         ),
+        ("m=x,response_template=", "model.response_template: must be a path, got ''"),
         ("m=x,dtype=auto,dtype=auto", "model.dtype: must stand once"),
         ("m=x,name=y", "model.name: must stand once"),
         ("my model=x", "model.name: must be 1 to 64 of A-Z a-z 0-9 . _ -"),

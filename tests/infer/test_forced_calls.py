@@ -18,8 +18,9 @@ from warmd.jobs.infer import answering
 from warmd.jobs.infer.forced_calls import CallForm, NoGrammar
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
-from warmd.jobs.infer.replies import Reply, response_template
+from warmd.jobs.infer.replies import Reply
 from warmd.jobs.models.chat_templates import ChatTemplate
+from warmd.jobs.models.response_templates import described
 
 PARAMETERS = {
     "type": "object",
@@ -221,10 +222,10 @@ def test_the_form_of_a_call_is_that_of_the_chat_template(family: str):
             CallForm.of(template, ends)
         return
     form = CallForm.of(template, ends)
-    described = response_template(tokenizer)
-    assert described is not None
+    known = described(tokenizer)
+    assert known is not None
     text = form.text("add", '{"a": 1}')
-    reply = Reply(described, tokenizer, [1], tool_chats.TOOLS, seed="")
+    reply = Reply(known.template, tokenizer, [1], tool_chats.TOOLS, seed="")
     end = "<|eot_id|>" if family.startswith("llama") else ""
     reply.add(text + end)
     reply.finish(None, is_whole=False)

@@ -10,7 +10,7 @@ import pytest
 import trl.chat_template_utils as trl
 from transformers.utils.chat_parsing import parse_response
 
-from warmd.jobs.infer.replies import Delta, Reply, response_template
+from warmd.jobs.infer.replies import Delta, Reply
 
 TOOLS: list[Any] = [
     {
@@ -185,20 +185,6 @@ def test_ids_of_calls_follow_from_the_job():
     first, second = (told("qwen3_template", f"{CALL}{CALL}", seed).calls for seed in (0, 1))
     assert first == second
     assert len({call["id"] for call in first}) == 2
-
-
-def test_a_description_comes_from_the_tokenizer_or_from_trl():
-    class Own:
-        chat_template = trl.qwen3_chat_template
-        response_template = None
-
-    tokenizer: Any = Own()
-    assert response_template(tokenizer) == trl.qwen3_template
-    tokenizer.response_template = {"fields": {}}
-    assert response_template(tokenizer) == {"fields": {}}
-    tokenizer.response_template = None
-    tokenizer.chat_template = "{{ messages }}"
-    assert response_template(tokenizer) is None
 
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", "</s>"])

