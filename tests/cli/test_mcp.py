@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +17,7 @@ from typing import Any
 import orjson
 import pytest
 from daemons import Daemon
+from needs import needs
 from shell import warmd
 from waiting import wait_until
 
@@ -113,11 +115,11 @@ def test_without_its_package_the_command_says_what_to_install(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_an_agent_trains_evaluates_and_compares_and_names_no_code_or_path(
-    tmp_path: Path, shared_daemon: Daemon
+    shared_daemon: Daemon, python: Path
 ):
     wait_until(lambda: shared_daemon.status()["http"]["url"])
     ran = subprocess.run(
-        [_environment(tmp_path), SCRIPT, str(shared_daemon.home.path)],
+        [python, SCRIPT, str(shared_daemon.home.path)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -156,8 +158,52 @@ def test_an_agent_trains_evaluates_and_compares_and_names_no_code_or_path(
     ]  # fmt: skip
 
 
-def _environment(folder: Path) -> Path:
+@pytest.mark.nightly(part="clients", catches="an answer that other MCP clients do not understand")
+def test_the_inspector_lists_and_calls_tools(tmp_path: Path, shared_daemon: Daemon, python: Path):
+    needs(shutil.which("npm"), "npm")
+    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path)]
+    subprocess.run([*install, "@modelcontextprotocol/inspector"], check=True)
+    wait_until(lambda: shared_daemon.status()["http"]["url"])
+    server = tmp_path / "server"
+    home = shared_daemon.home.path
+    server.write_text(f"#!/bin/sh\nexec {python} -m warmd.cli --home {home} mcp\n")
+    server.chmod(0o755)
+
+    def inspect(*words: str) -> dict[str, Any]:
+        program = tmp_path / "node_modules" / ".bin" / "mcp-inspector"
+        command = [str(program), "--cli", str(server), *words]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        found: dict[str, Any] = orjson.loads(ran.stdout)
+        return found
+
+    def call(tool: str, *arguments: str) -> tuple[bool, str]:
+        given = [word for argument in arguments for word in ("--tool-arg", argument)]
+        found = inspect("--method", "tools/call", "--tool-name", tool, *given)
+        (part,) = found["content"]
+        return found.get("isError", False), part["text"]
+
+    listed = inspect("--method", "tools/list")["tools"]
+    assert {"kinds", "submit", "wait"} < {tool["name"] for tool in listed}
+    assert all(tool["inputSchema"]["type"] == "object" for tool in listed)
+    is_error, text = call("models")
+    assert not is_error
+    assert "tiny" in orjson.loads(text)
+    options = 'options={"samples": 2, "num_generations": 2, "max_completion_length": 2}'
+    is_error, text = call("submit", "kind=grpo", "model=tiny", "data=arithmetic", options)
+    assert not is_error, text
+    job = orjson.loads(text)["id"]
+    is_error, text = call("wait", f"job={job}", "timeout_s=60")
+    assert orjson.loads(text)["status"] == "finished"
+    is_error, text = call("jobs", "limit=1", "kind=grpo")
+    assert [one["id"] for one in orjson.loads(text)] == [job]
+    assert call("kinds", "kind=evil")[0]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the package `mcp`; what it lacks of warmd's comes from this one."""
+    folder = tmp_path_factory.mktemp("mcp")
     subprocess.run([sys.executable, "-m", "venv", folder / "environment"], check=True)
     python = folder / "environment" / "bin" / "python"
     pip: list[Any] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
