@@ -49,6 +49,7 @@ def option(
     longest: int | None = None,
     former_names: Mapping[str, str] | None = None,
     none_word: str = "none",
+    is_former: bool = False,
 ) -> Any:
     """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
 
@@ -56,7 +57,8 @@ def option(
 
     `default_text` describes the default if it is None. `group` is one of GROUPS; within a group,
     the options most used are declared first. `former_names`: spellings of choices in earlier
-    versions, and the choice that each means. `none_word`: the text that means None.
+    versions, and the choice that each means. `none_word`: the text that means None. `is_former`:
+    only jobs of earlier versions have it; it is shown nowhere, and the kind refuses it.
     """
     return field(
         default=default,
@@ -71,6 +73,7 @@ def option(
             "longest": longest,
             "former_names": former_names or {},
             "none_word": none_word,
+            "is_former": is_former,
         },
     )
 
@@ -104,6 +107,7 @@ class OptionInfo:
     longest: int | None  # characters of a text
     former_names: Mapping[str, str]
     none_word: str  # the text that means None, of an option that may be None
+    is_former: bool  # only jobs of earlier versions have it
     relations: tuple[str, ...]  # to other options, in words: 'with lora'
 
     @property
@@ -411,7 +415,11 @@ class Spec:
 
     def to_json(self) -> dict[str, Any]:
         """Return every option by name, as plain JSON values; `parse` reads it back."""
-        values = {name: getattr(self, name) for name in self.options()}
+        values = {
+            name: getattr(self, name)
+            for name, info in self.options().items()
+            if not info.is_former or getattr(self, name) != info.default
+        }
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 

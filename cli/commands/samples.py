@@ -1,58 +1,131 @@
-"""`warmd samples`: completions that a GRPO job was trained on, with their rewards."""
+"""`warmd samples`: completions that a GRPO job was trained on, whole, with their rewards."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import click
 
-from ...jobs.errors import NotFound
+from ...jobs.errors import NotFound, SpecError
 from ..shared.app import App, common_options
-from ..shared.job_argument import complete_job
+from ..shared.job_argument import job_argument
 from ..view import render
+
+_INDENT = 12
 
 
 @click.command()
-@click.argument("job", required=False, metavar="[JOB]", shell_complete=complete_job)
-@click.argument("step", required=False, type=click.IntRange(min=1, max=10**9), metavar="[STEP]")
+@job_argument
+@click.option("--step", type=click.IntRange(min=1, max=10**9), metavar="N", help="Of this step.")
+@click.option(
+    "--row",
+    type=click.IntRange(min=0, max=10**12),
+    metavar="N",
+    help="Of the prompt in this row of the data, in all steps that are kept.",
+)
+@click.option("--grep", "text", metavar="TEXT", help="Those with TEXT, in all steps that are kept.")
+@click.option(
+    "--worst", type=click.IntRange(min=1, max=10**6), metavar="N", help="N with the least reward."
+)
+@click.option(
+    "--best", type=click.IntRange(min=1, max=10**6), metavar="N", help="N with the most reward."
+)
 @common_options
 @click.pass_obj
-def samples(app: App, job: str | None, step: int | None) -> None:
-    """Show completions on which GRPO JOB was trained.
+def samples(
+    app: App,
+    job: str | None,
+    step: int | None,
+    row: int | None,
+    text: str | None,
+    worst: int | None,
+    best: int | None,
+) -> None:
+    """Show completions on which GRPO JOB was trained, with their rewards.
 
-    Without STEP: those of its latest step. `submit grpo --log-completions N` sets how many of each
-    step are kept. Needs no daemon.
+    Without --step, --row and --grep: those of its latest step. All completions of some steps are
+    kept: see `submit grpo --log-completions`. Needs no daemon.
     """
-    from ...daemon.runs import events
+    from ...daemon.runs import completions
 
-    client = app.client()
+    if worst is not None and best is not None:
+        raise SpecError("best", "must not be given together with worst")
+    client = app.reader()
     job_id = client.find(job, is_training=True)
-    found: Mapping[str, Any] | None = None
-    for event in events.read(client.rundir(job_id).events):
-        if event["type"] == "step" and event.get("samples") and step in (None, event["step"]):
-            found = event
-    if found is None:
-        of_step = "" if step is None else f" of step {step}"
-        raise NotFound(f"step: {job_id} has no completions{of_step}; --log-completions keeps them")
+    wanted = completions.Wanted(step=step, row=row, text=text, worst=worst, best=best)
+    found = wanted.select(completions.read(client.rundir(job_id)))
+    if not found:
+        raise NotFound(_missing(job_id, step, row, text))
     if app.as_json:
-        for sample in found["samples"]:
-            render.json_line({"job": job_id, "step": found["step"], **sample})
+        for one in found:
+            render.json_line({"job": job_id, **one})
         return
-    click.secho(f"{job_id}  step {found['step']}", bold=True)
-    for line in sample_lines(found, width=render.columns(sys.stdout)):
+    click.secho(f"{job_id}  {_summary(found)}", bold=True)
+    for line in completion_lines(found, width=render.columns(sys.stdout)):
         click.echo(line)
 
 
-def sample_lines(event: Mapping[str, Any], *, width: int) -> list[str]:
-    """Return the completions of a step event, each below its prompt, with its rewards."""
+def _missing(job_id: str, step: int | None, row: int | None, text: str | None) -> str:
+    if text is not None:
+        return f"grep: no completion of {job_id} that is kept has {text[:80]!r}"
+    if row is not None:
+        return f"row: {job_id} has kept no completion of row {row}"
+    of_step = "" if step is None else f" of step {step}"
+    return f"step: {job_id} has kept no completions{of_step}; --log-completions says which it keeps"
+
+
+def _summary(found: Sequence[Mapping[str, Any]]) -> str:
+    """What is shown: `step 40: 8 completions, mean reward 0.41`."""
+    steps = sorted({one["step"] for one in found})
+    words = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps"
+    number = f"{len(found)} completion" + ("s" if len(found) > 1 else "")
+    known = [one["reward"] for one in found if one["reward"] is not None]
+    mean = f", mean reward {render.number(sum(known) / len(known))}" if known else ""
+    return f"{words}: {number}{mean}"
+
+
+def completion_lines(found: Sequence[Mapping[str, Any]], *, width: int) -> list[str]:
+    """Return completions below their prompts, whole, with rewards; prompts are not repeated."""
     lines: list[str] = []
-    for sample in event.get("samples") or ():
-        values = sample.get("rewards") or {}
-        rewards = "  ".join(f"{n} {render.number(v)}" for n, v in values.items() if v is not None)
-        for name, text in (("prompt", sample["prompt"]), ("completion", sample["completion"])):
-            line = f"{name:<12}{render.one_line(text)}"
-            lines += render.wrapped(line, width=width, indent=12)
-        lines += [click.style(f"{'reward':<12}{rewards}", fg="cyan"), ""]
+    for (step, prompt, answer), of_prompt in groupby(
+        found, key=lambda one: (one.get("step"), one["prompt"], one.get("answer"))
+    ):
+        lines += ["", *_texts("prompt", prompt, width=width)]
+        if answer is not None:
+            lines += _texts("answer", answer, width=width)
+        for one in of_prompt:
+            lines += [_about(one, step), *_texts("", one["completion"], width=width)]
     return lines
+
+
+def _texts(name: str, text: str, *, width: int) -> list[str]:
+    """A text with its line breaks, indented; `name` stands before its first line."""
+    lines = [
+        part
+        for line in render.printable(text).splitlines() or [""]
+        for part in render.wrapped(" " * _INDENT + line, width=width, indent=_INDENT)
+    ]
+    return [f"{name:<{_INDENT}}{lines[0][_INDENT:]}", *lines[1:]]
+
+
+def _about(one: Mapping[str, Any], step: int | None) -> str:
+    """The line above a completion: `reward 1.2 (correctness 1, general 0.2)  …`."""
+    parts = {n: render.number(v) for n, v in (one.get("rewards") or {}).items() if v is not None}
+    named = ", ".join(f"{name} {value}" for name, value in parts.items())
+    total = one.get("reward")
+    words = [] if step is None else [f"step {step}"]
+    if total is None:
+        words.append(f"reward {named}" if named else "no reward")
+    else:
+        words.append(f"reward {render.number(total)}" + (f" ({named})" if len(parts) > 1 else ""))
+    if one.get("advantage") is not None:
+        words.append(f"advantage {render.number(one['advantage'])}")
+    if one.get("tokens") is not None:
+        cut = ", cut at the length" if one["stop"] == "length" else ""
+        words.append(f"{one['tokens']} tokens{cut}")
+    if one.get("replayed"):
+        words.append("replayed")
+    return click.style("  ".join(words), fg="cyan")

@@ -14,7 +14,7 @@ from ..view import render
 from ..view.describe import describe
 from ..view.live import LiveLine, has_live_lines
 from ..view.progress import Progress
-from .samples import sample_lines
+from .samples import completion_lines
 from .show import answers_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _show_events(
                 live.clear()
                 if live.enabled:
                     click.echo(_lines(event, stream), file=stream)
-                for line in sample_lines(event, width=render.columns(stream)):
+                for line in completion_lines(event["samples"], width=render.columns(stream)):
                     click.echo(line, file=stream)
         if live.enabled:
             live.draw(_line(client, job_id, progress, is_silent=event is None))

@@ -49,6 +49,7 @@ def spec_option(info: OptionInfo) -> click.Option:
         metavar={int: "N", float: "X", str: "TEXT"}[info.type],
         help=_help(info),
         heading=heading,
+        hidden=info.is_former,
     )
 
 

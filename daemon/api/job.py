@@ -10,7 +10,8 @@ from ...jobs.errors import JobFailed
 from ...jobs.ids import kind_of
 from ..lifecycle.statuses import ENDED, shown
 from ..reports.columns import columns_of
-from ..runs import events
+from ..runs import completions, events
+from ..runs.completions import Wanted
 from ..runs.estimate import Estimate
 from .html import job_html
 from .progress import show_progress
@@ -48,6 +49,23 @@ class Job(Steered):
         is None. `pandas.DataFrame(job.metrics())` and `polars.DataFrame(job.metrics())` take it.
         """
         return columns_of(self.events(follow=False))
+
+    def completions(
+        self,
+        *,
+        step: int | None = None,
+        row: int | None = None,
+        text: str | None = None,
+        worst: int | None = None,
+        best: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return completions that the job was trained on, as `warmd samples --json` prints them.
+
+        `step`: of this step (default: the latest, or all with `row` or `text`). `row`: of the
+        prompt in this row of the data. `text`: with this text. `worst`, `best`: so many by reward.
+        """
+        wanted = Wanted(step=step, row=row, text=text, worst=worst, best=best)
+        return wanted.select(completions.read(self._client.rundir(self.id)))
 
     def wait(self, *, timeout_s: float | None = None, progress: bool | None = None) -> str:
         """Wait until the job has ended; return its status.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ from ..rewards.user_rewards import KeywordReward
 from ..sequences.padding import check_padding
 from ..training.begin import announce, by_size, run_to_end
 from ..training.same_inputs import require_same
+from . import completions
+from .completions import Completions
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
 from .reward_sources import Sources
@@ -95,6 +97,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             pack_tokens=task.scorer.most_tokens,  # per forward pass; None: padded batches
             rollout_dtype=task.groups.sampler.rollout_dtype,
             first_prompt=shown_prompt(prompts[0].text),
+            keeps_completions=kept_completions(spec.log_completions),
             left_out=left_out.of_job("dataset", *spec.data_sets, readings=parts.readings),
             data_s=data_done - begun,
             trainer_s=time.perf_counter() - data_done,
@@ -108,7 +111,10 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         steps = spec.steps_total
         if checkpoint is not None and (steps is None or step_of(checkpoint) < steps):
             sources.warn_of_changes(ctx, checkpoint)
-        with _reward_log(spec, ctx, checkpoint) as task.reward_log:
+        with (
+            _completions(spec, ctx, checkpoint) as task.completions,
+            _reward_log(spec, ctx, checkpoint) as task.reward_log,
+        ):
             run_to_end(training, checkpoint, gemm)
     before = task.reward_before if training.before is None else training.before["reward"]
     return {
@@ -132,6 +138,24 @@ def reward_calls(
     if spec.reward_timeout is None:
         return RewardCalls(functions, prompts)
     return RewardProcess(functions, prompts, spec.reward_timeout)
+
+
+def kept_completions(every: int) -> dict[str, int] | None:
+    """Return what the event `begin` tells of the completions that are kept; None for none."""
+    if every == 0:
+        return None
+    return {"every": every, "latest": completions.LATEST, "most_bytes": completions.MOST_BYTES}
+
+
+def _completions(
+    spec: GrpoSpec, ctx: Context, checkpoint: Path | None
+) -> AbstractContextManager[Completions | None]:
+    if ctx.ranks.rank > 0:
+        return nullcontext()
+    step = 0 if checkpoint is None else step_of(checkpoint)
+    path, every = ctx.run_dir / completions.FILE, spec.log_completions
+    kept = ctx.patiently(lambda: Completions(path, every=every, step=step), ctx.run_dir)
+    return closing(kept)
 
 
 def _reward_log(
@@ -273,7 +297,6 @@ def training_of(
         scorer=scorer,
         rewards=list(functions),
         data=data,
-        samples_shown=spec.log_completions,
     )
     measured = HeldOut(ctx=ctx, model=model, task=task, prompts=held_out)
     training = Training(

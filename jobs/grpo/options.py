@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,12 +20,13 @@ from ..relations import GIVEN, Relation, is_in, never_with
 from ..rewards import problems
 from ..rewards.prompt_options import PromptsSpec
 from ..rewards.prompts import check_chats
-from ..spec import HttpMethod, option, override, path_of
+from ..spec import HttpMethod, option, override
 from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
     FORMER_TEMPLATE,
     MOST_AT_ONCE,
     MOST_ROWS,
+    MOST_STEPS,
     MOST_TOKENS,
     TrainingSpec,
 )
@@ -200,12 +200,17 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
     )
     reward_log: str | None = option(
         None,
-        "new JSONL file, to which each completion is written with its step, row and rewards",
+        "JSONL file, to which each completion is written with its step, row and rewards",
         group="evaluation",
         default_text="none",
+        is_former=True,
     )
     log_completions: int = option(
-        2, "number of completions in each step event", group="evaluation", minimum=0, maximum=1000
+        10,
+        "keep all completions of every so many steps, besides those of the last five (0: none)",
+        group="evaluation",
+        minimum=0,
+        maximum=MOST_STEPS,
     )
 
     @property
@@ -255,7 +260,10 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
 
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"template": FORMER_TEMPLATE, **options}
+        stored = {"template": FORMER_TEMPLATE, **options}
+        if "reward_log" in stored:  # `log_completions` was the number of them in an event
+            stored["log_completions"] = 10 if stored.get("log_completions", 2) else 0
+        return stored
 
     def _check_texts(self) -> None:
         """Limit the text that is repeated in every prompt, and so in memory."""
@@ -340,8 +348,6 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         SpecError, also where that number does not fit the other options.
         """
         spec = self
-        if self.reward_log is not None:
-            spec = replace(self, reward_log=str(path_of("reward_log", self.reward_log, folder)))
         for name in ("dataset", "eval_dataset"):
             source = getattr(self, name)
             if source not in (None, problems.ARITHMETIC):
@@ -364,7 +370,12 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         `model_config` is the content of the model's config.json, None when it is not available.
         """
         super().check_inputs(model_config)
-        self._check_reward_log()
+        if self.reward_log is not None:
+            raise SpecError(
+                "reward_log",
+                "is no more: the completions are in completions.jsonl of the run directory, and "
+                "`warmd samples JOB --json` prints them; --log-completions 1 keeps all steps",
+            )
         check_generates(model_config or {})
         training = self.parts.training
         self.check_rewards([*training, *self.parts.held_out], scored=len(training))
@@ -387,15 +398,6 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
                 f"must be at most {limit - prompt} ({self.model} has {limit} positions, the prompt "
                 f"takes {prompt}), got {self.max_completion_length}",
             )
-
-    def _check_reward_log(self) -> None:
-        if self.reward_log is None:
-            return
-        path = Path(self.reward_log)
-        if path.exists():
-            raise SpecError("reward_log", f"must be a new file, got {path}, which exists")
-        if not os.access(path.parent, os.W_OK):
-            raise SpecError("reward_log", f"must be in a folder that can be written to, got {path}")
 
     def check_chats(self, folder: Path) -> None:
         found = [*self.parts.training, *self.parts.held_out]

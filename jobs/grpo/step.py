@@ -46,6 +46,7 @@ from ..training.loop import STEP_FIELDS, Loss
 from ..training.reference import copy_shared_weights, move_towards, reference_of
 from . import metrics
 from .batch import Batch, advantages, completion_order
+from .completions import Completions
 from .entropy_bonus import EntropyBonus, entropy_sums
 from .flat_rewards import FlatRewards
 from .reward_log import RewardLog
@@ -54,7 +55,7 @@ from .trajectories import Trajectory
 
 # How results differ since RULES 3, for the warning of a job that is resumed.
 KEYED = "completions are drawn with random numbers of their own"
-SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
+SHOWN_SAMPLES, SHOWN_CHARACTERS = 2, 200  # in an event; the file has all completions, whole
 # Fields of a step event -> the metrics of the loss that they are; not every loss has all.
 FROM_LOSS = {"kl": "kl", "entropy": "entropy", "clip_ratio": "clip_ratio/region_mean"}
 
@@ -106,11 +107,11 @@ class Reinforcement:
         scorer: Scorer,
         rewards: Sequence[str],
         data: Mapping[str, str],
-        samples_shown: int = 0,
     ) -> None:
         self.groups = groups
         self.scorer = scorer
-        self.reward_log: RewardLog | None = None
+        self.completions: Completions | None = None
+        self.reward_log: RewardLog | None = None  # of a job of an earlier version
         self.reward_before: float | None = None  # of a checkpoint of an earlier version
         self._ctx = ctx
         self._args: Any = args
@@ -118,13 +119,13 @@ class Reinforcement:
         self._reference = reference
         self._rewards = list(rewards)
         self._data = dict(data)
-        self._samples_shown = samples_shown
         self._objective = _objective(args)
         self._bonus = EntropyBonus(args)
         self._flat_rewards = FlatRewards()
         self._step = 0  # steps done
         self._tokens_seen = 0.0
         self._has_warned_of_names = False
+        self._has_kept = True  # the completions of the latest step
         self._rollouts: Rollouts | None = None  # the latest ones
 
     @property
@@ -164,6 +165,7 @@ class Reinforcement:
         }
         self._tokens_seen += sum(len(one.prompt.ids) + len(one.ids) for one in found)
         self._log_rewards(found, step + 1)
+        self._keep(found, self.groups.weights.rewards(scores), values, step + 1)
         return Rollouts(
             batch.rows(order),
             {**self._shown(found, measured, batch), **sampled.counts},
@@ -469,9 +471,45 @@ class Reinforcement:
                     "completion": _truncated(one.text),
                     "rewards": self._named(one),
                 }
-                for one in found[: self._samples_shown]
+                for one in found[
+                    : SHOWN_SAMPLES if self.completions and self.completions.every else 0
+                ]
             ],
         }
+
+    def _keep(
+        self, found: Sequence[Trajectory], rewards: Tensor, values: Tensor, step: int
+    ) -> None:
+        """Add the completions of this step to the file. A full disk does not end the training."""
+        if self.completions is None or not self.completions.every:
+            return
+        size = self._args.num_generations
+        rows = [
+            {
+                "row": one.prompt.row,
+                "group": number // size,
+                "prompt": one.prompt.text,
+                "completion": one.text,
+                "answer": one.prompt.answer,
+                "reward": reward,
+                "rewards": self._named(one),
+                "advantage": value,
+                "tokens": len(one.ids),
+                "stop": "length" if one.is_cut else "end",
+                "replayed": one.is_replayed,
+            }
+            for number, (one, reward, value) in enumerate(
+                zip(found, rewards.tolist(), values.tolist(), strict=True)
+            )
+        ]
+        try:
+            self.completions.add(step, rows)
+            self._has_kept = True
+        except OSError as error:
+            if self._has_kept:  # one warning for all the steps of a full disk
+                message = f"completions: those of step {step} and following are not kept: {error}"
+                self._ctx.emit("warning", step=step, message=message)
+            self._has_kept = False
 
     def _log_rewards(self, found: Sequence[Trajectory], step: int) -> None:
         """Append the completions of this step to the reward log; warn if that fails."""

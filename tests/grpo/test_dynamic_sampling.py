@@ -13,6 +13,7 @@ from trl.trainer.utils import RepeatSampler
 
 from warmd.jobs.engine.rollouts import Segment
 from warmd.jobs.errors import JobFailed
+from warmd.jobs.grpo import completions
 from warmd.jobs.grpo.batch import Batch, RewardWeights
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
@@ -32,16 +33,20 @@ def spec(**options: Any) -> GrpoSpec:
         "max_completion_length": 6,
         "reward": ["tiny:digit_share"],
         "learning_rate": 1e-2,
-        "log_completions": 8,
+        "log_completions": 1,
     }
     return GrpoSpec.parse(small | options)
 
 
 def trained(folder: Any, **options: Any) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """The step events and the weights of a job."""
+    """The step events, with all completions, and the weights of a job."""
     job = tiny.surroundings(folder)
     run(spec(**options), job.ctx)
-    return job.of_type("step"), dict(job.ctx.models.take("demo").model.state_dict())
+    kept: dict[int, list[dict[str, Any]]] = {}
+    for one in completions.read(job.ctx.run_dir / completions.FILE):
+        kept.setdefault(one["step"], []).append(one)
+    steps = [{**event, "samples": kept[event["step"]]} for event in job.of_type("step")]
+    return steps, dict(job.ctx.models.take("demo").model.state_dict())
 
 
 def prompts_of(step: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from odd_tokenizers import LETTERS, bytewise, spaced
 
 from warmd.jobs.eval.kind import run as evaluate
 from warmd.jobs.eval.options import EvalSpec
+from warmd.jobs.grpo import completions
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.infer.kind import run as answer
 from warmd.jobs.infer.options import InferSpec
@@ -77,14 +78,15 @@ def test_held_out_completions_are_the_same_text_in_grpo_eval_and_answers(tmp_pat
 
 
 @pytest.mark.parametrize("case", TOKENIZERS)
-def test_samples_and_the_reward_log_have_the_texts_that_were_rewarded(tmp_path, case):
+def test_kept_completions_are_the_texts_that_were_rewarded(tmp_path, case):
     data = rows(tmp_path / "rows.jsonl", *({"prompt": letter} for letter in "abc"))
-    log = tmp_path / "log.jsonl"
     trained = job(tmp_path / "trained", case)
-    options = {"reward": REWARD, "dataset": data, "samples": 3, "log_completions": 4}
-    run(spec(**options, reward_log=str(log)), trained.ctx)
-    lines = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+    options = {"reward": REWARD, "dataset": data, "samples": 3}
+    run(spec(**options), trained.ctx)
+    lines = list(completions.read(trained.ctx.run_dir / completions.FILE))
     assert [line["completion"] for line in lines] == HEARD
     assert [len(text) for text in HEARD] == [sum(line["rewards"].values()) for line in lines]
     shown = [sample for event in trained.of_type("step") for sample in event["samples"]]
-    assert [sample["completion"] for sample in shown] == HEARD
+    assert [sample["completion"] for sample in shown] == [
+        HEARD[i] for i in range(len(HEARD)) if i % 4 < 2
+    ]

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ....jobs.context import step_of
 from ....jobs.errors import CheckpointDamaged, NotFound
 from ...client.client import Client
-from ...runs import events
+from ...runs import completions, events
 from ...runs.checkpoints import Checkpoints, size_bytes
 from ...runs.downsampling import downsample
 from ..core import live
@@ -152,15 +152,16 @@ async def show_completions(job_id: str, state: StateDep, step: _Step = None) -> 
 
 
 def _completions(client: Client, job_id: str, step: int | None) -> dict[str, Any]:
-    steps: list[int] = []
+    steps: dict[int, None] = {}
     samples: list[dict[str, Any]] = []
     shown = None
-    for event in events.read(client.rundir(job_id).events):
-        if event["type"] != "step" or not event.get("samples"):
+    for one in completions.read(client.rundir(job_id)):
+        steps[one["step"]] = None
+        if step is not None and one["step"] != step:
             continue
-        steps.append(event["step"])
-        if step is None or event["step"] == step:
-            shown, samples = event["step"], event["samples"]
+        if one["step"] != shown:
+            shown, samples = one["step"], []
+        samples.append(one)
     if step is not None and shown is None:
         raise NotFound(f"step: {job_id} has no completions of step {step}")
     before = [one for one in steps if shown is not None and one < shown]

@@ -89,7 +89,9 @@ def _kind(kind: str) -> dict[str, Any]:
         "validation": http.validation_file,
         "judged_by": list(spec.judged_by) if issubclass(spec, TrainingSpec) else [],
         "options": [_option(info) for info in methods.options_over_http(kind, http).values()],
-        "defaults": {name: _default(info) for name, info in spec.options().items()},
+        "defaults": {
+            name: _default(info) for name, info in spec.options().items() if not info.is_former
+        },
     }
 
 
