@@ -7,6 +7,7 @@ labels.json    name, tags and notes, for people
 queue.json     the latest request that concerns the queue: paused, canceled, continued, resumed
 source/        the code and versions that it ran
 checkpoints/   the checkpoints
+completions.jsonl  those that GRPO was trained on
 plan.json      the plans of a training with a time limit
 init/          the initial weights, if they come from another job
 model/         the final weights

@@ -21,6 +21,8 @@ from warmd.cli.view.progress import Progress
 from warmd.daemon.runs.curves import Curve, smoothed, span_of
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.rundir import RunDir
+from warmd.jobs.grpo import completions
+from warmd.jobs.grpo.completions import Completions
 
 WIDTH = 80
 
@@ -164,20 +166,56 @@ def test_completions_of_a_step_are_shown_with_their_rewards(desk):
         sample = {**SAMPLE, "completion": f"answer {step}"}
         run.log.emit("step", step=step, steps_total=4, loss=0.5, samples=[sample])
     assert "answer 2" in desk.warmd("samples").out
-    lines = desk.warmd("samples", run.id, "1").out.splitlines()
-    assert lines[:4] == [
-        f"{run.id}  step 1",
+    lines = desk.warmd("samples", run.id, "--step", "1").out.splitlines()
+    assert lines == [
+        f"{run.id}  step 1: 1 completion",
+        "",
         "prompt      1+1=",
-        "completion  answer 1",
-        "reward      math 1",
+        "step 1  reward math 1",
+        "            answer 1",
     ]
-    assert desk.rows("samples", run.id, "2")[0]["rewards"] == {"math": 1.0}
-    assert desk.warmd("samples", run.id, "3").is_refusal(2)
+    assert desk.rows("samples", run.id, "--step", "2")[0]["rewards"] == {"math": 1.0}
+    assert desk.warmd("samples", run.id, "--step", "3").is_refusal(2)
     run.finish({"steps": 2})
     assert "answer 1" not in desk.warmd("tail", run.id).out
     shown = desk.warmd("tail", run.id, "--samples").out
-    assert "completion  answer 1" in shown
-    assert "completion  answer 2" in shown
+    assert "            answer 1" in shown
+    assert "            answer 2" in shown
+
+
+def test_kept_completions_are_whole_and_can_be_selected(desk):
+    desk.submit()
+    run = desk.begin()
+    long = "First 7 * 8.\n" + "That is so. " * 60 + "\n#### 56"
+    kept = Completions(run.path / completions.FILE, every=1, step=0)
+    for step in (1, 2):
+        rows = [
+            {
+                **{"row": row, "group": 0, "prompt": "7 * 8 = ", "completion": text},
+                **{"answer": "56", "reward": reward, "rewards": {"math": reward, "form": 0.0}},
+                **{"advantage": reward - 0.5, "tokens": 9, "stop": stop, "replayed": False},
+            }
+            for row, text, reward, stop in ((5, long, 1.0, "end"), (5, "\x1b[31m57", 0.0, "length"))
+        ]
+        kept.add(step, rows)
+    kept.close()
+    lines = desk.warmd("samples", run.id).out.splitlines()
+    assert lines == [
+        f"{run.id}  step 2: 2 completions, mean reward 0.5",
+        "",
+        "prompt      7 * 8 =",
+        "answer      56",
+        "step 2  reward 1.0 (math 1.0, form 0.0)  advantage 0.5  9 tokens",
+        *(f"            {line.rstrip()}" for line in long.splitlines()),
+        "step 2  reward 0.0 (math 0.0, form 0.0)  advantage -0.5  9 tokens, cut at the length",
+        "            [31m57",
+    ]
+    found = desk.rows("samples", run.id, "--grep", "#### 56", "--best", "1")
+    assert [(one["step"], one["completion"]) for one in found] == [(1, long)]
+    assert len(desk.rows("samples", run.id, "--row", "5")) == 4
+    assert "grep: no completion" in desk.warmd("samples", run.id, "--grep", "58").err
+    refused = desk.warmd("samples", run.id, "--worst", "1", "--best", "1")
+    assert refused.is_refusal(2)
 
 
 def event(type: str, at: float, **fields: Any) -> dict[str, Any]:

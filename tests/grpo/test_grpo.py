@@ -116,7 +116,7 @@ def test_nothing_but_the_run_directory_is_written(tmp_path):
     job = tiny.surroundings(tmp_path)
     run(spec(), job.ctx)
     written = sorted(path.name for path in tmp_path.iterdir())
-    assert written == ["checkpoints", "gemm", "model", "pack_tokens"]
+    assert written == ["checkpoints", "completions.jsonl", "gemm", "model", "pack_tokens"]
 
 
 def test_beta_keeps_the_reference_and_measures_the_distance_to_it(tmp_path):

@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../parts/libraries.js";
 import { get } from "../parts/api.js";
 import { Problem } from "../parts/elements.js";
 import { useEvents } from "../parts/events.js";
-import { number, optionText } from "../parts/format.js";
+import { number } from "../parts/format.js";
 import { isPending } from "../parts/overview.js";
 
 export function Completions({ job }) {
@@ -50,18 +50,22 @@ export function Completions({ job }) {
 
 // Texts of a model are shown as text, whatever they contain.
 function Sample({ sample }) {
-  const { prompt, completion, rewards = {}, ...seen } = sample;
+  const { prompt, completion, answer, rewards, reward, advantage, tokens, stop } = sample;
+  const parts = Object.entries(rewards ?? {});
   return html`<li>
     <dl class="sample">
       <dt>Prompt</dt>
       <dd><pre>${prompt}</pre></dd>
+      ${answer != null && html`<dt>Answer</dt><dd><pre>${answer}</pre></dd>`}
       <dt>Completion</dt>
       <dd><pre>${completion}</pre></dd>
       <dt>Reward</dt>
       <dd class="line">
-        ${Object.entries(rewards).map(([name, value]) => html`<span key=${name}>${name} <strong>${number(value)}</strong></span>`)}
+        ${reward != null && parts.length > 1 && html`<strong>${number(reward)}</strong>`}
+        ${parts.map(([name, value]) => html`<span key=${name}>${name} <strong>${number(value)}</strong></span>`)}
+        ${advantage != null && html`<span>advantage <strong>${number(advantage)}</strong></span>`}
+        ${tokens != null && html`<span>${tokens} tokens${stop === "length" ? ", cut at the length" : ""}</span>`}
       </dd>
-      ${Object.entries(seen).map(([name, value]) => html`<dt>${name}</dt><dd><pre>${optionText(value)}</pre></dd>`)}
     </dl>
   </li>`;
 }
