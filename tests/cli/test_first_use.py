@@ -187,7 +187,7 @@ def test_kept_completions_are_whole_and_can_be_selected(desk):
     desk.submit()
     run = desk.begin()
     long = "First 7 * 8.\n" + "That is so. " * 60 + "\n#### 56"
-    kept = Completions(run.path / completions.FILE, every=1, step=0)
+    kept = Completions(run.rundir.path / completions.FILE, every=1, step=0)
     for step in (1, 2):
         rows = [
             {
@@ -205,9 +205,9 @@ def test_kept_completions_are_whole_and_can_be_selected(desk):
         "",
         "prompt      7 * 8 =",
         "answer      56",
-        "step 2  reward 1.0 (math 1.0, form 0.0)  advantage 0.5  9 tokens",
+        "step 2  reward 1 (math 1, form 0)  advantage 0.5  9 tokens",
         *(f"            {line.rstrip()}" for line in long.splitlines()),
-        "step 2  reward 0.0 (math 0.0, form 0.0)  advantage -0.5  9 tokens, cut at the length",
+        "step 2  reward 0 (math 0, form 0)  advantage -0.5  9 tokens, cut at the length",
         "            [31m57",
     ]
     found = desk.rows("samples", run.id, "--grep", "#### 56", "--best", "1")
