@@ -96,7 +96,7 @@ PARTS = {
     ),
     "clients": Part(
         "hostile and foreign clients of the gateway",
-        ("cli/mcp", "daemon/gateway", "jobs/engine", "jobs/infer"),
+        ("cli/mcp", "daemon/gateway", "jobs/encode", "jobs/engine", "jobs/infer"),
         processes=1,  # they measure how late the gateway answers
     ),
     "page": Part(

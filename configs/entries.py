@@ -32,7 +32,10 @@ from .values import (
 )
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-TASKS = ("auto", "causal-lm", "masked-lm", "image-text-to-text", "embedding")
+TASKS = (
+    *("auto", "causal-lm", "masked-lm", "image-text-to-text", "embedding"),
+    "sequence-classification",
+)
 ISOLATIONS = ("fork", "resident")
 BUILTIN_MODELS = ("builtin:demo",)
 

@@ -125,6 +125,8 @@ def _task(task: str, architectures: list[str], *, has_masked_lm: bool) -> str:
         return "masked-lm"
     if name.endswith("ForConditionalGeneration"):
         return "image-text-to-text"
+    if name.endswith("ForSequenceClassification"):
+        return "sequence-classification"
     if name.endswith("Model") and not name.endswith("LMHeadModel"):
         return "embedding"  # saved without a head
     return "causal-lm"

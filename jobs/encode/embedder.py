@@ -1,20 +1,17 @@
-"""From passages to embeddings: tokenization, batching, forward pass and pooling.
+"""From passages to embeddings: tokenization, forward pass and pooling.
 
 Imports torch: only `run` of the encode kind imports it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,46 +22,20 @@ from ..compute.linear_forms import int8_linear
 from ..compute.quantized import SwappedLinears
 from ..context import WarmModel
 from ..errors import JobFailed
-from ..models.context_length import positions
-from ..models.text_length import check_length, longest_token
-from ..models.vocabulary import Vocabulary
+from ..models.architectures import check_can_embed
 from . import modules
 from .journal import Floats
-from .modules import AUTO, CLS, MEAN, modules_of
+from .modules import AUTO, CLS, MEAN
 from .passages import Passage
+from .text_encoder import USUAL_LENGTH, TextEncoder, TokenizedPassage
 
-USUAL_LENGTH = 512  # tokens, unless requested otherwise
-_MARGIN = 64  # tokens: those near the end of a part of a text may differ from those of the whole
-MOST_PADDING = 0.05  # of a batch's tokens
 SAMPLE = 8  # texts on which int8 is compared with float32
 
-Ints = NDArray[np.int32]
+# By model, for all jobs of a process.
+_int8: WeakKeyDictionary[Any, SwappedLinears] = WeakKeyDictionary()
 
 
-class TokenizedPassage(NamedTuple):
-    """A tokenized passage."""
-
-    ids: Ints  # (T,)
-    length: int  # tokens before it was cut, or of as much of it as was tokenized
-    example: Example | None = None  # of the code-graph encoder: with all its columns
-
-    @property
-    def is_cut(self) -> bool:
-        return self.length > len(self.ids)
-
-
-@dataclass
-class _Shared:
-    """State per model, shared by all jobs of a process."""
-
-    lock: threading.Lock  # tokenizers are not thread-safe
-    int8: SwappedLinears | None = None
-
-
-_shared: WeakKeyDictionary[Any, _Shared] = WeakKeyDictionary()
-
-
-class Embedder:
+class Embedder(TextEncoder):
     """Encodes passages with one model. Raises JobFailed for unsupported options."""
 
     def __init__(
@@ -79,14 +50,9 @@ class Embedder:
         is_int8: bool,
         device: str,
     ) -> None:
-        self._name = warm.name
-        self._truncates = truncates
-        self._tokenizer = warm.tokenizer
+        check_can_embed(warm.model)
+        super().__init__(warm, max_length=max_length, truncates=truncates, device=device)
         self._is_code = isinstance(warm.model, CodeGraphEncoder)
-        self._model = warm.model
-        self._vocabulary = Vocabulary.of(warm.name, warm.model, warm.tokenizer)
-        self._device = device
-        self.modules = modules_of(warm.path)
         if pooling == AUTO and self.modules.unsupported:
             raise JobFailed(
                 "pooling: must be given, as modules.json of the model has what is not supported: "
@@ -94,9 +60,7 @@ class Embedder:
             )
         self.pooling = (self.modules.pooling or MEAN) if pooling == AUTO else pooling
         self.normalize = bool(self.modules.normalize) if normalize is None else normalize
-        self._shared = _shared.setdefault(warm.model, _Shared(threading.Lock()))
-        self.max_length = self._length(max_length)
-        self.width: int = dimensions or warm.model.config.hidden_size
+        self.width = dimensions or warm.model.config.hidden_size
         if self.width > warm.model.config.hidden_size:
             raise JobFailed(
                 f"dimensions: must be at most {warm.model.config.hidden_size} for this model, got "
@@ -113,37 +77,12 @@ class Embedder:
             )
 
     @property
-    def chains(self) -> tuple[Any, int]:
-        """The tokenizer and the length that walks through the graph are made for."""
-        return self._tokenizer.backend_tokenizer, self.max_length
+    def _usual_length(self) -> int | None:
+        return USUAL_LENGTH if self._truncates else None
 
-    def rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
-        """Tokenize passages, each cut to `max_length`.
-
-        Raises JobFailed naming one without tokens, with tokens beyond the model's vocabulary, or
-        that would be cut though `truncates` is False.
-        """
-        if not self._truncates:
-            for one in passages:
-                size = len(one.text)
-                check_length(
-                    f"input: [{one.id}]", size, self._tokenizer, self.max_length, self._name
-                )
-        if passages and passages[0].ids is not None:  # then all have them
-            rows = self._rows_of_ids(passages)
-        else:
-            with self._shared.lock:
-                rows = self._code_rows(passages) if self._is_code else self._text_rows(passages)
-        for passage, row in zip(passages, rows, strict=True):
-            if row.is_cut and not self._truncates:
-                raise JobFailed(
-                    f"input: [{passage.id}] must have at most {self.max_length} tokens for "
-                    f"{self._name}, got {row.length}"
-                )
-            if not len(row.ids):
-                raise JobFailed(f"input: {passage.id} has no tokens")
-            self._vocabulary.check(f"input: {passage.id}", row.ids.tolist())
-        return rows
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"pooling": self.pooling, "normalize": self.normalize}
 
     def encode(self, rows: Sequence[TokenizedPassage]) -> Floats:
         """Return the embeddings (n, width) float32 of one batch."""
@@ -153,7 +92,8 @@ class Embedder:
         """Quantize the weights if int8 is requested, and compare with float32 on `sample`."""
         if not self._is_int8:
             return
-        self._shared.int8 = self._shared.int8 or SwappedLinears(self._model, int8_linear)
+        if self._model not in _int8:
+            _int8[self._model] = SwappedLinears(self._model, int8_linear)
         chosen = [sample[i * len(sample) // SAMPLE] for i in range(min(SAMPLE, len(sample)))]
         pairs = [
             [
@@ -179,20 +119,19 @@ class Embedder:
 
     def _kernels(self) -> AbstractContextManager[Any]:
         if self._is_int8:
-            assert self._shared.int8 is not None, "prepare comes first"
-            return self._shared.int8.in_place()
+            return _int8[self._model].in_place()  # which `prepare` made
         return fast_kernels()
 
-    def _length(self, requested: int | None) -> int:
-        limits = [self._tokenizer.model_max_length, positions(self._model)]
-        limit = min(limit for limit in limits if limit is not None)
-        if requested is not None and requested > limit:
-            raise JobFailed(f"max_length: must be at most {limit} for this model, got {requested}")
-        usual = getattr(self._model.config, "trained_length", None) or self.modules.max_length
-        usual = usual or (USUAL_LENGTH if self._truncates else limit)
-        return min(usual, limit) if requested is None else requested
-
     # Tokens.
+
+    def _tokenized(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
+        if not self._truncates:
+            for passage in passages:
+                self._check_characters(f"input: [{passage.id}]", passage.text)
+        if passages and passages[0].ids is not None:  # then all have them
+            return self._rows_of_ids(passages)
+        with self._lock:
+            return self._code_rows(passages) if self._is_code else self._text_rows(passages)
 
     def _rows_of_ids(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
         if self._is_code:
@@ -212,30 +151,6 @@ class Embedder:
             ids = np.array(core.post_process(encoding).ids, np.int32)
             rows.append(TokenizedPassage(ids, len(ids) + num_left_out))
         return rows
-
-    def _encodings(self, texts: Sequence[str], room: int) -> list[Any]:
-        """Tokenize as much of each text as decides its first (or last) `room` tokens.
-
-        Only the last tokens of a word, or of blanks, of many kilobytes may depend on more of it.
-
-        The tokenizer itself must not truncate: that is a setting, and to change it would wait for
-        all that others tokenize meanwhile, while no other thread of the process runs.
-        """
-        found: list[Any] = [None] * len(texts)
-        size = (room + _MARGIN) * longest_token(self._tokenizer)
-        to_do = list(range(len(texts)))
-        while to_do:
-            parts = [self._end_of(texts[n], size) for n in to_do]
-            encodings = self._tokenizer(parts, add_special_tokens=False, verbose=False).encodings
-            for number, encoding in zip(to_do, encodings, strict=True):
-                found[number] = encoding
-            to_do = [n for n in to_do if size < len(texts[n]) and len(found[n]) < room + _MARGIN]
-            size *= 4  # of texts with long blanks, for example
-        return found
-
-    def _end_of(self, text: str, size: int) -> str:
-        """Return `size` characters of the end of a text that is kept."""
-        return text[:size] if self._tokenizer.truncation_side == "right" else text[-size:]
 
     def _code_rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
         core = self._tokenizer.backend_tokenizer
@@ -308,31 +223,3 @@ class Embedder:
             return hidden
         hidden = self._model.encode(ids, mask, rel_ids, chain_ids, depth_ids, role_ids)
         return hidden
-
-    def _pad(self, columns: Sequence[Ints], value: int) -> Tensor:
-        padded = np.full((len(columns), max(map(len, columns))), value, np.int64)
-        for row, column in zip(padded, columns, strict=True):
-            row[: len(column)] = column
-        return torch.from_numpy(padded).to(self._device)
-
-
-def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Yield batches as numbers of texts, the longest first.
-
-    A batch has at most `size` texts, of such similar lengths that there is little padding, and no
-    more tokens than so many of the usual length, unless it is one text.
-    """
-    batch: list[int] = []
-    longest = total = 0
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        longest = longest if batch else lengths[row]
-        padded = (len(batch) + 1) * longest
-        is_wasteful = padded - total - lengths[row] > MOST_PADDING * padded
-        is_full = len(batch) == size or padded > size * USUAL_LENGTH
-        if batch and (is_full or is_wasteful):
-            yield batch
-            batch, total, longest = [], 0, lengths[row]
-        batch.append(row)
-        total += lengths[row]
-    if batch:
-        yield batch

@@ -1,4 +1,4 @@
-"""The embeddings of an encode job: an append-only journal, and the output file.
+"""The embeddings or scores of an encode job: an append-only journal, and the output file.
 
 Passages are encoded in order of length, so the journal is unordered.
 A killed job resumes from it. Imports no torch.
@@ -19,6 +19,7 @@ from ..files.atomic import whole_file
 from .passages import Passage
 
 Floats = NDArray[np.float32]
+Columns = dict[str, NDArray[Any]]  # by name, each (N,) or (N, width)
 
 
 class Journal(journal.Journal):
@@ -64,16 +65,31 @@ class Journal(journal.Journal):
 
 
 def write(
-    path: Path, passages: Sequence[Passage], records: NDArray[Any], *, mode: int = 0o600
+    path: Path,
+    passages: Sequence[Passage],
+    records: NDArray[Any],
+    *,
+    are_scores: bool = False,
+    mode: int = 0o600,
 ) -> None:
     """Write one row per passage in the format of the name, whole or not at all.
 
     .jsonl        {"id", "file", "tokens", "cut", "embedding"} per row; `file` for code blocks only
     .npz          arrays `embeddings` (N, width) float32, `ids` and `files` (N,), `tokens`, `cut`
     .safetensors  the same numbers, with `ids` and `files` as JSON lists in the metadata
+
+    Scores: `score` in place of `embedding`, and an array `scores` (N,).
     """
+    columns = {
+        "tokens": np.ascontiguousarray(records["tokens"]),
+        "cut": np.ascontiguousarray(records["cut"]),
+    }
+    if are_scores:
+        columns["scores"] = np.ascontiguousarray(records["vector"][:, 0])
+    else:
+        columns["embeddings"] = np.ascontiguousarray(records["vector"])
     with whole_file(path, mode=mode) as file:
-        _WRITERS[path.suffix](file, passages, records)
+        _WRITERS[path.suffix](file, passages, columns)
 
 
 def plain(vectors: Floats) -> list[list[float]]:
@@ -84,40 +100,35 @@ def plain(vectors: Floats) -> list[list[float]]:
     return exact
 
 
-def _write_jsonl(file: BinaryIO, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+def _write_jsonl(file: BinaryIO, passages: Sequence[Passage], columns: Columns) -> None:
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-    for passage, record in zip(passages, records, strict=True):
+    for number, passage in enumerate(passages):
         row: dict[str, Any] = {"id": passage.id}
         if passage.file is not None:
             row["file"] = passage.file
-        row["tokens"] = int(record["tokens"])
-        row["cut"] = bool(record["cut"])
-        row["embedding"] = np.ascontiguousarray(record["vector"])
+        row["tokens"] = int(columns["tokens"][number])
+        row["cut"] = bool(columns["cut"][number])
+        if "scores" in columns:
+            row["score"] = columns["scores"][number]
+        else:
+            row["embedding"] = columns["embeddings"][number]
         file.write(orjson.dumps(row, option=option))
 
 
-def _write_npz(file: BinaryIO, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+def _write_npz(file: BinaryIO, passages: Sequence[Passage], columns: Columns) -> None:
     names = {
         "ids": np.array([passage.id for passage in passages], np.str_),
         "files": np.array([passage.file or "" for passage in passages], np.str_),
     }
-    np.savez(file, allow_pickle=False, **names, **_columns(records))
+    np.savez(file, allow_pickle=False, **names, **columns)
 
 
-def _write_safetensors(file: BinaryIO, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+def _write_safetensors(file: BinaryIO, passages: Sequence[Passage], columns: Columns) -> None:
     from safetensors.numpy import save
 
     names = {"ids": [p.id for p in passages], "files": [p.file or "" for p in passages]}
     metadata = {name: orjson.dumps(values).decode() for name, values in names.items()}
-    file.write(save(_columns(records), metadata))
-
-
-def _columns(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    return {
-        "embeddings": np.ascontiguousarray(records["vector"]),
-        "tokens": np.ascontiguousarray(records["tokens"]),
-        "cut": np.ascontiguousarray(records["cut"]),
-    }
+    file.write(save(columns, metadata))
 
 
 _WRITERS = {".jsonl": _write_jsonl, ".npz": _write_npz, ".safetensors": _write_safetensors}

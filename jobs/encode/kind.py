@@ -1,8 +1,10 @@
 """The encode kind: embeddings of texts, or of modules, classes and functions of Python code.
 
-`options.py` has its options, `passages.py` reads the passages, `embedder.py` holds the part that
-needs torch, and `journal.py` writes the vectors. A killed job resumes after the last
-passage in the journal.
+With a query it computes a score per text instead, by a cross-encoder.
+
+`options.py` has its options, `passages.py` reads the passages, `embedder.py` and `cross_encoder.py`
+hold the parts that need torch, and `journal.py` writes the vectors and scores. A killed job resumes
+after the last passage in the journal.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from ..files import umask
 from .options import CODE_GRAPH, EncodeSpec
 
 if TYPE_CHECKING:
-    from .embedder import Embedder, TokenizedPassage
     from .journal import Floats, Journal
     from .passages import Passage
+    from .text_encoder import TextEncoder, TokenizedPassage
 
 MOST_NUMBERS = 32_768  # of the vectors in a result: 42 of 768
 EVENT_S = 1.0  # between two events of progress
@@ -34,31 +36,21 @@ AT_ONCE = 256  # passages tokenized between two checks for a stop request
 def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
     """Encode every passage that is not in the journal of an earlier execution.
 
-    Returns counts, timings, and the embeddings or the file that holds them. Raises Stopped and
-    JobFailed.
+    Returns counts, timings, and the embeddings or scores or the file that holds them. Raises
+    Stopped and JobFailed.
     """
-    from .embedder import Embedder
     from .journal import Journal
     from .passages import identity
 
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
-    embedder = Embedder(
-        warm,
-        pooling=spec.pooling,
-        normalize=spec.normalize,
-        dimensions=spec.dimensions,
-        max_length=spec.max_length,
-        truncates=spec.truncate,
-        is_int8=_is_int8(spec, ctx),
-        device=ctx.device,
-    )
+    encoder = _encoder(spec, ctx, warm)
     is_code = warm.model.config.model_type == CODE_GRAPH
-    passages, left_out = _passages(spec, ctx, embedder, is_code=is_code)
-    digest = hashlib.sha256(identity(passages) + _identity(spec, warm, embedder)).digest()
+    passages, left_out = _passages(spec, ctx, encoder, is_code=is_code)
+    digest = hashlib.sha256(identity(passages) + _identity(spec, warm, encoder)).digest()
     read_done = time.perf_counter()
-    with Journal(ctx.run_dir / "vectors.bin", digest, embedder.width) as journal:
-        work = _Work(spec, ctx, embedder, passages, journal)
+    with Journal(ctx.run_dir / "vectors.bin", digest, encoder.width) as journal:
+        work = _Work(spec, ctx, encoder, passages, journal)
         work.encode(left_out)
         result = work.result()
         written = time.perf_counter()
@@ -69,8 +61,33 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
     return result
 
 
+def _encoder(spec: EncodeSpec, ctx: Context, warm: WarmModel) -> TextEncoder:
+    from .cross_encoder import CrossEncoder
+    from .embedder import Embedder
+
+    if spec.query is not None:
+        return CrossEncoder(
+            warm,
+            query=spec.query,
+            passage_length=spec.passage_length,
+            max_length=spec.max_length,
+            truncates=spec.truncate,
+            device=ctx.device,
+        )
+    return Embedder(
+        warm,
+        pooling=spec.pooling,
+        normalize=spec.normalize,
+        dimensions=spec.dimensions,
+        max_length=spec.max_length,
+        truncates=spec.truncate,
+        is_int8=_is_int8(spec, ctx),
+        device=ctx.device,
+    )
+
+
 def _passages(
-    spec: EncodeSpec, ctx: Context, embedder: Embedder, *, is_code: bool
+    spec: EncodeSpec, ctx: Context, encoder: TextEncoder, *, is_code: bool
 ) -> tuple[list[Passage], str | None]:
     """Return what is to be encoded, and what of the input is left out."""
     from ..data.reader import Reading
@@ -87,7 +104,7 @@ def _passages(
 
     found = passages.from_sources(
         path,
-        chains=embedder.chains if spec.chains else None,
+        chains=encoder.chains if spec.chains else None,
         on_skip=lambda file, reason: ctx.emit("warning", message=f"{file}: {reason}"),
         check_stop=ctx.check_stop,
     )
@@ -104,17 +121,19 @@ def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
     return spec.dtype == "int8"
 
 
-def _identity(spec: EncodeSpec, warm: WarmModel, embedder: Embedder) -> bytes:
-    """Return the inputs of the embeddings other than the passages."""
+def _identity(spec: EncodeSpec, warm: WarmModel, encoder: TextEncoder) -> bytes:
+    """Return the inputs of the embeddings or scores other than the passages."""
     files = sorted(warm.path.glob("*.safetensors")) if warm.path.is_dir() else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     # Journals of earlier versions are continued: they call the native dtype "model".
     dtype = "model" if spec.dtype == NATIVE else spec.dtype
-    options = [embedder.pooling, embedder.normalize, spec.chains, spec.max_length, dtype]
+    options = [*encoder.settings.values(), spec.chains, spec.max_length, dtype]
     if spec.dimensions is not None:
         options.append(spec.dimensions)
-    if spec.max_length is None and embedder.modules.max_length is not None:
-        options.append(f"max_seq_length {embedder.modules.max_length}")
+    if spec.query is not None:
+        options += ["query", spec.query, spec.passage_length]
+    if spec.max_length is None and encoder.modules.max_length is not None:
+        options.append(f"max_seq_length {encoder.modules.max_length}")
     return orjson.dumps([str(warm.model.dtype), weights, options])
 
 
@@ -125,13 +144,13 @@ class _Work:
         self,
         spec: EncodeSpec,
         ctx: Context,
-        embedder: Embedder,
+        encoder: TextEncoder,
         passages: Sequence[Passage],
         journal: Journal,
     ) -> None:
         self.spec = spec
         self.ctx = ctx
-        self.embedder = embedder
+        self.encoder = encoder
         self.passages = passages
         self.journal = journal
         self.done = 0
@@ -141,11 +160,11 @@ class _Work:
 
     def encode(self, left_out: str | None) -> None:
         """Encode the passages that are not in the journal."""
-        from .embedder import batches
+        from .text_encoder import batches
 
         if self.journal.is_stale:
             self.ctx.emit("warning", message="the input or the model has changed: begun again")
-        for ignored in self.embedder.modules.ignored:
+        for ignored in self.encoder.modules.ignored:
             self.ctx.emit("warning", message=f"model: {ignored}")
         done = set(self.journal.read()["row"].tolist())
         waiting = [number for number in range(len(self.passages)) if number not in done]
@@ -158,10 +177,10 @@ class _Work:
             self.ctx.emit(
                 "warning",
                 message=f"max_length: {cut} of {len(rows)} passages have more than "
-                f"{self.embedder.max_length} tokens; the others of their tokens are left out",
+                f"{self.encoder.most_tokens}; the others of their tokens are left out",
             )
         begun = time.perf_counter()
-        self.embedder.prepare(rows)
+        self.encoder.prepare(rows)
         self.prepare_s = time.perf_counter() - begun
         for batch in batches([len(row.ids) for row in rows], self.spec.batch_size):
             self._check_stop()
@@ -175,13 +194,13 @@ class _Work:
         for first in range(0, len(waiting), AT_ONCE):
             self._check_stop()
             part = waiting[first : first + AT_ONCE]
-            rows += self.embedder.rows([self.passages[number] for number in part])
+            rows += self.encoder.rows([self.passages[number] for number in part])
         self.tokenize_s = time.perf_counter() - begun
         return rows
 
     def _encode(self, numbers: Sequence[int], rows: Sequence[TokenizedPassage]) -> None:
         begun = time.perf_counter()
-        vectors = self.embedder.encode(rows)
+        vectors = self.encoder.encode(rows)
         self.encode_s += time.perf_counter() - begun
         self._check_finite(numbers, vectors)
         lengths = [len(row.ids) for row in rows]
@@ -205,9 +224,10 @@ class _Work:
         """Raise JobFailed for a vector with NaN or Inf, which JSON would have as null."""
         import numpy as np
 
+        name = "embedding" if self.spec.query is None else "score"
         for number, vector in zip(numbers, vectors, strict=True):
             if not np.isfinite(vector).all():
-                raise JobFailed(f"model: NaN or Inf in its embedding of {self.passages[number].id}")
+                raise JobFailed(f"model: NaN or Inf in its {name} of {self.passages[number].id}")
 
     def _check_stop(self) -> None:
         if self.ctx.stop.is_set():
@@ -226,22 +246,20 @@ class _Work:
             left_out=left_out,
             model=self.spec.model,
             dtype=self.spec.dtype,
-            max_length=self.embedder.max_length,
-            pooling=self.embedder.pooling,
-            normalize=self.embedder.normalize,
-            width=self.embedder.width,
+            max_length=self.encoder.max_length,
+            **self.encoder.settings,
+            width=self.encoder.width,
             threads=torch.get_num_threads(),
             **compute_summary(self.ctx.device),
         )
 
     def result(self) -> dict[str, Any]:
-        """Return the result without the embeddings."""
+        """Return the result without the embeddings or scores."""
         records = self.journal.read()
         result = {
             "rows": len(records),
-            "width": self.embedder.width,
-            "pooling": self.embedder.pooling,
-            "normalize": self.embedder.normalize,
+            "width": self.encoder.width,
+            **self.encoder.settings,
             "tokens": int(records["tokens"].sum()),
             "cut": int(records["cut"].sum()),
             "model": self.spec.model,
@@ -253,24 +271,28 @@ class _Work:
                 "tokens_per_s": self.tokens / self.encode_s if self.encode_s else None,
             },
         }
-        quality = self.embedder.quality()
+        quality = self.encoder.quality()
         return result if quality is None else result | {"int8": quality}
 
 
 def _deliver(
     spec: EncodeSpec, ctx: Context, passages: Sequence[Passage], journal: Journal
 ) -> dict[str, Any]:
-    """Return the embeddings, or write them and return the file."""
+    """Return the embeddings or scores, or write them and return the file."""
     from .journal import plain, write
 
-    records = journal.read()
+    records, are_scores = journal.read(), spec.query is not None
+    name = "scores" if are_scores else "embeddings"
     if spec.output is None and records["vector"].size <= MOST_NUMBERS:
+        found = plain(records["vector"])
         return {
             "ids": [passage.id for passage in passages],
-            "embeddings": plain(records["vector"]),
+            name: [score for (score,) in found] if are_scores else found,
         }
-    path, mode = ctx.run_dir / "embeddings.npz", 0o600
+    path, mode = ctx.run_dir / f"{name}.npz", 0o600
     if spec.output is not None:
         path, mode = Path(spec.output), umask.file_mode()
-    ctx.patiently(lambda: write(path, passages, records, mode=mode), path.parent)
+    ctx.patiently(
+        lambda: write(path, passages, records, are_scores=are_scores, mode=mode), path.parent
+    )
     return {"output": str(path)}

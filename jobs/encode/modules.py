@@ -1,7 +1,8 @@
-"""Pooling and normalization of a sentence-transformers folder (`modules.json`). Imports no torch.
+"""Settings of a sentence-transformers folder, written by its versions 2 to 6. Imports no torch.
 
-The file lists the steps from a text to its vector: transformer, pooling, optional normalization.
-Written by sentence-transformers 2 to 6.
+`modules.json` lists the steps from a text to its vector: transformer, pooling, optional
+normalization; for a cross-encoder, the transformer alone. Its activation is in the folder's
+`config_sentence_transformers.json` or in the model's `config.json`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ..models.folder_files import BadFile, read_bytes, read_json, shown
 AUTO, MEAN, CLS, LAST = "auto", "mean", "cls", "last"
 POOLINGS = (AUTO, MEAN, CLS, LAST)
 
+IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of cross-encoders
+
 _FILE = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
@@ -27,6 +30,11 @@ _FLAGS = {  # of a pooling's config.json
     "pooling_mode_cls_token": CLS,
     "pooling_mode_mean_tokens": MEAN,
     "pooling_mode_lasttoken": LAST,
+}
+
+_ACTIVATIONS = {
+    **dict.fromkeys(("torch.nn.modules.linear.Identity", "torch.nn.Identity"), IDENTITY),
+    **dict.fromkeys(("torch.nn.modules.activation.Sigmoid", "torch.nn.Sigmoid"), SIGMOID),
 }
 
 
@@ -66,6 +74,31 @@ def modules_of(folder: Path) -> Modules:
         return Modules(pooling, normalize, max_length, ignored, unsupported)
     except (BadFile, OSError) as error:
         raise JobFailed(f"model: {error}") from error
+
+
+def activation_of(folder: Path, config: Any) -> str:
+    """Return the function from a cross-encoder's logit to its score, IDENTITY or SIGMOID.
+
+    `config`: of the loaded model. Raises JobFailed for another function.
+    """
+    try:
+        has_modules = (folder / _FILE).is_file()
+        settings = _optional(folder / _PROMPTS) if has_modules else {}
+    except (BadFile, OSError) as error:
+        raise JobFailed(f"model: {error}") from error
+    stored = getattr(config, "sentence_transformers", None)  # since version 4
+    given = (
+        settings.get("activation_fn"),
+        stored.get("activation_fn") if isinstance(stored, dict) else stored,
+        getattr(config, "sbert_ce_default_activation_function", None),
+    )
+    name = next((one for one in given if one is not None), "torch.nn.Sigmoid")
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise JobFailed(
+            f"model: the activation of the cross-encoder must be torch.nn.Identity or "
+            f"torch.nn.Sigmoid, got {shown(name)}"
+        )
+    return _ACTIVATIONS[name]
 
 
 def _steps(folder: Path) -> list[tuple[str, str]] | None:
@@ -117,6 +150,9 @@ def _other_settings(folder: Path) -> tuple[int | None, tuple[str, ...]]:
         ignored.append(
             f"default_prompt_name {shown(prompt)} of {_PROMPTS}: no prompt is added to texts"
         )
+    inputs = settings.get("modality_config")
+    if isinstance(inputs, dict) and "text" not in inputs:
+        ignored.append(f"modality_config of {_SETTINGS}: no chat template is applied to texts")
     length = settings.get("max_seq_length")
     if length is not None and (not isinstance(length, int) or length < 3):
         raise BadFile(_SETTINGS, "max_seq_length", "an integer of at least 3", shown(length))

@@ -13,7 +13,8 @@ import orjson
 from ...configs.precision import FORMER_NAMES, NATIVE
 from ...configs.queues import INFER
 from ..errors import SpecError
-from ..relations import GIVEN, Relation, goes_with
+from ..models.architectures import check_embeds, check_scores
+from ..relations import GIVEN, Relation, goes_with, is_in, never_with
 from ..spec import Spec, option, path_of
 from .modules import AUTO, POOLINGS
 
@@ -23,18 +24,28 @@ FORMATS = (".jsonl", ".npz", ".safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeSpec(Spec):
-    """Compute embeddings of text or Python code with an encoder model."""
+    """Compute embeddings of text or Python code with an encoder model, or scores of texts."""
 
     kind: ClassVar[str] = "encode"
     queue: ClassVar[str] = INFER
 
-    relations: ClassVar[tuple[Relation, ...]] = (goes_with("chains", input=GIVEN),)
+    relations: ClassVar[tuple[Relation, ...]] = (
+        goes_with("chains", input=GIVEN),
+        goes_with("passage_length", query=GIVEN),
+        never_with("tokens", "chains", "pooling", "normalize", "dimensions", query=GIVEN),
+        never_with("dtype", when=is_in("int8"), query=GIVEN),
+    )
 
     text: tuple[str, ...] = option(
         (), "text to encode; or give input or tokens instead", group="data"
     )
     tokens: str = option(
         "", "token ids to encode: JSON list of one list per text, with special tokens", group="data"
+    )
+    query: str | None = option(
+        None,
+        "query to score the texts against by a cross-encoder, instead of computing embeddings",
+        group="data",
     )
     input: str | None = option(
         None,
@@ -44,9 +55,10 @@ class EncodeSpec(Spec):
     )
     output: str | None = option(
         None,
-        f"file for the embeddings ({', '.join(FORMATS)}), replaced atomically",
+        f"file for the embeddings or scores ({', '.join(FORMATS)}), replaced atomically",
         group="data",
-        default_text="few are in the result, many in embeddings.npz of the run directory",
+        default_text="few are in the result, many in embeddings.npz or scores.npz of the run "
+        "directory",
     )
     chains: bool = option(
         False,
@@ -56,11 +68,21 @@ class EncodeSpec(Spec):
     )
     max_length: int | None = option(
         None,
-        "maximum tokens per passage",
+        "maximum tokens per passage; with query, of the query and a passage together",
         group="data",
         default_text="the training length of a code-graph encoder, or max_seq_length of "
-        "sentence-transformers, else what the model accepts, with truncate at most 512",
+        "sentence-transformers, else what the model accepts, with truncate and without query at "
+        "most 512",
         minimum=3,
+        maximum=2**20,
+    )
+    passage_length: int | None = option(
+        None,
+        "maximum tokens per passage, without the query and special tokens: longer ones are cut, "
+        "also without truncate",
+        group="data",
+        default_text="no limit but max_length",
+        minimum=1,
         maximum=2**20,
     )
 
@@ -112,6 +134,8 @@ class EncodeSpec(Spec):
             got = " and ".join(given) or "none"
             raise SpecError("text", f"must be given, or else input or tokens, got {got}")
         _ = self.token_ids  # raises
+        if self.query == "":
+            raise SpecError("query", "must be a text that is not empty, got ''")
         if self.output is not None and Path(self.output).suffix not in FORMATS:
             raise SpecError("output", f"must end in {', '.join(FORMATS)}, got {self.output!r}")
 
@@ -144,6 +168,10 @@ class EncodeSpec(Spec):
 
         super().check_inputs(model_settings)
         config = model_settings or {}
+        if self.query is None:
+            check_embeds(config)
+        else:
+            check_scores(config)
         is_code = config.get("model_type") == CODE_GRAPH
         if self.input is not None:
             passages.check(Path(self.input), of_code=is_code)

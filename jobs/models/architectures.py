@@ -7,9 +7,10 @@ from typing import Any
 
 from ..errors import JobFailed, SpecError
 
+_CLASSIFIER = "ForSequenceClassification"  # the suffix of classes; with one label, cross-encoders
 # Class-name suffixes of heads that neither generate text nor fill masks.
 _OTHER_HEADS = (
-    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    *(_CLASSIFIER, "ForTokenClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction"),
 )
 _MASKED_LM = ("ForMaskedLM", "CodeGraphEncoder")
@@ -50,6 +51,41 @@ def check_can_generate(model: Any) -> None:
         raise JobFailed(f"model: {problem}")
 
 
+def check_embeds(config: Mapping[str, Any]) -> None:
+    """Check by a config.json that a model is not one that scores pairs. Raises SpecError."""
+    name = _class_in(config)
+    if name.endswith(_CLASSIFIER):
+        raise SpecError("model", _must_embed(str(config.get("model_type")), name))
+
+
+def check_scores(config: Mapping[str, Any]) -> None:
+    """Check by a config.json that a model is a cross-encoder. Raises SpecError."""
+    name, labels = _class_in(config), config.get("id2label")
+    if not name:  # the loaded model decides
+        return
+    if not name.endswith(_CLASSIFIER):
+        raise SpecError("model", _must_score(str(config.get("model_type")), name))
+    num_labels = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
+    if num_labels != 1:
+        raise SpecError("model", _must_have_one_label(str(config.get("model_type")), num_labels))
+
+
+def check_can_embed(model: Any) -> None:
+    """Check that a model (of transformers) is not one that scores pairs. Raises JobFailed."""
+    name = type(model).__name__
+    if name.endswith(_CLASSIFIER):
+        raise JobFailed(f"model: {_must_embed(model.config.model_type, name)}")
+
+
+def check_can_score(model: Any) -> None:
+    """Check that a model (of transformers) is a cross-encoder. Raises JobFailed."""
+    name, model_type = type(model).__name__, model.config.model_type
+    if not name.endswith(_CLASSIFIER):
+        raise JobFailed(f"model: {_must_score(model_type, name)}")
+    if model.config.num_labels != 1:
+        raise JobFailed(f"model: {_must_have_one_label(model_type, model.config.num_labels)}")
+
+
 def must_fill_masks(model_type: str, name: str) -> str:
     """Return the problem of a model without a head for masked tokens; `name` is its class."""
     return (
@@ -65,7 +101,27 @@ def _must_generate(model_type: str, name: str) -> str:
     )
 
 
+def _must_embed(model_type: str, name: str) -> str:
+    return (
+        f"must be no cross-encoder for embeddings, got {model_type} ({name}): it scores texts "
+        "against a query (encode --query, /v1/rerank); task=embedding loads it without its head"
+    )
+
+
+def _must_score(model_type: str, name: str) -> str:
+    return (
+        f"must be a cross-encoder (…{_CLASSIFIER} with one label) to score texts against a query, "
+        f"got {model_type} ({name})"
+    )
+
+
+def _must_have_one_label(model_type: str, num_labels: Any) -> str:
+    return f"must have one label to score texts against a query, got {model_type} of {num_labels}"
+
+
 def _supporting_kinds(name: str) -> str:
+    if name.endswith(_CLASSIFIER):
+        return "encode --query takes it, with one label"
     if name.endswith(_MASKED_LM):
         return "mlm and encode take it"
     return "encode takes it" if _is_headless(name) else "no kind of job takes it"

@@ -25,6 +25,7 @@ CLASSES = {
     "masked-lm": "AutoModelForMaskedLM",
     "image-text-to-text": "AutoModelForImageTextToText",
     "embedding": "AutoModel",
+    "sequence-classification": "AutoModelForSequenceClassification",
 }
 _REFETCH = "config.json must describe the model of the files, and the files must be complete"
 _BUILT = "its config.json must describe a model that transformers builds"

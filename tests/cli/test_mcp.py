@@ -7,7 +7,6 @@ import http.server
 import shutil
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import orjson
 import pytest
 from daemons import Daemon
+from environments import environment
 from needs import needs
 from shell import warmd
 from waiting import wait_until
@@ -203,13 +203,5 @@ def test_the_inspector_lists_and_calls_tools(tmp_path: Path, shared_daemon: Daem
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the package `mcp`; what it lacks of warmd's comes from this one."""
-    folder = tmp_path_factory.mktemp("mcp")
-    subprocess.run([sys.executable, "-m", "venv", folder / "environment"], check=True)
-    python = folder / "environment" / "bin" / "python"
-    pip: list[Any] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "mcp>=2.0,<3"], check=True)
-    sources = Path(sys.modules["warmd"].__path__[0]).parent
-    (packages,) = (folder / "environment").glob("lib/python*/site-packages")
-    ours = f"{sources}\n{sysconfig.get_path('purelib')}\n"
-    (packages / "warmd_under_test.pth").write_text(ours)
-    return python
+    folder = tmp_path_factory.mktemp("mcp") / "environment"
+    return environment(folder, "mcp>=2.0,<3", shares=True)

@@ -37,10 +37,11 @@ from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.codegraph.sequences import Role, train_tokenizer
 from warmd.jobs.context import WarmModel
 from warmd.jobs.encode import embedder, kind
-from warmd.jobs.encode.embedder import Embedder, batches
+from warmd.jobs.encode.embedder import Embedder
 from warmd.jobs.encode.kind import run
 from warmd.jobs.encode.options import FORMATS, EncodeSpec
 from warmd.jobs.encode.passages import Passage, from_sources
+from warmd.jobs.encode.text_encoder import batches
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm.corpus import as_pretrained
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import cross_encoders
 import httpx2 as httpx
 import openai
 import orjson
@@ -300,6 +301,76 @@ def test_a_text_that_is_too_long_to_embed_is_refused_by_its_number(answering):
     error = cast(Any, caught.value.response.json())["error"]
     assert error["param"] == "input"
     assert error["message"] == "input: [1] must have at most 4096 tokens for chat, got 4097"
+
+
+@pytest.fixture
+def scorer(answering: Served, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Rerank by a random cross-encoder and return the response."""
+    folder = cross_encoders.save(tmp_path / "scorer")
+    control.load_model(answering.daemon.config, ModelConfig(name="scorer", path=str(folder)))
+
+    def rerank(version: int = 1, /, **body: Any) -> Any:
+        url = f"{answering.url}/v{version}/rerank"
+        return httpx.post(url, json={"model": "scorer", "query": "number?", **body}, timeout=30)
+
+    yield rerank
+    control.unload_model(answering.daemon.config, "scorer")
+
+
+def test_documents_are_ordered_by_their_scores(scorer):
+    texts = ["one", "number two", "and a third", "4"]
+    found = scorer(documents=texts)
+    assert found.status_code == 200, found.text
+    answer = found.json()
+    scores = {one["index"]: one["relevance_score"] for one in answer["results"]}
+    assert sorted(scores) == [0, 1, 2, 3]
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    model, tokenizer = cross_encoders.model(), cross_encoders.tokenizer()
+    for index, text in enumerate(texts):
+        logit = model(**tokenizer("number?", text, return_tensors="pt")).logits[0, 0]
+        assert scores[index] == pytest.approx(float(logit.sigmoid()), abs=1e-6)
+    tokens = sum(len("number?") + len(text) + 3 for text in texts)
+    assert answer["id"] == found.headers["x-warmd-job"]
+    assert answer["model"] == "scorer"
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert answer["meta"] == {"tokens": {"input_tokens": tokens, "output_tokens": 0}}
+    assert not any("document" in one for one in answer["results"])
+    objects = [{"text": text} for text in texts]
+    best = scorer(2, documents=objects, top_n=2, return_documents=True).json()["results"]
+    assert best == [
+        {**one, "document": {"text": texts[one["index"]]}} for one in answer["results"][:2]
+    ]
+
+
+def test_long_documents_are_refused_by_their_number_or_cut_and_counted(scorer):
+    def refusal(**body: Any) -> tuple[str, str]:
+        error = scorer(**body).json()["error"]
+        return error["param"], error["message"]
+
+    texts = ["one", "1" * 60]
+    assert refusal(documents=texts) == (
+        "documents",
+        "documents: [1] must have at most 64 tokens for scorer, got 70",
+    )
+    assert refusal(query="1" * 61, documents=["1"]) == (
+        "query",
+        "query: must have at most 60 tokens for scorer, got 61",
+    )
+    for option in ({"truncation": True}, {"max_tokens_per_doc": 54}):
+        answer = scorer(documents=texts, **option).json()
+        assert answer["meta"]["warnings"] == ["1 of 2 documents were cut to fewer tokens"]
+        (score,) = (one["relevance_score"] for one in answer["results"] if one["index"])
+        (same,) = scorer(documents=["1" * 54]).json()["results"]
+        assert score == pytest.approx(same["relevance_score"], abs=1e-6)
+
+
+def test_a_cross_encoder_scores_and_other_models_embed(scorer, answering):
+    error = scorer(model="chat", documents=["1"]).json()["error"]
+    assert error["param"] == "model"
+    assert "model: must be a cross-encoder" in error["message"]
+    with pytest.raises(openai.BadRequestError, match="must be no cross-encoder") as caught:
+        answering.openai.embeddings.create(model="scorer", input="1")
+    assert caught.value.param == "model"
 
 
 # --- other clients

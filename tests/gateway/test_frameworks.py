@@ -1,17 +1,18 @@
-"""Agent frameworks, unmodified, each in an environment of its own: the packages of today."""
+"""Frameworks and other clients, unmodified, each in an environment of its own: today's packages."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cross_encoders
 import pytest
 import tool_chats
 import torch
 from daemons import Daemon
+from environments import environment
 from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import wait_until
 
@@ -24,12 +25,8 @@ PACKAGES = {
     "with_langchain": ["langchain-openai"],
     "with_pydantic_ai": ["pydantic-ai-slim[openai]"],
 }
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.nightly(
-        part="clients", catches="an answer that a framework for agents does not understand"
-    ),
-]
+RERANKERS = {"with_cohere": ["cohere"]}
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +50,35 @@ def url(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iter
     control.unload_model(shared_daemon.config, "tools")
 
 
-@pytest.mark.parametrize("script", PACKAGES)
-def test_a_framework_calls_tools_and_fills_in_forms(tmp_path: Path, url: str, script: str):
-    environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    python = environment / "bin" / "python"
-    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([python, *install, *PACKAGES[script]], check=True)
+@pytest.fixture(scope="module")
+def scorer(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A daemon that serves a random cross-encoder."""
+    folder = cross_encoders.save(tmp_path_factory.mktemp("scorer") / "model")
+    control.load_model(shared_daemon.config, ModelConfig(name="scorer", path=str(folder)))
+    yield f"{wait_until(lambda: shared_daemon.status()['http']['url'])}/v1"
+    control.unload_model(shared_daemon.config, "scorer")
+
+
+def check(folder: Path, script: str, packages: list[str], url: str) -> None:
+    """Run a script in an environment of its own; it must end without an error."""
+    python = environment(folder / "environment", *packages)
     ran = subprocess.run(
         [python, SCRIPTS / f"{script}.py", url], capture_output=True, text=True, timeout=120
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+@pytest.mark.nightly(
+    part="clients", catches="an answer that a framework for agents does not understand"
+)
+@pytest.mark.parametrize("script", PACKAGES)
+def test_a_framework_calls_tools_and_fills_in_forms(tmp_path: Path, url: str, script: str):
+    check(tmp_path, script, PACKAGES[script], url)
+
+
+@pytest.mark.nightly(
+    part="clients", catches="scores that a client for reranking does not understand"
+)
+@pytest.mark.parametrize("script", RERANKERS)
+def test_a_client_for_reranking_reads_the_scores(tmp_path: Path, scorer: str, script: str):
+    check(tmp_path, script, RERANKERS[script], scorer)

@@ -30,6 +30,7 @@ CHECKS: list[Any] = [
 ]
 NOT_READY = 503  # of these routes, where no daemon runs
 ASKS_DAEMON = ("/health", "/v1/warmd/models/load", "/v1/warmd/models/unload")
+RERANK = ("/v1/rerank", "/v2/rerank")
 EXAMPLES = 40  # for each route
 LIMIT_S = 120  # of all checks
 TOKEN = "a-token-of-tests"
@@ -38,7 +39,7 @@ TOKEN = "a-token-of-tests"
 @pytest.fixture(scope="module")
 def gateway(tiny_model: Path) -> Iterator[Gateway]:
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        gateway = Gateway(Path(folder, "home"), tiny_model)
+        gateway = Gateway(Path(folder, "home"), tiny_model, scores=True)
         answerer = Answerer(gateway)
         answerer.start()
         yield gateway
@@ -102,7 +103,7 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
         if isinstance(body := case.body, dict):
             # Mostly existing names, to get past the 404.
             if isinstance(body.get("model"), str) and len(body["model"]) % 4:
-                body["model"] = "tiny"
+                body["model"] = "scorer" if case.operation.path in RERANK else "tiny"
             if isinstance(body.get("training_file"), str) and len(body["training_file"]) % 2:
                 body["training_file"] = "arithmetic"
         for name, value in case.path_parameters.items():
@@ -207,6 +208,11 @@ BODIES: dict[str, dict[str, Any]] = {
         "item": {"answer": "3"},
     },
     "/v1/warmd/check": job("reinforcement", samples=4, learning_rate=1e-4),
+    "/v1/rerank": {
+        **{"model": "scorer", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
+        **{"return_documents": True, "truncation": True, "max_tokens_per_doc": 2},
+        **{"rank_fields": ["text"], "relevant_spans": {"mode": "disabled"}, "priority": 0},
+    },
     "/v1/fine_tuning/jobs": job("reinforcement", samples=4, reward=["correctness"]),
 }
 HOSTILE: tuple[Any, ...] = (

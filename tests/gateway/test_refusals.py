@@ -36,6 +36,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
 
 
 PROMPT = {"model": "tiny", "prompt": "1"}
+RERANK = {"model": "tiny", "query": "1", "documents": ["1"]}
 
 
 TUNING = {"model": "tiny", "training_file": "arithmetic"}
@@ -98,6 +99,25 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
         ("completions", {**PROMPT, "top_p": "1"}, "top_p: must be a valid number, got '1'"),
         ("completions", {"model": "tiny"}, "prompt: must be given"),
         ("embeddings", {"model": "tiny", "input": "1", "dimensions": 0}, "dimensions: must be"),
+        ("rerank", {**RERANK, "documents": []}, "documents: must have at least 1 item"),
+        ("rerank", {**RERANK, "documents": ["1", 2]}, "documents.1: must be a valid dictionary"),
+        ("rerank", {**RERANK, "documents": [{"text": 1}]}, "documents.0.text: must be a valid str"),
+        (
+            "rerank",
+            {**RERANK, "documents": [{"text": "1", "title": "2"}]},
+            "documents.0.title: unknown or not supported",
+        ),
+        ("rerank", {**RERANK, "query": ""}, "query: must have at least 1 character"),
+        ("rerank", {**RERANK, "top_n": 0}, "top_n: must be greater than or equal to 1, got 0"),
+        ("rerank", {**RERANK, "priority": 1}, "priority: not supported"),
+        ("rerank", {**RERANK, "max_chunks_per_doc": 2}, "max_chunks_per_doc: not supported"),
+        ("rerank", {**RERANK, "rank_fields": ["title"]}, "rank_fields: not supported"),
+        (
+            "rerank",
+            {**RERANK, "relevant_spans": {"mode": "enabled"}},
+            "relevant_spans: not supported",
+        ),
+        ("rerank", RERANK, "model: must be a cross-encoder"),
         (
             "fine_tuning/jobs",
             {**TUNING, "hyperparameters": {"n_epochs": 1}},

@@ -123,9 +123,11 @@ def test_every_route_has_a_right_in_the_table_and_the_table_has_no_others(tmp_pa
         for method, right in needs.items()
         if method not in ("GET", "HEAD")
     }
-    openai = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-    may_infer = (*openai, "/tokenize", "/detokenize")
-    assert {path for (path, _), right in changes.items() if right == INFER} == set(may_infer)
+    may_infer = {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
+        *("/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize"),
+    }
+    assert {path for (path, _), right in changes.items() if right == INFER} == may_infer
     others = {key: right for key, right in changes.items() if key[0] not in may_infer}
     assert others.pop(("/v1/warmd/login", "POST")) == OPEN
     for of_session in ("logout", "tickets"):

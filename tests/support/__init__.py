@@ -15,9 +15,11 @@ Faults at random: `random_storm` (of processes, disk, power, Redis), `network_st
 Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (a model hub);
     `process_limits` (no more threads, no memory), `power` (a disk that loses what was not flushed)
 A browser: `browser`, `dashboard`, `web_pages` (servers next to the gateway, a TLS proxy)
-Tiny models and data: `tiny`, `tiny_vision`, `architectures`, `engines`, `adapters`,
-    `odd_tokenizers`, `gguf_models`, `tool_chats`, `prefill`, `packages` (kinds from other packages)
-What another program makes of a file: `llama_child`
+Tiny models and data: `tiny`, `tiny_vision`, `cross_encoders`, `architectures`, `engines`,
+    `adapters`, `odd_tokenizers`, `gguf_models`, `tool_chats`, `prefill`, `packages` (kinds from
+    other packages)
+What another program makes of a file: `llama_child`; environments for other clients and libraries:
+    `environments`
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`
     (whether bits are comparable)
 Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`,

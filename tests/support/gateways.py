@@ -54,14 +54,27 @@ def talker(folder: Path, model: Path) -> Path:
     return folder
 
 
+def scorer(folder: Path) -> Path:
+    """Write a model folder that passes the checks for cross-encoders before loading."""
+    folder.mkdir()
+    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    (folder / "config.json").write_bytes(orjson.dumps({**config, "id2label": {"0": "score"}}))
+    return folder
+
+
 class Gateway:
     """One gateway process and its Redis."""
 
-    def __init__(self, home: Path, model: Path, **settings: Any) -> None:
+    def __init__(self, home: Path, model: Path, *, scores: bool = False, **settings: Any) -> None:
+        """`scores`: whether there is a model `scorer` in addition to `tiny`."""
         settings = {"http_port": 0, **settings}
-        model = talker(home.with_name(f"{home.name}-model"), model)
+        models = {"tiny": talker(home.with_name(f"{home.name}-model"), model)}
+        if scores:
+            models["scorer"] = scorer(home.with_name(f"{home.name}-scorer"))
         self.config = DaemonConfig(
-            home=home, models=(ModelConfig(name="tiny", path=str(model)),), **settings
+            home=home,
+            models=tuple(ModelConfig(name=name, path=str(path)) for name, path in models.items()),
+            **settings,
         )
         self.home = Home(home)
         self.home.create()
@@ -230,8 +243,11 @@ class Answerer(threading.Thread):
                 continue
             job = Execution(self.gateway, *begun)
             if "text" in job.spec:
-                vectors = [[0.5, -1.0]] * len(job.spec["text"])
-                job.finish(embeddings=vectors, tokens=len(vectors))
+                number = len(job.spec["text"])
+                if job.spec["query"] is None:
+                    job.finish(embeddings=[[0.5, -1.0]] * number, tokens=number)
+                else:
+                    job.finish(scores=[0.5] * number, tokens=number, cut=number - 1)
             elif job.spec.get("reply") == "tokens":
                 job.finish_with_tokens([1], ["a"], "a")
             elif "n" in job.spec:

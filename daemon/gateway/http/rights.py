@@ -36,6 +36,8 @@ ROUTES: Mapping[str, Mapping[str, str]] = {
     "/v1/completions": {"POST": INFER},
     "/v1/responses": {"POST": INFER},
     "/v1/embeddings": {"POST": INFER},
+    "/v1/rerank": {"POST": INFER},
+    "/v2/rerank": {"POST": INFER},
     "/tokenize": {"POST": INFER},  # as vLLM has them
     "/detokenize": {"POST": INFER},
     "/metrics": {"GET": READ},
