@@ -65,7 +65,10 @@ SECTIONS = {
         "jobs": ("jobs", "List training jobs and evaluations, or summarize a period."),
         "show": ("show", "Show everything about JOB."),
         "result": ("show", "Print the result of JOB."),
-        "samples": ("samples", "Show completions on which GRPO JOB was trained."),
+        "samples": (
+            "samples",
+            "Show completions on which GRPO JOB was trained, with their rewards.",
+        ),
         "diff": ("diff", "Compare two jobs: options, data, code and results."),
         "plot": ("plot", "Plot the curves of JOB, or compare several."),
     },

@@ -390,6 +390,8 @@ class Spec:
         for name in values:
             if name not in known:
                 raise SpecError(str(name), f"unknown option of {self.kind}{self._hint(name)}")
+            if known[name].is_former:
+                raise SpecError(name, f"cannot change on resume; {self.otherwise}")
         spec = replace(spec, **{name: known[name].convert(v) for name, v in values.items()})
         spec.changes(self.to_json())
         spec.check()

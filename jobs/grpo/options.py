@@ -26,7 +26,6 @@ from ..training.options import (
     FORMER_TEMPLATE,
     MOST_AT_ONCE,
     MOST_ROWS,
-    MOST_STEPS,
     MOST_TOKENS,
     TrainingSpec,
 )
@@ -210,7 +209,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         "keep all completions of every so many steps, besides those of the last five (0: none)",
         group="evaluation",
         minimum=0,
-        maximum=MOST_STEPS,
+        maximum=10**6,
     )
 
     @property

@@ -93,7 +93,7 @@ def test_a_dry_run_counts_pairs_and_steps(shared_daemon: Daemon, tmp_path: Path)
     done = warmd("submit", "dpo", path, *words, home=shared_daemon.home.path)
     assert done.code == 0, done.err
     plan = done.out + done.err
-    assert f"12 of {path}, 1 epochs" in plan
+    assert f"12 of {path}, 1 epoch\n" in plan
     assert "for weights, gradients and AdamW" in plan
 
 

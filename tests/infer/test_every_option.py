@@ -43,7 +43,10 @@ ELSEWHERE = {
         "precision": "engine/test_scheduler.py",
         "model": "eval/test_eval.py",
     },
-    "encode": dict.fromkeys(spec_class("encode").options(), "encode/test_encode.py"),
+    "encode": {
+        **dict.fromkeys(spec_class("encode").options(), "encode/test_encode.py"),
+        **dict.fromkeys(("query", "passage_length"), "encode/test_cross_encoder.py"),
+    },
 }
 SAMPLED = {"temperature": 1.0}
 CASES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
