@@ -50,7 +50,7 @@ def test_no_other_user_can_use_a_file_of_any_kind_of_job(
     set_umask(mask)
     daemon = make_daemon(workers=WORKERS, http_port=0)
     daemon.start()
-    jobs = {"grpo": daemon.submit(steps=2, reward_log=str(tmp_path / "rewards.jsonl"))}
+    jobs = {"grpo": daemon.submit(steps=2)}
     mlm_jobs.make_home(tmp_path)
     (tmp_path / "input.jsonl").write_bytes(b'{"prompt": "1+1="}\n')
     for name in ("texts", "sft", "dpo"):
@@ -91,7 +91,7 @@ def test_no_other_user_can_use_a_file_of_any_kind_of_job(
     modes = {path: path.lstat().st_mode for path in (machine_code, *machine_code.rglob("*"))}
     assert [path for path, found in modes.items() if found & 0o022] == []
     assert (daemon.home.code_caches / "torchinductor").is_dir()
-    for name in ("answers.jsonl", "vectors.npz", "rewards.jsonl"):
+    for name in ("answers.jsonl", "vectors.npz"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask, name
     calls = daemon.folder / "calls"  # of the user's reward
     assert stat.S_IMODE(calls.stat().st_mode) == 0o666 & ~mask
