@@ -79,7 +79,7 @@ PARTS = {
             *("daemon/fork/rank_processes.py", "daemon/fork/rendezvous.py"),
             *("jobs/training/gloo_group.py", "jobs/training/rank_proofs.py"),
         ),
-        processes=2,
+        processes=1,  # a test starts up to four nodes: their imports take all processors
     ),
     "slurm": Part("a real Slurm", ("deploy/slurm", "daemon/host/home.py", "daemon/supervise")),
     "levels": Part(
