@@ -67,7 +67,7 @@ SECTIONS = {
         "result": ("show", "Print the result of JOB."),
         "samples": (
             "samples",
-            "Show completions on which GRPO JOB was trained, with their rewards.",
+            "Show completions or episodes on which GRPO JOB was trained, with their rewards.",
         ),
         "diff": ("diff", "Compare two jobs: options, data, code and results."),
         "plot": ("plot", "Plot the curves of JOB, or compare several."),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = Kinds(
     {
-        "grpo": Kind(".grpo.options", "GrpoSpec", ".grpo.kind", ".grpo.evaluation"),
+        "grpo": Kind(".grpo.options", "GrpoSpec", ".grpo.kind", ".grpo.setup"),
         "sft": Kind(".sft.options", "SftSpec", ".sft.kind", ".sft.task"),
         "dpo": Kind(".dpo.options", "DpoSpec", ".dpo.kind", ".dpo.task"),
         "mlm": Kind(".mlm.options", "MlmSpec", ".mlm.kind", ".mlm.task"),

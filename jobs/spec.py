@@ -26,6 +26,7 @@ GROUPS = {
     "data": "Data",
     "model": "Model",
     "sampling": "Sampling",
+    "environment": "Environment",
     "reward": "Reward",
     "optimization": "Optimization",
     "loss": "Loss",
@@ -49,7 +50,7 @@ def option(
     longest: int | None = None,
     former_names: Mapping[str, str] | None = None,
     none_word: str = "none",
-    is_former: bool = False,
+    former: str | None = None,
 ) -> Any:
     """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
 
@@ -57,8 +58,9 @@ def option(
 
     `default_text` describes the default if it is None. `group` is one of GROUPS; within a group,
     the options most used are declared first. `former_names`: spellings of choices in earlier
-    versions, and the choice that each means. `none_word`: the text that means None. `is_former`:
-    only jobs of earlier versions have it; it is shown nowhere, and the kind refuses it.
+    versions, and the choice that each means. `none_word`: the text that means None. `former`: of an
+    option that only jobs of earlier versions have, what to use instead; a new job is refused with
+    these words, and the option is shown nowhere.
     """
     return field(
         default=default,
@@ -73,7 +75,7 @@ def option(
             "longest": longest,
             "former_names": former_names or {},
             "none_word": none_word,
-            "is_former": is_former,
+            "former": former,
         },
     )
 
@@ -107,7 +109,7 @@ class OptionInfo:
     longest: int | None  # characters of a text
     former_names: Mapping[str, str]
     none_word: str  # the text that means None, of an option that may be None
-    is_former: bool  # only jobs of earlier versions have it
+    former: str | None  # what to use instead of an option that only earlier versions had
     relations: tuple[str, ...]  # to other options, in words: 'with lora'
 
     @property
@@ -352,6 +354,9 @@ class Spec:
         `model_settings` is the content of the model's config.json with `has_chat_template` of its
         tokenizer, or None when the model is not on this machine yet.
         """
+        for name, info in self.options().items():
+            if info.former is not None and getattr(self, name) != info.default:
+                raise SpecError(name, f"is no longer an option: {info.former}")
 
     def check_chats(self, folder: Path) -> None:
         """Check chats by the template of the tokenizer in `folder`. Raises SpecError."""
@@ -390,7 +395,7 @@ class Spec:
         for name in values:
             if name not in known:
                 raise SpecError(str(name), f"unknown option of {self.kind}{self._hint(name)}")
-            if known[name].is_former:
+            if known[name].former is not None:
                 raise SpecError(name, f"cannot change on resume; {self.otherwise}")
         spec = replace(spec, **{name: known[name].convert(v) for name, v in values.items()})
         spec.changes(self.to_json())
@@ -420,7 +425,7 @@ class Spec:
         values = {
             name: getattr(self, name)
             for name, info in self.options().items()
-            if not info.is_former or getattr(self, name) != info.default
+            if info.former is None or getattr(self, name) != info.default
         }
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 

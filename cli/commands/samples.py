@@ -14,24 +14,43 @@ from ..shared.app import App, common_options
 from ..shared.job_argument import job_argument
 from ..view import render
 
-_INDENT = 12
+_INDENT = 12  # the longest role, "environment", and a space
 
 
 @click.command()
 @job_argument
-@click.option("--step", type=click.IntRange(min=1, max=10**9), metavar="N", help="Of this step.")
 @click.option(
+    "--step",
+    type=click.IntRange(min=1, max=10**9),
+    metavar="N",
+    help="Step of the training.  [default: the latest]",
+)
+@click.option(
+    "--task",
     "--row",
+    "row",
     type=click.IntRange(min=0, max=10**12),
     metavar="N",
-    help="Of the prompt in this row of the data, in all steps that are kept.",
-)
-@click.option("--grep", "text", metavar="TEXT", help="Those with TEXT, in all steps that are kept.")
-@click.option(
-    "--worst", type=click.IntRange(min=1, max=10**6), metavar="N", help="N with the least reward."
+    help="Row of the data, or task of an environment: its completions or episodes, in all steps "
+    "that are kept.",
 )
 @click.option(
-    "--best", type=click.IntRange(min=1, max=10**6), metavar="N", help="N with the most reward."
+    "--grep",
+    "text",
+    metavar="TEXT",
+    help="Text in completions, in upper or lower case, in all steps that are kept.",
+)
+@click.option(
+    "--worst",
+    type=click.IntRange(min=1, max=10**6),
+    metavar="N",
+    help="Number of completions with the lowest rewards.  [default: all]",
+)
+@click.option(
+    "--best",
+    type=click.IntRange(min=1, max=10**6),
+    metavar="N",
+    help="Number of completions with the highest rewards.  [default: all]",
 )
 @common_options
 @click.pass_obj
@@ -44,7 +63,7 @@ def samples(
     worst: int | None,
     best: int | None,
 ) -> None:
-    """Show completions on which GRPO JOB was trained, with their rewards.
+    """Show completions or episodes on which GRPO JOB was trained, with their rewards.
 
     Without --step, --row and --grep: those of its latest step. All completions of some steps are
     kept: see `submit grpo --log-completions`. Needs no daemon.
@@ -58,7 +77,8 @@ def samples(
     wanted = completions.Wanted(step=step, row=row, text=text, worst=worst, best=best)
     found = wanted.select(completions.read(client.rundir(job_id)))
     if not found:
-        raise NotFound(_missing(job_id, step, row, text))
+        by_reward = worst is not None or best is not None
+        raise NotFound(_missing(job_id, step, row, text, by_reward=by_reward))
     if app.as_json:
         for one in found:
             render.json_line({"job": job_id, **one})
@@ -68,20 +88,28 @@ def samples(
         click.echo(line)
 
 
-def _missing(job_id: str, step: int | None, row: int | None, text: str | None) -> str:
+def _missing(
+    job_id: str, step: int | None, row: int | None, text: str | None, *, by_reward: bool
+) -> str:
+    """Why no completion is shown; `by_reward`: those without one are left out."""
+    of_reward = " with a reward" if by_reward else ""
     if text is not None:
-        return f"grep: no completion of {job_id} that is kept has {text[:80]!r}"
+        return f"grep: no completion of {job_id}{of_reward} that is kept has {text[:80]!r}"
     if row is not None:
-        return f"row: {job_id} has kept no completion of row {row}"
+        return f"row: {job_id} has kept no completion of row {row}{of_reward}"
     of_step = "" if step is None else f" of step {step}"
-    return f"step: {job_id} has kept no completions{of_step}; --log-completions says which it keeps"
+    return (
+        f"step: {job_id} has kept no completions{of_step}{of_reward}; --log-completions says which "
+        "it keeps"
+    )
 
 
 def _summary(found: Sequence[Mapping[str, Any]]) -> str:
     """What is shown: `step 40: 8 completions, mean reward 0.41`."""
     steps = sorted({one["step"] for one in found})
     words = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps"
-    number = f"{len(found)} completion" + ("s" if len(found) > 1 else "")
+    noun = "episode" if "turns" in found[0] else "completion"
+    number = f"{len(found)} {noun}" + ("s" if len(found) > 1 else "")
     known = [one["reward"] for one in found if one["reward"] is not None]
     mean = f", mean reward {render.number(sum(known) / len(known))}" if known else ""
     return f"{words}: {number}{mean}"
@@ -97,7 +125,27 @@ def completion_lines(found: Sequence[Mapping[str, Any]], *, width: int) -> list[
         if answer is not None:
             lines += _texts("answer", answer, width=width)
         for one in of_prompt:
-            lines += [_about(one, step), *_texts("", one["completion"], width=width)]
+            lines.append(_about(one, step))
+            if "turns" in one:
+                lines += _turns(one, width=width)
+            else:
+                lines += _texts("", one["completion"], width=width)
+    return lines
+
+
+def _turns(episode: Mapping[str, Any], *, width: int) -> list[str]:
+    """What the policy and others wrote, in turn; all but the policy's is dim."""
+    lines: list[str] = []
+    for turn in episode["turns"]:
+        if turn["role"] != "assistant":
+            texts = _texts(turn["role"], turn["content"], width=width)
+            lines += [click.style(line, dim=True) for line in texts]
+            continue
+        lines += _texts("policy", turn["content"], width=width)
+        if turn.get("reward"):
+            lines[-1] += click.style(f"  reward {render.number(turn['reward'])}", fg="cyan")
+    if episode.get("error"):
+        lines += [click.style(line, fg="red") for line in _texts("", episode["error"], width=width)]
     return lines
 
 
@@ -126,6 +174,11 @@ def _about(one: Mapping[str, Any], step: int | None) -> str:
     if one.get("tokens") is not None:
         cut = ", cut at the length" if one["stop"] == "length" else ""
         words.append(f"{one['tokens']} tokens{cut}")
+    if "turns" in one:
+        turns = sum(turn["role"] == "assistant" for turn in one["turns"])
+        words.append(f"{one['stop']} after {turns} turn" + ("s" if turns != 1 else ""))
+        if one.get("success") is not None:
+            words.append("success" if one["success"] else "no success")
     if one.get("replayed"):
         words.append("replayed")
     return click.style("  ".join(words), fg="cyan")

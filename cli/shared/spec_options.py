@@ -49,7 +49,7 @@ def spec_option(info: OptionInfo) -> click.Option:
         metavar={int: "N", float: "X", str: "TEXT"}[info.type],
         help=_help(info),
         heading=heading,
-        hidden=info.is_former,
+        hidden=info.former is not None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
@@ -314,6 +315,13 @@ class Session:
 
 
 Messages = Sequence[Mapping[str, Any]]
+# Arguments that queue a job: their types, least value, and both in words. None is the default.
+_QUEUEING: dict[str, tuple[Any, float | None, str]] = {
+    "front": (bool, None, "True or False"),
+    "at": (datetime, None, "a datetime"),
+    "timeout_s": ((int, float), 1e-3, "a number of seconds above 0"),
+    "retries": (int, 0, "an integer of at least 0"),
+}
 
 
 def _id(job: Job | str) -> str:
@@ -331,6 +339,11 @@ def _queueing(
     needs: Mapping[str, str] | None,
     **others: Any,
 ) -> Queueing:
+    for name, value in others.items():
+        kinds, least, words = _QUEUEING.get(name, (object, None, ""))
+        is_wrong = not isinstance(value, kinds) or (kinds is not bool and isinstance(value, bool))
+        if value is not None and (is_wrong or not (least is None or least <= value < math.inf)):
+            raise SpecError(name, f"must be {words}, got {value!r}")
     job_id = None if after is None else _id(after)
     return Queueing(tags=tuple(tags), after=job_id, needs=_needs(needs), **others)
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...jobs.ids import is_job_id
-from .folder import CURRICULUM, SCHEMA, GroupFolder, update_options
+from .folder import CURRICULUM, SCHEMA, GroupFolder
 
 FINISHED, FAILED = "finished", "failed"  # phases, in addition to those of all groups
 CONTINUE, ROLL_BACK, GIVE_UP = "continue", "roll back", "give up"  # decisions
@@ -99,28 +98,14 @@ class State:
 class CurriculumFolder(GroupFolder[Curriculum, State]):
     """One curriculum on disk."""
 
-    kind = CURRICULUM
+    kind, plan_type, state_type = CURRICULUM, Curriculum, State
 
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 
-    def parse_plan(self, document: dict[str, Any]) -> Curriculum:
-        document["stages"] = [Stage(**stage) for stage in document["stages"]]
-        for stage in document["stages"]:
-            update_options(document["kind"], stage.document)
-        if document["gate"] is not None:
-            update_options("eval", document["gate"])
-        return Curriculum(**document)
-
-    def parse_state(self, document: dict[str, Any]) -> State:
-        document["attempts"] = list(_attempts(document["attempts"]))
-        state = State(**document)
-        if not all(map(is_job_id, state.jobs)):
-            raise ValueError("the id of a job is none")
-        return state
-
-
-def _attempts(documents: list[dict[str, Any]]) -> Iterator[Attempt]:
-    for document in documents:
-        yield Attempt(**{**document, "rounds": [Round(**one) for one in document["rounds"]]})
+    def documents(self, plan: Curriculum) -> Iterator[tuple[str, dict[str, Any]]]:
+        for stage in plan.stages:
+            yield plan.kind, stage.document
+        if plan.gate is not None:
+            yield "eval", plan.gate

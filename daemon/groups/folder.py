@@ -12,16 +12,17 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import orjson
 
 from ...jobs import stored_options
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.files import records
 from ...jobs.files.atomic import fsync, locked, write_atomic
-from ...jobs.ids import kind_of
+from ...jobs.ids import is_job_id, kind_of
 from ..host.home import Home
 from ..runs.rundir import STAGING, remove_stale_staging
 from ..runs.seal import DAMAGED, is_whole, sealed
@@ -37,7 +38,12 @@ _PLAN, _STATE = "plan.json", "state.json"
 
 
 PlanT = TypeVar("PlanT")
-StateT = TypeVar("StateT")
+StateT = TypeVar("StateT", bound="_State")
+
+
+class _State(Protocol):
+    @property
+    def jobs(self) -> list[str]: ...
 
 
 class Folder:
@@ -120,6 +126,8 @@ class GroupFolder(Folder, ABC, Generic[PlanT, StateT]):
     """A group on disk with its plan and its state, which a class for each kind reads."""
 
     kind: ClassVar[str]
+    plan_type: type[PlanT]  # of the content of plan.json
+    state_type: type[StateT]  # of the content of state.json
 
     @classmethod
     def open(cls, home: Home, group_id: str) -> Self:
@@ -140,8 +148,8 @@ class GroupFolder(Folder, ABC, Generic[PlanT, StateT]):
         try:
             staging.mkdir(mode=0o700)
             (staging / "active").touch()
-            write_atomic(staging / _PLAN, sealed(asdict(plan)))
-            write_atomic(staging / _STATE, sealed(asdict(state)))
+            write_atomic(staging / _PLAN, sealed(plan))
+            write_atomic(staging / _STATE, sealed(state))
             yield staging
             staging.rename(parent / plan.id)
         except BaseException:
@@ -150,12 +158,8 @@ class GroupFolder(Folder, ABC, Generic[PlanT, StateT]):
         fsync(parent)
 
     @abstractmethod
-    def parse_plan(self, document: dict[str, Any]) -> PlanT:
-        """Return the content of plan.json, with options of earlier versions."""
-
-    @abstractmethod
-    def parse_state(self, document: dict[str, Any]) -> StateT:
-        """Return the content of state.json. Raises ValueError for ids of jobs that are none."""
+    def documents(self, plan: PlanT) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the kinds and spec.json of the jobs that this version will queue."""
 
     def read(self) -> PlanT:
         """Return the plan. Raises NotFound, and Conflict if it cannot be read."""
@@ -163,33 +167,31 @@ class GroupFolder(Folder, ABC, Generic[PlanT, StateT]):
         if document.get("schema") != SCHEMA:
             raise Conflict(f"{self.path}: written by another version of warmd")
         with self._reading():
-            return self.parse_plan(document)
+            plan = records.convert(document, self.plan_type)
+            for kind, spec_json in self.documents(plan):
+                # An earlier version, which wrote the plan, lacks options: they get its defaults.
+                spec_json["spec"] = stored_options(kind, spec_json["spec"])
+            return plan
 
     def state(self) -> StateT:
         """Return the state. Raises NotFound, and Conflict if it cannot be read."""
         document = self._load(_STATE)
         with self._reading():
-            return self.parse_state(document)
+            state = records.convert(document, self.state_type)
+            if not all(map(is_job_id, state.jobs)):
+                raise ValueError("the id of a job is none")
+            return state
 
     def update(self, **parts: Any) -> StateT:
         """Replace parts of the state and return it; within `changing`."""
-        state: Any = replace(self.state(), **parts)  # type: ignore[type-var]
-        write_atomic(self.path / _STATE, sealed(asdict(state)))
-        found: StateT = state
-        return found
+        state: StateT = replace(self.state(), **parts)  # type: ignore[type-var]
+        write_atomic(self.path / _STATE, sealed(state))
+        return state
 
     @property
     def init(self) -> Path:
         """The weights that its jobs start from, if they come from another job."""
         return self.path / "init"
-
-
-def update_options(kind: str, document: dict[str, Any]) -> None:
-    """Add the defaults of an earlier version, which wrote this plan, for options that are missing.
-
-    `document`: the spec.json of the jobs that this version will queue.
-    """
-    document["spec"] = stored_options(kind, document["spec"])
 
 
 def is_group_id(text: str) -> bool:

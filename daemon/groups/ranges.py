@@ -18,8 +18,8 @@ _RANGE = re.compile(r"(?P<low>[^.:]+(?:\.[^.:]+)?)\.\.(?P<high>[^.:]+(?:\.[^.:]+
 class Range:
     """The numbers from `low` to `high`, both included."""
 
-    low: float
-    high: float
+    low: int | float  # an integer stays one in JSON
+    high: int | float
     log: bool  # whether equal ratios are equally likely, not equal differences
     is_integer: bool
 

@@ -11,12 +11,12 @@ finished without submitting a job twice.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...jobs.ids import is_job_id
 from ...jobs.training.options import MOST_STEPS
-from .folder import SCHEMA, SWEEP, GroupFolder, update_options
+from .folder import SCHEMA, SWEEP, GroupFolder
 from .ranges import Range
 
 
@@ -86,7 +86,8 @@ class State:
     points: list[dict[str, Any]]
     members: list[Member]
     decisions: list[Decision]
-    scores: dict[str, float] = field(default_factory=dict)  # of trials, by point: see search.py
+    # Of trials, by point: see search.py. None: a mean beyond float64.
+    scores: dict[str, float | None] = field(default_factory=dict)
     submitted: int = 0  # members that had been queued when `is_submitted` was last true
 
     @property
@@ -107,18 +108,7 @@ class State:
 class SweepFolder(GroupFolder[Sweep, State]):
     """One sweep on disk."""
 
-    kind = SWEEP
+    kind, plan_type, state_type = SWEEP, Sweep, State
 
-    def parse_plan(self, document: dict[str, Any]) -> Sweep:
-        update_options(document["kind"], document["document"])
-        if (search := document.get("search")) is not None:
-            ranges = {name: Range(**one) for name, one in search["ranges"].items()}
-            document["search"] = Search(**{**search, "ranges": ranges})
-        return Sweep(**document)
-
-    def parse_state(self, document: dict[str, Any]) -> State:
-        document["members"] = [Member(**member) for member in document["members"]]
-        document["decisions"] = [Decision(**one) for one in document["decisions"]]
-        if not all(is_job_id(member.id) for member in document["members"]):
-            raise ValueError("a member's id is not a job id")
-        return State(**document)
+    def documents(self, plan: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield plan.kind, plan.document

@@ -29,7 +29,7 @@ import orjson
 
 from ...configs.config import ModelConfig
 from ...jobs.errors import NotFound, Unavailable
-from ...jobs.files import umask
+from ...jobs.files import records, umask
 from ...jobs.files.shortage import Lacking, Shortage, can_start_threads, no_process, of_start
 from . import fetch
 from .channel import Channel
@@ -306,7 +306,7 @@ def main() -> None:
     # of a download that ended by itself fails.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_owner, daemon=True).start()
-    model = ModelConfig(**orjson.loads(sys.argv[1]))
+    model = records.decode(sys.argv[1], ModelConfig)
     progress, done = _Progress(), threading.Event()
     reporting = threading.Thread(target=progress.report, args=(done,))
     reporting.start()

@@ -31,6 +31,7 @@ from ...configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from ...configs.gpus import AUTO
 from ...jobs.context import Activity
 from ...jobs.errors import Conflict, JobFailed, NotFound, SpecError, Unavailable, WarmdError
+from ...jobs.files.records import convert
 
 RETIRE = signal.SIGTERM  # to a zygote that another replaces (warmd reload): end with the last horse
 
@@ -49,11 +50,6 @@ class Message:
     def __init_subclass__(cls, *, op: str) -> None:
         cls.op = op
         _CLASSES[op] = cls
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Build the message from the fields of its JSON object; they may be consumed."""
-        return cls(**fields)
 
 
 def encode(message: Message) -> bytes:
@@ -75,8 +71,8 @@ def decode(line: bytes | bytearray | str) -> Message | None:
     if not isinstance(fields, dict):
         return None
     try:
-        return _CLASSES[fields.pop("op")].from_fields(fields)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return convert(fields, _CLASSES[fields.pop("op")])
+    except (LookupError, TypeError, ValueError) as error:
         return Malformed(repr(error)[:200])
 
 
@@ -97,10 +93,6 @@ class LocalModel:
     config: ModelConfig
     folder: str | None  # None: not yet downloaded
     files: str = ""  # fingerprint of the files, where the sender knows it (model_files)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        return cls(ModelConfig(**fields.pop("config")), **fields)
 
 
 @dataclass(frozen=True)
@@ -182,10 +174,6 @@ class LoadModel(Message, op="load"):
     model: ModelConfig
     is_kept: bool
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        return cls(ModelConfig(**fields.pop("model")), **fields)
-
 
 @dataclass(frozen=True)
 class Reload(Message, op="reload"):
@@ -207,11 +195,6 @@ class ReloadStatus(Message, op="reload_status"):
     pending: list[str]  # workers whose new process is about to start
     waiting: list[RunningJob]  # jobs that old processes have still to end
     upgrades: list[str]  # software that is newer on disk than in zygote and workers
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        waiting = [RunningJob(**running) for running in fields.pop("waiting")]
-        return cls(**fields, waiting=waiting)
 
 
 @dataclass(frozen=True)
@@ -253,10 +236,6 @@ class Stopping(Message, op="stopping"):
     """The daemon is stopping; these jobs are saving."""
 
     running: list[RunningJob]
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        return cls([RunningJob(**job) for job in fields["running"]])
 
 
 @dataclass(frozen=True)
@@ -306,10 +285,6 @@ class LoadFolder(Message, op="load_folder"):
     """Load a model from its folder."""
 
     model: LocalModel
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        return cls(LocalModel.from_json(fields["model"]))
 
 
 @dataclass(frozen=True)
@@ -361,15 +336,6 @@ class RunJob(Message, op="run"):
         """Whether the horse has rank 0 of the job, which writes the run directory."""
         return self.gang is None or self.gang.node == 0
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        model, gang = fields.pop("model", None), fields.pop("gang", None)
-        return cls(
-            model=None if model is None else LocalModel.from_json(model),
-            gang=None if gang is None else GangPlan(**gang),
-            **fields,
-        )
-
 
 @dataclass(frozen=True)
 class StopJob(Message, op="stop_job"):
@@ -418,11 +384,6 @@ class JobActivity(Message, op="activity"):
 
     job: str
     activity: Activity | None
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        activity = fields["activity"]
-        return cls(fields["job"], None if activity is None else Activity(**activity))
 
 
 @dataclass(frozen=True)
@@ -509,15 +470,6 @@ class ZygoteSettings(Message, op="zygote_settings"):
     standbys: list[HorsePlan] = field(default_factory=list)  # one per standby horse
     is_next: bool = False  # listens on next_zygote_socket: another zygote serves
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        models = [
-            WantedModel(LocalModel.from_json(wanted["model"]), wanted["is_required"])
-            for wanted in fields["models"]
-        ]
-        standbys = [HorsePlan(**plan) for plan in fields["standbys"]]
-        return cls(fields["budget_bytes"], models, standbys, fields["is_next"])
-
 
 @dataclass(frozen=True)
 class WorkerSettings(Message, op="worker_settings"):
@@ -530,10 +482,6 @@ class WorkerSettings(Message, op="worker_settings"):
     max_jobs: int | None = None  # after which it takes no more; None: no limit
     gang_wait_s: float = 60.0  # for other nodes to join a job of several nodes
     runs: str | None = None  # URL of the run store; None: none
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        return cls(WorkerConfig(**fields.pop("config")), **fields)
 
 
 @dataclass(frozen=True)
@@ -585,10 +533,6 @@ class ModelsLoaded(Message, op="models_loaded"):
     """The models that the zygote holds now."""
 
     models: list[ModelConfig]
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        return cls([ModelConfig(**model) for model in fields["models"]])
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 import xxhash
 
+from ...jobs.files import records
 from ...jobs.files.atomic import make_folder, write_atomic
 from ...jobs.models.adapters import model_folder
 from ...jobs.models.folder_files import NOT_READ, SUFFIXES, TEMPLATES
@@ -52,35 +54,39 @@ def digest(folder: Path, kept: Path | None) -> str:
     It does not protect against deliberate collisions. It reads all files, so the result is cached
     in the folder `kept`, with the fingerprint.
     """
-    return _digests(folder, kept)["digest"]
+    return _digests(folder, kept).digest
 
 
 def weights_digest(folder: Path, kept: Path | None) -> str:
     """Return the digest of the weight files alone; `kept` as in `digest`."""
-    return _digests(folder, kept)["weights"]
+    return _digests(folder, kept).weights
 
 
-def _digests(folder: Path, kept: Path | None) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Digests:
+    fingerprint: str  # of the files that were read
+    digest: str
+    weights: str
+
+
+def _digests(folder: Path, kept: Path | None) -> _Digests:
     if kept is None:
-        return _read_digests(folder)
+        return _read_digests(folder, "")
     now = fingerprint(folder)
     place = kept / f"{xxhash.xxh3_64_hexdigest(bytes(folder))}.json"
-    try:
-        known = orjson.loads(place.read_bytes())
-        if known["fingerprint"] == now:
-            return {"digest": str(known["digest"]), "weights": str(known["weights"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # the first time, of an earlier version, or a damaged cache
-    found = _read_digests(folder)
+    known = records.read(place, _Digests)  # one of an earlier version has no weights
+    if known is not None and known.fingerprint == now:
+        return known
+    found = _read_digests(folder, now)
     try:
         make_folder(kept)
-        write_atomic(place, orjson.dumps({"fingerprint": now, **found}))
+        write_atomic(place, orjson.dumps(found))
     except OSError:
         pass  # no room: it is read again the next time
     return found
 
 
-def _read_digests(folder: Path) -> dict[str, str]:
+def _read_digests(folder: Path, now: str) -> _Digests:
     whole, weights = xxhash.xxh3_128(), xxhash.xxh3_128()
     for path in _files(folder):
         hashes = [whole, weights] if path.suffix == ".safetensors" else [whole]
@@ -90,10 +96,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
             while block := file.read(_BLOCK_BYTES):
                 for hashed in hashes:
                     hashed.update(block)
-    return {
-        "digest": f"xxh3:{whole.hexdigest()}",
-        "weights": f"xxh3:{weights.hexdigest()}",
-    }
+    return _Digests(now, f"xxh3:{whole.hexdigest()}", f"xxh3:{weights.hexdigest()}")
 
 
 def _more_templates(folder: Path) -> Iterator[Path]:

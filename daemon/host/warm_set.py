@@ -7,12 +7,13 @@ the command line can distinguish the name of a warm model from a folder.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import orjson
 
 from ...configs.config import ModelConfig
+from ...jobs.files import records
 from ...jobs.files.atomic import write_atomic
 from .home import Home
 
@@ -21,8 +22,8 @@ from .home import Home
 class _Stored:
     """The content of the file."""
 
-    life: str = ""
-    models: list[ModelConfig] = field(default_factory=list)  # wanted now
+    life: str
+    models: list[ModelConfig]  # wanted now
     kept: list[str] = field(default_factory=list)  # names that the next start loads as well
     on_demand: list[ModelConfig] = field(default_factory=list)  # loaded for jobs
 
@@ -92,13 +93,9 @@ class WarmSet:
 
     def write(self) -> None:
         with self._lock:
-            document = {
-                "life": self._life,
-                "models": [model.__dict__ for model in self._models.values()],
-                "kept": list(self._kept),
-                "on_demand": [model.__dict__ for model in self._on_demand],
-            }
-            write_atomic(self._home.models, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+            models = list(self._models.values())
+            stored = _Stored(self._life, models, list(self._kept), self._on_demand)
+            write_atomic(self._home.models, orjson.dumps(stored, option=orjson.OPT_INDENT_2))
 
 
 def known_models(home: Home) -> dict[str, ModelConfig]:
@@ -116,16 +113,6 @@ def on_demand_models(home: Home) -> dict[str, ModelConfig]:
 def _read(home: Home) -> _Stored:
     """Read the file; a damaged one counts as empty."""
     try:
-        document = orjson.loads(home.models.read_bytes())
-        return _Stored(
-            life=str(document["life"]),
-            models=_models(document["models"]),
-            kept=[str(name) for name in document.get("kept", ())],
-            on_demand=_models(document.get("on_demand", ())),
-        )
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return _Stored()
-
-
-def _models(documents: Sequence[dict[str, str]]) -> list[ModelConfig]:
-    return [ModelConfig(**document) for document in documents]
+        return records.decode(home.models.read_bytes(), _Stored)
+    except (FileNotFoundError, ValueError):
+        return _Stored("", [])

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from ...jobs.durations import parse_duration
+from ...jobs.errors import SpecError
+from ...jobs.files import records
 from ..runs.labels import Labels
 
 
@@ -50,16 +53,27 @@ class Queueing:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Queueing:
-        """Read what `to_json` has returned, also in an earlier version: parts may be missing."""
-        at = stored.get("at")
-        return cls(
-            front=bool(stored.get("front")),
-            after=stored.get("after"),
-            at=None if at is None else datetime.fromisoformat(at),
-            retries=int(stored.get("retries") or 0),
-            timeout_s=stored.get("timeout_s"),
-            needs=stored.get("needs") or {},
-        )
+        """Read what `to_json` has returned, also in an earlier version: parts may be missing.
+
+        Raises ValueError.
+        """
+        # Earlier versions wrote null for some defaults, and what a Python caller gave: 1 for True.
+        found = {k: v for k, v in stored.items() if v is not None}
+        if isinstance(front := found.get("front"), int | float):
+            found["front"] = bool(front)
+        if isinstance(retries := found.get("retries"), bool | float):
+            found["retries"] = int(retries)
+        if isinstance(timeout := found.get("timeout_s"), str):
+            found["timeout_s"] = _seconds(timeout)
+        return records.convert(found, cls)
+
+
+def _seconds(text: str) -> float:
+    """Read `30` or `1h`, as RQ does. Raises ValueError."""
+    try:
+        return float(text) if text.isdigit() else parse_duration("timeout_s", text)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
 
 
 AT_ONCE = Queueing()

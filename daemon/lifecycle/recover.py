@@ -12,13 +12,14 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import orjson
 
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
+from ...jobs.files import records
 from ...jobs.files.atomic import write_atomic
 from ...jobs.ids import by_time
 from ..host.home import Home
@@ -78,10 +79,7 @@ class Adoption:
 
 def latest(home: Home) -> Adoption | None:
     """Return the latest adoption of a home that did anything."""
-    try:
-        return Adoption(**orjson.loads((home.damaged / _REPORT).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return records.read(home.damaged / _REPORT, Adoption)
 
 
 def has_lost(home: Home, repairs: Collection[str]) -> bool:
@@ -146,7 +144,7 @@ class Adopter:
             log.warning("adoption: %s", line)
         try:
             self._home.damaged.mkdir(mode=0o700, exist_ok=True)
-            write_atomic(self._home.damaged / _REPORT, orjson.dumps(asdict(found)))
+            write_atomic(self._home.damaged / _REPORT, orjson.dumps(found))
         except OSError as error:  # a full disk
             log.warning("adoption: not recorded: %s", error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import redis
 
 from ...configs.config import DaemonConfig
 from ...jobs.errors import Conflict
+from ...jobs.files import records
 from ...jobs.files.atomic import locked, write_atomic
 from ..host.home import Home
 from ..queue import key_prefix, keys
@@ -24,6 +26,12 @@ from ..store.bucket import Bucket, Changed
 from ..store.copies import ID
 from ..store.remote import RemoteRuns
 from .places import Places
+
+
+@dataclass(frozen=True)
+class _Owner:
+    id: str  # of the folder or the run store
+    path: str
 
 
 def prepare(places: Places, config: DaemonConfig) -> None:
@@ -41,17 +49,17 @@ def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None) -> Non
     """
     key_prefix.claim(connection)
     if remote is None:
-        own = {"id": _id_of(home.runs), "path": str(home.runs.resolve())}
+        own = _Owner(_id_of(home.runs), str(home.runs.resolve()))
         advice = f"make {home.runs} a symbolic link to that folder"
     else:
-        own = {"id": _id_in(remote.bucket), "path": remote.bucket.name}
+        own = _Owner(_id_in(remote.bucket), remote.bucket.name)
         advice = "set `runs` to that"
     connection.set(keys.RUNS, orjson.dumps(own), nx=True)
     raw: Any = connection.get(keys.RUNS)
-    noted = orjson.loads(raw)
-    if noted["id"] != own["id"]:
+    noted = records.decode(raw, _Owner)
+    if noted.id != own.id:
         raise Conflict(
-            f"redis_url: the jobs there have their run directories in {noted['path']}, on this or "
+            f"redis_url: the jobs there have their run directories in {noted.path}, on this or "
             f"another machine: {advice}, or use another "
             "database (redis://HOST:PORT/1); if the folder no longer exists, delete the key "
             f"{keys.RUNS}"

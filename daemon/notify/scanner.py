@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,12 +20,21 @@ from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict
 from ...jobs.event_format import parse
+from ...jobs.files import records
 from ...jobs.files.atomic import write_atomic
 from ...jobs.ids import by_time, kind_of
 from ..host.home import Home
 from ..runs import labels
 from ..runs.rundir import RunDir, job_ids
 from .delivery import Notification
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The content of notify.json."""
+
+    begun: float  # unix seconds of the first start
+    handled: dict[str, int]  # job -> seq of its latest handled event
 
 
 class Scanner:
@@ -35,18 +45,22 @@ class Scanner:
         self._home = home
         self._wanted = frozenset(wanted)
         self._offsets: dict[str, int] = {}  # bytes of whole events that were read, per job
-        self._begun, self._handled = self._read()
+        found = records.read(home.notified, _Record)
+        self._record = _Record(time.time(), {}) if found is None else found
+        if found is None:
+            self._write()
 
     def due(self) -> Iterator[Notification]:
         """Yield the events since the last call; each is marked when the next one is requested."""
         ids = [job_id for job_id in job_ids(self._home.runs) if _is_training(job_id)]
-        for gone in self._handled.keys() - set(ids):
-            del self._handled[gone]
+        for gone in self._record.handled.keys() - set(ids):
+            del self._record.handled[gone]
         for job_id in sorted(ids, key=by_time):
             rundir = RunDir(self._home.runs / job_id)
             with suppress(FileNotFoundError):  # no event yet, or removed meanwhile
                 stat = rundir.events.stat()
-                if stat.st_mtime >= self._begun and stat.st_size > self._offsets.get(job_id, 0):
+                is_read = stat.st_size <= self._offsets.get(job_id, 0)
+                if stat.st_mtime >= self._record.begun and not is_read:
                     yield from self._due_of(rundir)
 
     def _due_of(self, rundir: RunDir) -> Iterator[Notification]:
@@ -61,27 +75,17 @@ class Scanner:
                 event = parse(line)
                 if event is not None and not is_check and self._is_wanted(job_id, event):
                     yield _notification(rundir, event)
-                    self._handled[job_id] = event["seq"]
+                    self._record.handled[job_id] = event["seq"]
                     self._write()
                 self._offsets[job_id] = self._offsets.get(job_id, 0) + len(line)
 
     def _is_wanted(self, job_id: str, event: Mapping[str, Any]) -> bool:
-        is_new = event["seq"] > self._handled.get(job_id, 0) and event["time"] >= self._begun
+        known = self._record
+        is_new = event["seq"] > known.handled.get(job_id, 0) and event["time"] >= known.begun
         return is_new and event["type"] in self._wanted
 
-    def _read(self) -> tuple[float, dict[str, int]]:
-        try:
-            document = orjson.loads(self._home.notified.read_bytes())
-            handled = {str(job): int(seq) for job, seq in document["handled"].items()}
-            return float(document["begun"]), handled
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            self._begun, self._handled = time.time(), {}
-            self._write()
-            return self._begun, {}
-
     def _write(self) -> None:
-        document = {"begun": self._begun, "handled": self._handled}
-        write_atomic(self._home.notified, orjson.dumps(document))
+        write_atomic(self._home.notified, orjson.dumps(self._record))
 
 
 def _is_training(job_id: str) -> bool:

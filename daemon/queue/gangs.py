@@ -16,7 +16,8 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -34,6 +35,7 @@ from ...configs.labels import (
     unmet,
 )
 from ...configs.queues import TRAIN
+from ...jobs.files import records
 from . import keys
 from .keys import LEASE_S
 from .nodes import READY, NodeRegistry
@@ -209,12 +211,11 @@ def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
     numbers = {name: _number(fields.get(name)) for name in ("size", "execution", "port")}
     if (size := numbers["size"]) is None:
         return None
-    found_seats = {
-        name.removeprefix(SEAT): _seat(text)
-        for name, text in fields.items()
-        if name.startswith(SEAT)
-    }
-    seats = {worker: seat for worker, seat in found_seats.items() if seat is not None}
+    seats = {}
+    for name, text in fields.items():
+        if name.startswith(SEAT):
+            with suppress(ValueError):
+                seats[name.removeprefix(SEAT)] = records.decode(text, Seat)
     workers = [fields["leader"], *seats]
     with connection.pipeline(transaction=False) as pipeline:
         for worker in workers:
@@ -247,22 +248,6 @@ def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
 def _number(text: str | None) -> int | None:
     is_number = text is not None and text.isascii() and text.isdigit() and len(text) < 10
     return int(text) if text is not None and is_number else None
-
-
-def _seat(text: str) -> Seat | None:
-    """The seat in a field. Another version may write more."""
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(document, dict) or not isinstance(document.get("node"), str):
-        return None
-    return Seat(
-        node=document["node"],
-        state=str(document.get("state", JOINED)),
-        detail=str(document.get("detail", "")),
-        wants_end=bool(document.get("wants_end")),
-    )
 
 
 class Gangs:
@@ -335,14 +320,14 @@ class Gangs:
 
     def join(self, job_id: str, worker: str, home_key: str, node: str) -> str | None:
         """Take a seat for a node; return the gang's token, None if there is no seat for it."""
-        seat = orjson.dumps(asdict(Seat(node))).decode()
+        seat = orjson.dumps(Seat(node)).decode()
         script = self._eval(_JOIN, keys.GATHERING, keys.gang(job_id))
         token = script(job_id, worker, home_key, seat)
         return None if token is None else keys.text(token)
 
     def report(self, job_id: str, token: str, worker: str, seat: Seat) -> bool:
         """Store the state of a seat; False if the gang is gone, or the worker has no seat in it."""
-        state = orjson.dumps(asdict(seat)).decode()
+        state = orjson.dumps(seat).decode()
         return bool(self._eval(_REPORT, keys.gang(job_id))(token, f"{SEAT}{worker}", state))
 
     def leave(self, job_id: str, token: str, worker: str) -> bool:

@@ -6,13 +6,14 @@ All times are by Redis' clock, so the clocks of the machines need not agree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
 import redis
 
 from ...jobs.errors import NotFound, SpecError
+from ...jobs.files import records
 from . import keys
 from .election import leader
 from .keys import LEASE_S
@@ -37,7 +38,7 @@ return redis.call('HEXISTS', KEYS[3], ARGV[1])
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """What a node reports about itself."""
+    """What a node reports about itself. A field that a later version adds needs a default."""
 
     machine: str
     version: str  # of warmd
@@ -77,7 +78,7 @@ class NodeRegistry:
         `run`: an id of the daemon, unique to each of its starts.
         """
         all_keys = (keys.NODES, keys.NODE_BEATS, keys.NODE_DRAINS, keys.node_left(run))
-        document: Any = orjson.dumps(asdict(record))
+        document: Any = orjson.dumps(record)
         return bool(self._connection.eval(_BEAT, len(all_keys), *all_keys, name, document))
 
     def leave(self, name: str, run: str) -> None:
@@ -109,26 +110,29 @@ class NodeRegistry:
             pipeline.hgetall(keys.NODES)
             pipeline.zrange(keys.NODE_BEATS, 0, -1, withscores=True)
             pipeline.hkeys(keys.NODE_DRAINS)
-            records, beats, drains = pipeline.execute()
+            found, beats, drains = pipeline.execute()
         beat_of = {keys.text(name): at for name, at in beats}
         requested = {keys.text(name) for name in drains}
         first = leader(self._connection)
         nodes = []
-        for raw_name, raw in records.items():
+        for raw_name, raw in found.items():
             name = keys.text(raw_name)
-            known = _parse(raw)
-            if known is None or name not in beat_of:
+            if name not in beat_of:
+                continue
+            try:
+                known = records.decode(raw, NodeRecord)
+            except ValueError:
                 continue
             silent_s = max(float(now) - beat_of[name], 0.0)
             if silent_s > LEASE_S:
-                known["state"] = SILENT
+                known = replace(known, state=SILENT)
             nodes.append(
                 Node(
-                    **known,
+                    **known.__dict__,
                     name=name,
                     heartbeat=beat_of[name],
                     silent_s=silent_s,
-                    is_draining=name in requested or known["state"] == DRAINING,
+                    is_draining=name in requested or known.state == DRAINING,
                     is_leader=name == first,
                 )
             )
@@ -157,17 +161,3 @@ class NodeRegistry:
     def _time(self) -> tuple[int, int]:
         found: Any = self._connection.time()
         return int(found[0]), int(found[1])
-
-
-_FIELDS = {field.name for field in fields(NodeRecord)}
-
-
-def _parse(raw: bytes) -> dict[str, Any] | None:
-    """The fields of a record; other versions may write more, and must not write fewer."""
-    try:
-        document = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(document, dict) or not document.keys() >= _FIELDS:
-        return None
-    return {name: document[name] for name in _FIELDS}

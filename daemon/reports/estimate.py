@@ -20,6 +20,7 @@ from ...configs.memory import memory_bytes
 from ...jobs.bench import rows
 from ...jobs.bench.floor import HARDWARE, Hardware, Limits, ModelSize, StepWork, step_work
 from ...jobs.errors import Conflict, SpecError
+from ...jobs.files import records
 from ...jobs.files.atomic import write_atomic
 from ...jobs.ids import by_time
 from ...jobs.models.tokenizer_folder import TokenizerFolder
@@ -55,6 +56,15 @@ _STEP_S = (0.001, 0.01, 0.1)  # of Python in a step of any size: least, usual, o
 _SCATTER = 0.05  # of the peak of equal jobs
 _HOST_LAYER_S = 2e-5  # start of a layer's operations on a CPU
 _GPU_LAYER_S = 1e-4
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """The measured speed of this machine, as stored."""
+
+    device: str
+    flops: float
+    bytes_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,28 +206,21 @@ def _run(rundir: RunDir, spec: Mapping[str, Any], other: Mapping[str, Any]) -> _
 def _limits(client: Client, measure: Callable[[], None] | None) -> Limits | None:
     """The measured limits of this machine; None if they are not known and not measured."""
     path = client.home.machine_limits
-    try:
-        stored = orjson.loads(path.read_bytes())
-        return _limits_of(stored)
-    except (OSError, ValueError, KeyError, TypeError):
+    found = records.read(path, _Speed)
+    if found is None:
         if measure is None:
             return None
-    measure()
-    device = next((w.device for w in client.config.workers if w.queue == "train"), "auto")
-    stored = rows.limits(device)
-    client.home.create()
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    write_atomic(path, orjson.dumps(stored))
-    return _limits_of(stored)
-
-
-def _limits_of(stored: Mapping[str, Any]) -> Limits:
-    is_cpu = stored["device"] == "cpu"
+        measure()
+        device = next((w.device for w in client.config.workers if w.queue == "train"), "auto")
+        found = records.convert(rows.limits(device), _Speed)
+        client.home.create()
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(path, orjson.dumps(found))
     return Limits(
-        flops=float(stored["flops"]),
-        bytes_s=float(stored["bytes_s"]),
+        flops=found.flops,
+        bytes_s=found.bytes_s,
         memory_bytes=memory_bytes(),
-        layer_s=_HOST_LAYER_S if is_cpu else _GPU_LAYER_S,
+        layer_s=_HOST_LAYER_S if found.device == "cpu" else _GPU_LAYER_S,
     )
 
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-import orjson
 
 from ...jobs.files.atomic import write_atomic
 from . import events, fence
 from .rundir import RunDir
-from .seal import is_whole, sealed
+from .seal import sealed, unsealed
 
 PAUSED, CANCELED, CONTINUED, RESUMED = "paused", "canceled", "continued", "resumed"
 
@@ -50,7 +48,7 @@ def note(rundir: RunDir, state: str, *, front: bool = False) -> None:
     seq = 0 if latest is None else int(latest["seq"])
     made = Asked(state, seq, executions(rundir), round(time.time(), 3), front)
     try:
-        write_atomic(_path(rundir), sealed(asdict(made)))
+        write_atomic(_path(rundir), sealed(made))
     except OSError as error:
         log.warning("%s: %s: not recorded: %s", rundir.path.name, state, error)
         with suppress(OSError):
@@ -59,11 +57,9 @@ def note(rundir: RunDir, state: str, *, front: bool = False) -> None:
 
 def read(rundir: RunDir) -> Asked | None:
     """Return the latest request; None if there is none that can be read."""
-    try:
-        document = orjson.loads(_path(rundir).read_bytes())
-        return Asked(**document) if isinstance(document, dict) and is_whole(document) else None
-    except (OSError, ValueError, TypeError):
-        return None
+    with suppress(OSError, ValueError):
+        return unsealed(_path(rundir).read_bytes(), Asked)
+    return None
 
 
 def executions(rundir: RunDir) -> int:

@@ -11,8 +11,7 @@ from ...jobs.grpo import completions
 from . import events
 from .rundir import RunDir
 
-# Fields of a completion; those of earlier versions, from events, have only the first four, and cut
-# texts.
+# Fields of a completion. An episode has `turns`, `success`, and if it failed `error`, too.
 FIELDS = (
     *("step", "prompt", "completion", "rewards", "reward", "advantage"),
     *("row", "group", "answer", "tokens", "stop", "replayed"),
@@ -64,7 +63,8 @@ class Wanted:
 def read(rundir: RunDir) -> Iterator[dict[str, Any]]:
     """Yield the completions of a job that are kept, with all FIELDS, in the order of steps.
 
-    Earlier versions had a few in each event, cut to 200 characters: the other fields are None then.
+    Earlier versions had a few in each event, cut to 200 characters: the other fields are None then,
+    but for the reward where it has one part.
     """
     path = rundir.path / completions.FILE
     if path.exists():
@@ -73,7 +73,9 @@ def read(rundir: RunDir) -> Iterator[dict[str, Any]]:
     for event in events.read(rundir.events):
         if event["type"] == "step":
             for one in event.get("samples") or ():
-                yield {**dict.fromkeys(FIELDS), "step": event["step"], **one}
+                parts = list((one.get("rewards") or {}).values())
+                reward = parts[0] if len(parts) == 1 else None
+                yield {**dict.fromkeys(FIELDS), "step": event["step"], "reward": reward, **one}
 
 
 def _reward(one: Mapping[str, Any]) -> float:

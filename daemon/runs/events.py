@@ -50,6 +50,31 @@ def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
                 yield event
 
 
+def read_piece(path: Path, offset: int, after: int, size: int) -> tuple[list[dict[str, Any]], int]:
+    """Return complete events with a `seq` above `after`, and the offset in the file behind them.
+
+    They begin at a byte offset and are `size` bytes, or less at the end of the file; none: it has
+    no more.
+    """
+    found: list[dict[str, Any]] = []
+    if not path.is_file():
+        return found, offset
+    with open(path, "rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            offset += len(line)
+            event = parse(line)
+            if event is None or event["seq"] <= after:
+                continue
+            found.append(event)
+            size -= len(line)
+            if size <= 0:
+                break
+    return found, offset
+
+
 def newest(path: Path, count: int) -> list[dict[str, Any]]:
     """Return up to this many of the newest complete events of the last megabyte, newest first."""
     if not path.is_file():

@@ -10,15 +10,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from ...jobs.files.atomic import locked, write_atomic
-from .seal import is_whole, sealed
+from .seal import sealed, unsealed
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Queue:
+    at: float  # unix seconds of the move
+    jobs: list[str]
 
 
 class Order:
@@ -34,7 +39,7 @@ class Order:
         """
         try:
             with locked(self._path.parent):  # of two moves the later order is written last
-                now = {"at": round(time.time(), 3), "jobs": read()}
+                now = _Queue(round(time.time(), 3), read())
                 write_atomic(self._path, sealed({**self._read(), queue: now}))
         except OSError as error:
             log.warning("%s: the order of the queue is not recorded: %s", self._path, error)
@@ -42,15 +47,13 @@ class Order:
     def ranks(self) -> dict[str, tuple[int, float]]:
         """Return the place of each job in its queue, and the time of the move (unix seconds)."""
         return {
-            job: (place, float(queue["at"]))
+            job: (place, queue.at)
             for queue in self._read().values()
-            for place, job in enumerate(queue["jobs"])
+            for place, job in enumerate(queue.jobs)
         }
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, _Queue]:
         """Return the queues; none if there is no file that can be read."""
-        try:
-            document = orjson.loads(self._path.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return document if isinstance(document, dict) and is_whole(document) else {}
+        with suppress(OSError, ValueError):
+            return unsealed(self._path.read_bytes(), dict[str, _Queue])
+        return {}

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import xxhash
 
+from ...jobs.files import records
+
 _SEAL = "digest"  # the field of a document with the digest of the others
 _SEAL_PREFIX = "xxh3:"
+
+T = TypeVar("T")
 
 DAMAGED = "damaged, or changed by hand: then remove its digest"
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
-    """Return a document as JSON with a digest of all its other fields."""
+def sealed(document: Any) -> bytes:
+    """Return a dict or a dataclass as JSON with a digest of all its fields."""
     # Read back first: a NaN is written as null, a number of numpy as a plain one.
     plain = orjson.loads(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
     document = {**plain, _SEAL: _digest(plain)}
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def unsealed(content: bytes, record: type[T]) -> T:
+    """Return what was sealed. Raises ValueError, also if it does not match its digest."""
+    document = records.decode(content, dict[str, Any])
+    if not is_whole(document):
+        raise ValueError(DAMAGED)
+    return records.convert(document, record)
 
 
 def is_whole(document: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ from typing import Any
 import orjson
 import xxhash
 
+from ...jobs.files import records
 from ...jobs.files.atomic import write_atomic
 from ...jobs.libraries import versions
 from ...jobs.user_code import modules
 from .git import GitState, state_of
 from .rundir import RunDir
 
+_NAME = "source.json"
 _MAX_FILE_BYTES = 1_000_000  # largest user module that is copied
 _MAX_FILES = 1000
 _MAX_DATA_BYTES = 256_000_000  # largest data file that is hashed; else size and time
@@ -117,20 +119,7 @@ def record_execution(rundir: RunDir, number: int) -> None:
 
 def read(rundir: RunDir) -> Source:
     """Return the source of a job; empty if unknown or damaged."""
-    document = _read(_place(rundir))
-    try:
-        executions = tuple(
-            Execution(int(e["number"]), dict(e["versions"]), dict(e["files"]))
-            for e in document.get("executions", ())
-        )
-        return Source(
-            folder=document.get("folder"),
-            git=document.get("git"),
-            data=dict(document.get("data", {})),
-            executions=executions,
-        )
-    except (KeyError, TypeError, ValueError):
-        return Source()
+    return records.read(_place(rundir) / _NAME, Source) or Source()
 
 
 def kept_file(rundir: RunDir, digest: str) -> Path:
@@ -147,17 +136,8 @@ def _place(rundir: RunDir) -> Path:
     return rundir.path / "source"
 
 
-def _read(place: Path) -> dict[str, Any]:
-    try:
-        document = orjson.loads((place / "source.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
 def _write(place: Path, found: Source) -> None:
-    content = orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2)
-    write_atomic(place / "source.json", content)
+    write_atomic(place / _NAME, orjson.dumps(found, option=orjson.OPT_INDENT_2))
 
 
 def _versions() -> dict[str, str]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import orjson
 
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.files import records
 from ..runs.fence import Superseded
 from .bucket import Bucket, Changed
 
@@ -43,9 +44,9 @@ class StoredFile:
 class Index:
     """The state of a run directory in the store."""
 
-    execution: int = 0  # the latest that has claimed it
-    files: Mapping[str, StoredFile] = field(default_factory=dict)  # by relative path
-    version: int = 0
+    execution: int  # the latest that has claimed it
+    files: Mapping[str, StoredFile]  # by relative path
+    version: int
 
     def below(self, folder: str) -> dict[str, StoredFile]:
         """The files in a folder, by their paths within it."""
@@ -63,6 +64,11 @@ class Index:
         return dict(sorted(found.items()))
 
 
+@dataclass(frozen=True)
+class _Schema:
+    schema: int
+
+
 Change = Callable[[Index], Index]
 
 
@@ -77,7 +83,7 @@ def read(bucket: Bucket, job_id: str) -> Index:
 def create(bucket: Bucket, job_id: str, files: Mapping[str, StoredFile]) -> None:
     """Write the index of a new job."""
     try:
-        bucket.put_if(f"{job_id}/{NAME}", _serialize(Index(files=files, version=1)), None)
+        bucket.put_if(f"{job_id}/{NAME}", _serialize(Index(0, files, version=1)), None)
     except Changed:
         # A retry of a request whose reply came too late finds the index that the first one wrote.
         if dict(read(bucket, job_id).files) != dict(files):
@@ -148,9 +154,8 @@ def _serialize(index: Index) -> bytes:
 def _parse(content: bytes, job_id: str) -> Index:
     try:
         document = orjson.loads(content)
-        if document["schema"] > SCHEMA:
+        if records.convert(document, _Schema).schema > SCHEMA:
             raise Conflict(f"job: {job_id} was stored by a later warmd: upgrade warmd")
-        files = {name: StoredFile(**fields) for name, fields in document["files"].items()}
-        return Index(int(document["execution"]), files, int(document["version"]))
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        return records.convert(document, Index)
+    except ValueError as error:
         raise Conflict(f"job: the index of {job_id} in the run store is damaged: {error}") from None

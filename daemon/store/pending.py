@@ -12,11 +12,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from ...jobs.files import records
 from ...jobs.files.atomic import write_atomic
 from ...jobs.ids import is_job_id
 from ..host.home import Home
@@ -48,20 +49,12 @@ class PendingUploads:
 
     def read(self, job_id: str) -> Pending | None:
         """Return the content of a job's file; None: there is none, or it cannot be read."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            document = orjson.loads((self.folder / job_id).read_bytes())
-            # A later version may have written more.
-            return Pending(
-                int(document["execution"]),
-                int(document["events_from"]),
-                document.get("has_ended") is True,
-            )
-        return None
+        return records.read(self.folder / job_id, Pending)
 
     def write(self, job_id: str, pending: Pending) -> None:
         """Note an execution. Raises OSError."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(self.folder / job_id, orjson.dumps(asdict(pending)))
+        write_atomic(self.folder / job_id, orjson.dumps(pending))
 
     def is_uploaded(self, job_id: str) -> bool:
         """Whether all of a job is in the store."""

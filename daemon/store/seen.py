@@ -6,17 +6,23 @@ on this machine are the newer ones, and must be neither replaced nor removed.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from ...jobs.errors import Conflict
+from ...jobs.files import records
 from ...jobs.files.atomic import write_atomic
 from .bucket import Bucket
 from .index import Index
 
 _NAME = ".seen"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    version: int  # of the index
 
 
 class WentBack(Conflict):
@@ -25,14 +31,14 @@ class WentBack(Conflict):
 
 def note(folder: Path, now: Index) -> None:
     """Note that the files in a run directory agree with this index. Raises OSError."""
-    if _version(folder) != now.version:
-        write_atomic(folder / _NAME, orjson.dumps({"version": now.version}))
+    if (seen := _Seen(now.version)) != records.read(folder / _NAME, _Seen):
+        write_atomic(folder / _NAME, orjson.dumps(seen))
 
 
 def is_earlier(folder: Path, now: Index) -> bool:
     """Whether this machine has seen a later index."""
-    version = _version(folder)
-    return version is not None and now.version < version
+    seen = records.read(folder / _NAME, _Seen)
+    return seen is not None and now.version < seen.version
 
 
 def check(bucket: Bucket, folder: Path, now: Index) -> None:
@@ -42,9 +48,3 @@ def check(bucket: Bucket, folder: Path, now: Index) -> None:
             f"run store: {bucket.name} has an earlier state of {folder.name} than this machine, as "
             "after a restore from a snapshot: the files here are kept"
         )
-
-
-def _version(folder: Path) -> int | None:
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return int(orjson.loads((folder / _NAME).read_bytes())["version"])
-    return None

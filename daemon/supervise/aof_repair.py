@@ -18,13 +18,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
 
 from ...jobs.errors import Unavailable
+from ...jobs.files import records
 from ...jobs.files.atomic import fsync, whole_file, write_atomic
 from . import aof_format
 from .aof_format import Arities, Part, Parts
@@ -64,6 +65,12 @@ class Repair:
 
 
 @dataclass(frozen=True)
+class _Report:
+    repair: Repair
+    new: str  # name of the file that the repair has written
+
+
+@dataclass(frozen=True)
 class _Plan:
     """Which files are kept as they are, and which one is cut."""
 
@@ -91,7 +98,7 @@ def is_suspect(folder: Path) -> bool:
 def reports(copies: Path) -> list[Repair]:
     """Return the repairs whose copies are still there, the latest first."""
     found = [_read_report(copy) for copy in sorted(_complete(copies), reverse=True)]
-    return [report[0] for report in found if report is not None]
+    return [report.repair for report in found if report is not None]
 
 
 @dataclass(frozen=True)
@@ -131,8 +138,8 @@ class Repairer:
         for partial in self._partial():
             report = _read_report(partial)
             if report is not None and self._is_switched(partial):
-                finished.append(report[0])
-                self._finish(partial, report[0])
+                finished.append(report.repair)
+                self._finish(partial, report.repair)
             else:
                 self._undo(partial)
         return finished
@@ -153,7 +160,7 @@ class Repairer:
         made = Repair(
             now.timestamp(), plan.fault, plan.cut_bytes, plan.last_at, str(self.copies / name)
         )
-        report = {"repair": asdict(made), "new": new.path.name}
+        report = _Report(made, new.path.name)
         write_atomic(partial / _REPORT, orjson.dumps(report, option=orjson.OPT_INDENT_2))
         fsync(self.copies)
         fsync(self.copies.parent)
@@ -166,8 +173,8 @@ class Repairer:
     def _undo(self, partial: Path) -> None:
         """Remove what an interrupted repair has written before its switch."""
         report = _read_report(partial)
-        if report is not None and report[1] != aof_format.NAME:
-            (self.folder / aof_format.FOLDER / report[1]).unlink(missing_ok=True)
+        if report is not None and report.new != aof_format.NAME:
+            (self.folder / aof_format.FOLDER / report.new).unlink(missing_ok=True)
         shutil.rmtree(partial)
 
     def _finish(self, partial: Path, made: Repair) -> None:
@@ -191,7 +198,7 @@ class Repairer:
         report = _read_report(partial)
         if report is None:
             return False
-        if report[1] == aof_format.NAME:
+        if report.new == aof_format.NAME:
             # A repaired file is shorter; one that Redis 7 has moved into its folder was repaired.
             now = self.folder / aof_format.NAME
             return not now.exists() or now.stat().st_size != (partial / now.name).stat().st_size
@@ -248,16 +255,9 @@ def _write_prefix(source: Path | None, end: int, target: Path) -> None:
             left -= len(block)
 
 
-def _read_report(copy: Path) -> tuple[Repair, str] | None:
-    """Return the report in a copy, and the name of the file that the repair has written.
-
-    None if the repair was interrupted before it, or if it cannot be read.
-    """
-    try:
-        report = orjson.loads((copy / _REPORT).read_bytes())
-        return Repair(**report["repair"]), str(report["new"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+def _read_report(copy: Path) -> _Report | None:
+    """Return the report in a copy; None if the repair was interrupted before it."""
+    return records.read(copy / _REPORT, _Report)
 
 
 def _content(path: Path) -> bytes | None:

@@ -19,8 +19,10 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..compute.frozen_int8 import quantize_linears
+from ..grpo.completion_source import CompletionSource
+from ..grpo.judge import Judge
 from ..grpo.options import GrpoSpec
-from ..grpo.rollouts import GroupSampler, Judge
+from ..grpo.rollouts import GroupSampler
 from ..grpo.sampler import Sampler
 from ..grpo.step import Reinforcement
 from ..rewards.prompts import Prompt
@@ -98,20 +100,20 @@ def _training(
         for number, text in enumerate(texts)
     ]
     rewards = {"order": KeywordReward("order", _rewards)}
+    source = CompletionSource(
+        args=config,
+        model=policy,
+        tokenizer=tokenizer,
+        sampler=Sampler(policy, tokenizer, config, rollout_dtype=work.rollout_dtype),
+        judge=Judge(ctx, RewardCalls(rewards, prompts), len(rewards)),
+        prompts=prompts,
+    )
     task = Reinforcement(
         ctx=ctx,
         args=config,
         model=policy,
         reference=reference,
-        groups=GroupSampler(
-            ctx=ctx,
-            args=config,
-            model=policy,
-            tokenizer=tokenizer,
-            sampler=Sampler(policy, tokenizer, config, rollout_dtype=work.rollout_dtype),
-            judge=Judge(ctx, RewardCalls(rewards, prompts), len(rewards)),
-            prompts=prompts,
-        ),
+        groups=GroupSampler(source, config),
         scorer=scorer_of(policy, ctx, tokenizer, config, temperature=config.temperature),
         rewards=list(rewards),
         data={},

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import xxhash
 from torch import Tensor
 
 from ...configs.precision import NATIVE as NATIVE  # re-exported for the engine
+from ..files import records
 from ..files.atomic import write_atomic
 from . import cache, native, onednn
 from .device import gpu_summary, processor_name
@@ -129,7 +130,7 @@ def _levels() -> Levels:
         return kept  # of another process that was faster: all are to use the same kernels
     if path is not None:
         try:
-            write_atomic(path, orjson.dumps(asdict(found)))
+            write_atomic(path, orjson.dumps(found))
         except OSError as error:
             log.info("the measurement of this processor is not stored: %s", error)
     return found
@@ -137,12 +138,7 @@ def _levels() -> Levels:
 
 def _stored(path: Path | None) -> Levels | None:
     """Return what a process measured before; None if there is none, or it cannot be read."""
-    if path is None:
-        return None
-    try:
-        return Levels(**orjson.loads(path.read_bytes()))
-    except (OSError, TypeError, ValueError):
-        return None
+    return None if path is None else records.read(path, Levels)
 
 
 def _unmeasured(reason: str) -> Levels:

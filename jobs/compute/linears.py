@@ -171,13 +171,20 @@ class UniformBuilder:
 
     def __init__(self, make: LinearFactory) -> None:
         self._make = make
+        self._made: list[tuple[Any, Sequence[torch.nn.Linear | torch.nn.Embedding]]] = []
 
     def fused(
         self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding], *, patience: int
     ) -> Linear:
         """Fuse layers with the same input into one; see `LinearBuilder.fused`."""
-        weights = [layer.weight.detach() for layer in layers]
-        return self._make(weights, _bias(layers, weights))
+        linear = self._make(*_weights(layers))
+        self._made.append((linear, layers))
+        return linear
+
+    def refresh(self) -> None:
+        """Copy the current weights of their layers to the built ones, which are CastLinear."""
+        for linear, layers in self._made:
+            linear.copy(*_weights(layers))
 
 
 def innermost(linear: Linear) -> Linear:
@@ -195,6 +202,13 @@ def packed_areas(linears: Iterable[Linear]) -> Iterator[tuple[int, int]]:
             yield onednn.address_of(form.packed), onednn.bytes_of(form.packed)
         elif (panels := panels_of(form)) is not None:
             yield panels.packed.data_ptr(), panels.num_bytes
+
+
+def _weights(
+    layers: Sequence[torch.nn.Linear | torch.nn.Embedding],
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    weights = [layer.weight.detach() for layer in layers]
+    return weights, _bias(layers, weights)
 
 
 def _bias(

@@ -101,6 +101,15 @@ class CastLinear:
         self._weight = torch.cat([weight.to(torch.bfloat16) for weight in weights])
         self._bias = None if bias is None else bias.to(torch.bfloat16)
 
+    def copy(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
+        """Take over other weights in the same memory, which a CUDA graph may read."""
+        row = 0
+        for weight in weights:
+            self._weight[row : row + len(weight)].copy_(weight)
+            row += len(weight)
+        if self._bias is not None and bias is not None:
+            self._bias.copy_(bias)
+
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x.to(torch.bfloat16), self._weight, self._bias).to(x.dtype)
 

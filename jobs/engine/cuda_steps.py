@@ -169,14 +169,14 @@ class CudaSteps:
         self._rows.release(kv)
 
     def forward(self, parts: Sequence[Part], otherwise: Pass) -> torch.Tensor:
-        """Compute parts as Decoder.forward does; parts of several tokens by `otherwise`."""
-        writing = [part for part in parts if _is_one_token(part)]
+        """Compute parts as Decoder.forward does; parts that are no step by `otherwise`."""
+        writing = [part for part in parts if _is_step(part)]
         rows = self._rows.assign([part.kv for part in writing]) if writing else None
         if rows is None:
             self._rows.keep([])
             return otherwise(parts)
         logits = self._step(writing, rows)
-        others = [part for part in parts if not _is_one_token(part)]
+        others = [part for part in parts if not _is_step(part)]
         if not others:
             return logits
         of_others = otherwise(others)
@@ -249,8 +249,10 @@ class CudaSteps:
         return decoder.logits(decoder.hidden(x, cos, sin, attend))
 
 
-def _is_one_token(part: Part) -> bool:
-    return len(part.ids) == 1 and part.wants_logits and part.positions is None and not part.features
+def _is_step(part: Part) -> bool:
+    """Whether a part is one token of text, which no adapter applies to."""
+    is_text = part.positions is None and not part.features
+    return len(part.ids) == 1 and part.wants_logits and is_text and part.adapter is None
 
 
 def rounded(number: int, least: int = 1) -> int:

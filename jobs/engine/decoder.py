@@ -65,12 +65,16 @@ class Decoder:
         precision: str = NATIVE,
         make: LinearFactory | None = None,
         make_head: LinearFactory | None = None,
+        head_precision: str | None = None,
         use_cuda_steps: bool | None = None,
+        slot_bytes: int | None = None,
         spare_bytes: int | None = None,
     ) -> None:
         """`make`: the implementation of all linear layers, instead of that for `precision`; not
-        batch-invariant. `make_head`: another implementation of the vocabulary head.
+        batch-invariant. `make_head`, `head_precision`: another implementation, or precision, of the
+        vocabulary head.
         `use_cuda_steps`: whether to decode in steps of fixed shapes (default: on a GPU).
+        `slot_bytes`: the most memory of their KV buffer (default: a share of what is free).
         `spare_bytes`: memory that packing must leave free (default: 1 GiB).
         """
         config = model.config.get_text_config()
@@ -96,14 +100,19 @@ class Decoder:
             for number, layer in enumerate(text.layers)
         ]
         self.norm = text.norm.weight.detach()
-        heads = self._linears if make_head is None else UniformBuilder(make_head)
-        self.head = heads.fused(
+        self._heads: LinearBuilder | UniformBuilder = self._linears
+        if make_head is not None:
+            self._heads = UniformBuilder(make_head)
+        elif head_precision is not None:
+            precision = served_precision(head_precision, self.embedding)
+            self._heads = LinearBuilder(precision, spare_bytes=spare_bytes)
+        self.head = self._heads.fused(
             [model.get_output_embeddings()], patience=_PATIENCE + len(self.layers)
         )
         self.rope = Rope(text.rotary_emb, self.embedding)
         if use_cuda_steps is None:
             use_cuda_steps = self.embedding.device.type == "cuda"
-        self._cuda_steps = CudaSteps(self) if use_cuda_steps else None
+        self._cuda_steps = CudaSteps(self, max_bytes=slot_bytes) if use_cuda_steps else None
         span = GPU_SPAN if use_cuda_steps else CHUNK  # prompt tokens that attend together
         self._attention = Attention(self.shape, span, like=self.embedding)
         norms = [norm for layer in self.layers for norm in layer.norms]
@@ -132,7 +141,15 @@ class Decoder:
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a token gets the same bits whatever else is in the batch."""
-        return self._linears.is_batch_invariant
+        return self._linears.is_batch_invariant and self._heads.is_batch_invariant
+
+    def refresh(self) -> None:
+        """Copy the current weights of the model to the linear layers, in the memory they have.
+
+        Of a decoder with `make`, where that is CastLinear. All other weights are the model's own.
+        """
+        assert isinstance(self._linears, UniformBuilder)
+        self._linears.refresh()
 
     @staticmethod
     def supports(model: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .kv_cache import PrefixCache
 from .low_rank import Adapter
 from .padded import left_padded
 from .prefill_budget import WholePrompts
@@ -28,7 +29,7 @@ from .sequence import Sequence, now
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]
 
-_UNLIMITED = 2**62  # bytes: memory must not decide which completions share a pass
+UNLIMITED = 2**62  # bytes: memory must not decide which completions share a pass
 
 
 @dataclass
@@ -76,7 +77,7 @@ def generate(
     `runner`: Decoder, FallbackRunner or PaddedRunner. `uniform`: (B, max_new_tokens) in [0, 1), the
     number that decides each token. `adapter`: of all tokens. Raises NotFiniteError.
     """
-    scheduler = _Rollouts(runner, how, len(prompts))
+    scheduler = RolloutScheduler(runner, how, len(prompts))
     requests, place = [], 0
     runs = [(ids, len(list(run))) for ids, run in groupby(map(tuple, prompts))]
     for ids, count in runs if runner.forks else [(tuple(ids), 1) for ids in prompts]:
@@ -103,7 +104,7 @@ class RolloutRequest(Request):
     written: list[Segment] = field(default_factory=list)
 
 
-class _Rollout(Sequence):
+class Rollout(Sequence):
     """A completion of a RolloutRequest."""
 
     def __init__(self, request: RolloutRequest, index: int, kv: Any) -> None:
@@ -126,17 +127,23 @@ class _Rollout(Sequence):
             self.finish_reason = "length"
 
 
-class _Rollouts(Scheduler):
+class RolloutScheduler(Scheduler):
     """Samples all completions at once: none waits for memory, and an error ends all."""
 
-    def __init__(self, runner: Any, how: Drawing, count: int) -> None:
+    def __init__(
+        self, runner: Any, how: Drawing, count: int, *, prefix_cache: PrefixCache | None = None
+    ) -> None:
         super().__init__(
-            budget_bytes=_UNLIMITED, prefill=WholePrompts(), ends=how.ends, most_sequences=count
+            budget_bytes=UNLIMITED,
+            prefill=WholePrompts(),
+            ends=how.ends,
+            most_sequences=count,
+            prefix_cache=prefix_cache,
         )
         self._runner = runner
         self._how = how
         self._longest = 0  # tokens of a prompt
-        self._begun: list[tuple[_Rollout, Tensor]] = []  # with the logits (V,) of their prompts
+        self._begun: list[tuple[Rollout, Tensor]] = []  # with the logits (V,) of their prompts
 
     def run(self, requests: Items[RolloutRequest]) -> None:
         """Sample the completions of requests. Raises NotFiniteError."""
@@ -144,16 +151,20 @@ class _Rollouts(Scheduler):
         for request in requests:
             self._shares.add(request, now())
         while self._shares:
-            self._compute_step()
-            begun, self._begun = self._begun, []
-            if begun:
-                sequences, rows = zip(*begun, strict=True)
-                self._append_tokens(list(sequences), torch.stack(rows))
-            self._shares.drop_idle()
+            self.compute()
 
-    def _sequence(self, request: Request, index: int, kv: Any) -> _Rollout:
+    def compute(self) -> None:
+        """Compute a token of each completion. Raises NotFiniteError."""
+        self._compute_step()
+        begun, self._begun = self._begun, []
+        if begun:
+            sequences, rows = zip(*begun, strict=True)
+            self._append_tokens(list(sequences), torch.stack(rows))
+        self._shares.drop_idle()
+
+    def _sequence(self, request: Request, index: int, kv: Any) -> Rollout:
         assert isinstance(request, RolloutRequest)
-        return _Rollout(request, index, kv)
+        return Rollout(request, index, kv)
 
     @contextmanager
     def _isolating_errors(self, request: Request) -> Iterator[None]:

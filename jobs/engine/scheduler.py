@@ -77,6 +77,14 @@ class Scheduler(ABC):
     def _isolating_errors(self, request: Request) -> AbstractContextManager[None]:
         """Decide what an error ends that a request has caused."""
 
+    def _capacity(self, request: Request) -> int:
+        """Return the positions that a completion of a request may take."""
+        return len(request.ids) + request.max_tokens
+
+    def _kv(self, request: Request) -> Any:
+        """Return the KV cache that the prompt of a request is computed into."""
+        return self._runner.new(self._capacity(request))
+
     def _is_any_decoding(self) -> bool:
         """Return whether a sequence of this process waits for the step."""
         return self.is_decoding
@@ -156,11 +164,11 @@ class Scheduler(ABC):
         left -= sum(s.request.num_completions for s in share.prefilling)
         while share.waiting and left > 0:
             request, since = share.waiting[0]
-            needed = self._runner.num_bytes(_capacity(request))
+            needed = self._runner.num_bytes(self._capacity(request))
             if share.prefilling:  # else the first one would lack memory for its completions
                 needed *= request.num_completions
                 needed += sum(
-                    self._runner.num_bytes(_capacity(one.request))
+                    self._runner.num_bytes(self._capacity(one.request))
                     * (one.request.num_completions - 1)
                     for one in share.prefilling
                 )
@@ -169,8 +177,7 @@ class Scheduler(ABC):
             share.waiting.popleft()
             left -= request.num_completions
             with self._isolating_errors(request):
-                kv = self._runner.new(_capacity(request))
-                sequence = self._sequence(request, 0, kv)
+                sequence = self._sequence(request, 0, self._kv(request))
                 request.stats.queued_s = now() - since
                 share.prefilling.append(sequence)
 
@@ -202,7 +209,7 @@ class Scheduler(ABC):
     def _held_bytes(self, shares: Iterable[Share]) -> int:
         """Bytes reserved for sequences, and for prompts with completions that have not begun."""
         return sum(
-            self._runner.num_bytes(_capacity(one.request))
+            self._runner.num_bytes(self._capacity(one.request))
             for share in shares
             for one in share.holders
         )
@@ -311,7 +318,7 @@ class Scheduler(ABC):
         while share.prefilled and len(share.decoding) < share.places:
             prompt = share.prefilled[0]
             is_last = prompt.num_left == 1
-            needed = self._runner.num_bytes(_capacity(prompt.request))
+            needed = self._runner.num_bytes(self._capacity(prompt.request))
             if not is_last and not self._has_room(share, needed):
                 return
             with self._isolating_errors(prompt.request):
@@ -321,7 +328,7 @@ class Scheduler(ABC):
         """Begin the next completion of a prompt, and sample its first token."""
         request, index, kv = prompt.request, prompt.num_begun, prompt.kv
         if prompt.num_left > 1:
-            kv = self._runner.fork(kv, len(request.computed), _capacity(request))
+            kv = self._runner.fork(kv, len(request.computed), self._capacity(request))
         else:
             share.prefilled.remove(prompt)
         prompt.num_begun += 1
@@ -392,7 +399,3 @@ class Scheduler(ABC):
         if room >= 0:
             self._prefix_cache.make_room(keys, room)
             self._prefix_cache.add(keys, self._runner.fork(sequence.kv, length, length))
-
-
-def _capacity(request: Request) -> int:
-    return len(request.ids) + request.max_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -122,21 +122,31 @@ class Generation:
 
         Completions without a score are left out, and so is a metric that too few have.
         """
-        names = completions[0]["scores"]
-        values = {
-            name: [one["scores"][name] for one in completions if one["scores"][name] is not None]
-            for name in names
-        }
+        values = known_scores(completions)
         found = {name: fmean(known) for name, known in values.items() if known}
-        primary, *others = names
+        primary, *others = values
         judged = [primary, *others] if self._spec.variant is not None else [primary]
         for name in judged:
             prefix = "" if len(judged) == 1 else f"{name}_"
-            right = sum(value >= _RIGHT for value in values[name])
-            for k in self._spec.pass_k:
-                if k <= len(values[name]):
-                    found[f"{prefix}pass@{k}"] = pass_at_k(len(values[name]), right, k)
+            found |= passes(values[name], self._spec.pass_k, prefix)
             for k in self._spec.maj_k:
                 vote = majority([one["extracted"][name] for one in completions], k)
                 found[f"{prefix}maj@{k}"] = float(gsm8k.is_correct(vote, prompt.answer or ""))
         return found
+
+
+def known_scores(completions: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return each score of the completions that have it, in the order of the first to have it."""
+    found: dict[str, list[float]] = {}
+    for one in completions:
+        for name, score in one["scores"].items():
+            known = found.setdefault(name, [])
+            if score is not None:
+                known.append(score)
+    return found
+
+
+def passes(scores: Sequence[float], ks: Sequence[int], prefix: str = "") -> dict[str, float]:
+    """Return pass@k of the scores of a question, for each k that there are enough of."""
+    right = sum(score >= _RIGHT for score in scores)
+    return {f"{prefix}pass@{k}": pass_at_k(len(scores), right, k) for k in ks if k <= len(scores)}

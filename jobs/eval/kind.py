@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from .report import REPORT, report
 from .summary import Metric, Pairing, metrics_of, pair, unscored_fields
 
 if TYPE_CHECKING:
+    from ..engine.engine import Engine
     from ..engine.request import Request
     from .journal import Journal
 
@@ -102,11 +103,11 @@ def _evaluate(
     from ..compute.levels import compute_summary
     from ..engine.cancellation import cancel_on_exit
     from ..engine.engines import engine_of, warn_of_model
-    from .answers import answered
-    from .tasks import task_of
+    from .episodes import Evaluation
 
     engine = engine_of(warm, spec.precision or warm.precision)
     total, done = len(questions), len(journal.rows)
+    prompt = spec.first_prompt_of(questions[0])
     ctx.emit(
         "begin",
         rows=total,
@@ -115,43 +116,65 @@ def _evaluate(
         left_out=left_out.of_job(
             "dataset", *spec.data_sets, readings=[reading], is_text=spec.task == PERPLEXITY
         ),
-        first_prompt=shown_prompt(
-            spec.rendered_prompt(questions[0].problem), chat_template_of(warm.tokenizer)
-        ),
+        environment=spec.environment,
+        first_prompt=None
+        if prompt is None
+        else shown_prompt(prompt, chat_template_of(warm.tokenizer)),
         **compute_summary(ctx.device),
     )
     ctx.emit("progress", done=done, total=total)
     due = time.monotonic() + _EVENT_S
-    with (
-        task_of(spec, warm, questions, ctx.code_folders) as task,
-        cancel_on_exit(ctx) as is_canceled,
-    ):
 
-        def work() -> Iterator[tuple[Any, list[Request]]]:
-            for number in range(done, total):
-                yield task.requests(number, questions[number], is_canceled)
+    def append(found: Mapping[str, Any]) -> None:
+        """Append the row of the next question."""
+        nonlocal due
+        number = len(journal.rows)
+        if number == done:
+            warn_of_model(ctx, engine, warm)
+        identity = questions[number].identity
+        row = {"row": number + 1, "question": identity, "weights": warm.weights, **found}
+        ctx.patiently(partial(journal.append, row), ctx.run_dir)
+        ctx.patiently(journal.sync_if_due, ctx.run_dir)
+        if time.monotonic() >= due or number + 1 == total:
+            due = time.monotonic() + _EVENT_S
+            ctx.emit("progress", done=number + 1, total=total)
 
+    with cancel_on_exit(ctx) as is_canceled:
         try:
-            for subject, answers in answered(engine, work()):
-                number = len(journal.rows)
-                if number == done:
-                    warn_of_model(ctx, engine, warm)
-                head = {
-                    "row": number + 1,
-                    "question": questions[number].identity,
-                    "weights": warm.weights,
-                }
-                row = {**head, **task.row(subject, answers)}
-                ctx.patiently(partial(journal.append, row), ctx.run_dir)
-                ctx.patiently(journal.sync_if_due, ctx.run_dir)
-                if time.monotonic() >= due or number + 1 == total:
-                    due = time.monotonic() + _EVENT_S
-                    ctx.emit("progress", done=number + 1, total=total)
+            if spec.environment is not None:
+                evaluation = Evaluation(spec, ctx, warm, engine, questions)
+                evaluation.play(done, is_canceled, append)
+            else:
+                _answer(spec, ctx, warm, engine, questions, done, is_canceled, append)
         except Stopped:
             journal.sync()
             raise Stopped(len(journal.rows)) from None
     ctx.patiently(journal.sync, ctx.run_dir)
     return engine.precision if done < total else spec.precision or warm.precision
+
+
+def _answer(
+    spec: EvalSpec,
+    ctx: Context,
+    warm: WarmModel,
+    engine: Engine,
+    questions: Sequence[Question],
+    done: int,
+    is_canceled: Callable[[], bool],
+    append: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Let the model answer the questions from number `done` on; `append` gets their rows."""
+    from .answers import answered
+    from .tasks import task_of
+
+    with task_of(spec, warm, questions, ctx.code_folders) as task:
+
+        def work() -> Iterator[tuple[Any, list[Request]]]:
+            for number in range(done, len(questions)):
+                yield task.requests(number, questions[number], is_canceled)
+
+        for subject, answers in answered(engine, work()):
+            append(task.row(subject, answers))
 
 
 def _pairing(ctx: Context, against: str, rows: Sequence[dict[str, Any]]) -> Pairing:

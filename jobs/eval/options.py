@@ -13,10 +13,12 @@ from ..data.options import Content
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
 from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
+from ..environments import tasks
+from ..environments.options import EPISODE_LENGTH, EnvironmentSpec
 from ..errors import SpecError
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
-from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in
+from ..relations import ABOVE_0, GIVEN, Relation, goes_with, is_in, never_with
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompt_options import PromptsSpec
@@ -39,8 +41,8 @@ _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSpec(PromptsSpec, PrecisionSpec):
-    """Evaluate a model on a data set: rewards, GSM8K, multiple choice or perplexity."""
+class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
+    """Evaluate a model: rewards, environments, GSM8K, multiple choice or perplexity."""
 
     kind: ClassVar[str] = "eval"
     queue: ClassVar[str] = INFER
@@ -60,6 +62,13 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
         ),
         goes_with("task", when=is_in(*LIKELIHOOD_TASKS), dataset=GIVEN),
         goes_with("repeats", temperature=ABOVE_0),
+        # An episode is worth what its environment says, and is opened by it.
+        never_with(
+            *("task", "reward", "grader", "reward_timeout", "custom_min_length"),
+            *("custom_max_length", "custom_required_term", "custom_forbidden_term"),
+            *("custom_format_pattern", "custom_format_bonus", "chat_template", "system"),
+            environment=GIVEN,
+        ),
     )
 
     task: str = option(
@@ -75,7 +84,8 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
         "JSONL, CSV or Parquet file, folder of them or hub data set (owner/name:config:split) of "
         "records, or arithmetic (built-in problems); for perplexity also text files",
         group="data",
-        default_text=f"arithmetic for reward, {_GSM8K_TEST} for gsm8k",
+        default_text=f"arithmetic for reward, {_GSM8K_TEST} for gsm8k, with environment the seeds "
+        "from 0 to samples - 1",
     )
     samples: int | None = option(
         None,
@@ -115,9 +125,10 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
     )
     max_tokens: int | None = option(
         None,
-        "maximum tokens per completion",
+        "maximum tokens per completion; with environment, of an episode after its prompt",
         group="sampling",
-        default_text=f"{_MAX_TOKENS}, or the positions that the prompt leaves",
+        default_text=f"{_MAX_TOKENS} (with environment {EPISODE_LENGTH}), or the positions that "
+        "the prompt leaves",
         minimum=1,
         maximum=MOST_TOKENS,
     )
@@ -165,6 +176,8 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
         """The data set."""
         if self.dataset is not None:
             return self.dataset
+        if self.environment is not None:
+            return tasks.SEEDS
         return _GSM8K_TEST if self.variant is not None else problems.ARITHMETIC
 
     @property
@@ -199,7 +212,7 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
     @property
     def data_sets(self) -> list[str]:
         """The data set, unless it is built in."""
-        return [] if self.source == problems.ARITHMETIC else [self.source]
+        return [] if self.source in (problems.ARITHMETIC, tasks.SEEDS) else [self.source]
 
     def reading(self) -> Reading:
         """Return the rules for reading records, with counts of what is skipped, all 0."""
@@ -220,6 +233,11 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
         return questions.taken(found, self.samples, self.source)
 
     def _all_questions(self, reading: Reading) -> Iterator[Question]:
+        if self.environment is not None:
+            found = tasks.load(
+                self.dataset, template=self.template, samples=self.samples, reading=reading
+            )
+            return questions.of_tasks(self.environment, found)
         if self.task == PERPLEXITY:
             return questions.documents(self.source, reading)
         if self.task == CHOICE:
@@ -257,8 +275,12 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
             raise SpecError("examples", f"must be at most {len(found)}, got {self.num_examples}")
         return found
 
-    def first_prompt(self) -> Content:
-        return self.rendered_prompt(replace(self, samples=1).questions()[0].problem)
+    def first_prompt(self) -> Content | None:
+        return self.first_prompt_of(replace(self, samples=1).questions()[0])
+
+    def first_prompt_of(self, question: Question) -> Content | None:
+        """Return the prompt of a question; None where the environment opens the episode."""
+        return None if self.environment is not None else self.rendered_prompt(question.problem)
 
     def cut_at(self, positions: int | None) -> int | None:
         return positions
@@ -272,7 +294,7 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
         elif self.examples_dataset is not None:
             names["examples_dataset"] = self.examples_dataset
         for name, source in names.items():
-            if source != problems.ARITHMETIC:
+            if source not in (problems.ARITHMETIC, tasks.SEEDS):
                 changes: dict[str, Any] = {name: located(name, source, folder, TAKES)}
                 spec = replace(spec, **changes)
         return spec
@@ -282,7 +304,9 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
         super().check_inputs(model_settings)
         check_generates(model_settings or {})
         found = self.questions()
-        if self.task == REWARD:
+        if self.environment is not None:
+            self.check_environment()
+        elif self.task == REWARD:
             self.check_rewards([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):
             raise SpecError(
@@ -291,7 +315,7 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
             )
 
     def check_chats(self, folder: Path) -> None:
-        if self.task != REWARD:
+        if self.task != REWARD or self.environment is not None:
             return
         found = (question.problem for question in self.questions())
         check_chats(found, folder, chat_template=self.chat_template, system=self.system)
@@ -303,7 +327,8 @@ class EvalSpec(PromptsSpec, PrecisionSpec):
         """
         files = TokenizerFolder(folder)
         limit = files.positions()
-        if limit is None or self.chat_template or self.task in LIKELIHOOD_TASKS:
+        is_other = self.task in LIKELIHOOD_TASKS or self.environment is not None
+        if limit is None or self.chat_template or is_other:
             return None
         found = (question.problem for question in self.questions())
         texts = ((one.row, one.prompt) for one in found if isinstance(one.prompt, str))

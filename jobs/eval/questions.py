@@ -137,6 +137,12 @@ def documents(source: str, reading: Reading) -> Iterator[Question]:
         yield Question(Problem(text, None, row), _identity(text))
 
 
+def of_tasks(environment: str, tasks: Iterable[Problem]) -> Iterator[Question]:
+    """Yield the tasks of an environment as questions."""
+    for task in tasks:
+        yield Question(task, _identity(environment, task.row, dict(task.columns)))
+
+
 def taken(questions: Iterator[Question], samples: int | None, source: str) -> list[Question]:
     """Return the first `samples` questions; None: all. Raises SpecError when there are fewer."""
     found = list(islice(questions, samples))

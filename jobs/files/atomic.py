@@ -53,7 +53,7 @@ def whole_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     An exception in the block, or while flushing (a full disk), leaves `path` as it was. Concurrent
     writers wait for each other; leftovers of a dead writer are overwritten.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _temporary(path)
     lock = _open_locked(lambda: _create(temporary), temporary)
     with _released(lock), open(lock.fileno(), "wb", closefd=False) as file:
         try:
@@ -69,6 +69,15 @@ def whole_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
             raise
     fsync(path.parent)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a dead writer of a whole file has left; there must be no other writer."""
+    _temporary(path).unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _create(path: Path) -> int:

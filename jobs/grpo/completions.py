@@ -13,16 +13,18 @@ from typing import Any
 
 import orjson
 
-from ..files.atomic import whole_file
+from ..files.atomic import remove_unfinished, whole_file
 from ..files.journal import Journal, lines
+from ..files.shortage import lacks_space
 
 FILE = "completions.jsonl"
 LATEST = 5  # steps of which all completions are there, whatever their number
 MOST_BYTES = 200 * 10**6
-# The file is written anew when so many bytes are of steps that are not kept any more, or when it is
-# full; then down to this part of its size.
+# The file is written anew when at least so many bytes, and half of it, are of steps that are not
+# kept any more, or when it is full; then down to this part of its size.
 _LEAST_DROPPED = 4 * 10**6
 _FILLED = 0.75
+_RETRY_STEPS = 100  # until the next attempt after one for which the disk had no room
 
 
 class Completions:
@@ -36,12 +38,14 @@ class Completions:
         self._path = path
         self._most_bytes = most_bytes
         self._sizes: dict[int, int] = {}  # bytes, by step, in the order of the file
+        self._rewrites_from = 0  # the step of the next attempt
+        remove_unfinished(path)
         end = 0
         if path.exists():
             for row, size in lines(path):
-                if row["step"] > step:
-                    break
-                self._sizes[row["step"]] = self._sizes.get(row["step"], 0) + size - end
+                if not isinstance(found := row.get("step"), int) or found > step:
+                    break  # of steps that are repeated, or damaged
+                self._sizes[found] = self._sizes.get(found, 0) + size - end
                 end = size
         self._journal = Journal(path, end)
 
@@ -50,9 +54,16 @@ class Completions:
         content = b"".join(_line({"step": step, **row}) for row in rows)
         self._journal.write(content)
         self._sizes[step] = len(content)
+        total = sum(self._sizes.values())
         outdated = sum(size for one, size in self._sizes.items() if not self._is_kept(one, step))
-        if outdated >= _LEAST_DROPPED or sum(self._sizes.values()) > self._most_bytes:
-            self._rewrite(step)
+        is_due = outdated >= max(_LEAST_DROPPED, total / 2) or total > self._most_bytes
+        if is_due and step >= self._rewrites_from:
+            try:
+                self._rewrite(step)
+            except OSError as error:
+                if not lacks_space(error):
+                    raise
+                self._rewrites_from = step + _RETRY_STEPS
 
     def close(self) -> None:
         """Close the file."""

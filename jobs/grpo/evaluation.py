@@ -1,24 +1,23 @@
-"""The held-out evaluation of a GRPO job: the mean reward of sampled completions. Imports torch."""
+"""The held-out evaluation of a GRPO job: the mean reward of sampled trajectories. Imports torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
-
 from ..context import Context
+from ..errors import Stopped
 from ..intervals import interval_of
-from ..rewards.prompts import Prompt
+from .rollouts import Group
 from .step import Reinforcement
 
-BATCH = 16  # completions
+BATCH = 16  # trajectories
 
 
 class HeldOut:
-    """Measures the mean reward of one completion per held-out prompt (training.loop.Measured).
+    """Measures the mean reward of one trajectory per held-out task (training.loop.Measured).
 
     `during`: reports an activity of the training while a block runs; set once there is a training.
     """
@@ -31,32 +30,34 @@ class HeldOut:
         ctx: Context,
         model: Any,
         task: Reinforcement,
-        prompts: Sequence[Prompt],
     ) -> None:
         self.during = lambda name: nullcontext()
         self._ctx = ctx
         self._model = model
         self._task = task
         self._groups = task.groups
-        self._prompts = prompts
+        self._source = task.groups.source
 
     def measure(self) -> dict[str, Any] | None:
-        """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
+        """Return the mean reward of one sampled trajectory per held-out task; None when stopped.
 
-        Completions for which every reward returns None are left out, in `n` too, and counted as
-        `unscored`; the reward is NaN, with a warning, when none is left. Each prompt has the same
-        random numbers in every evaluation.
+        Trajectories without a score are left out, in `n` too, and counted as `unscored`; the reward
+        is NaN, with a warning, when none is left. Each task has the same random numbers in every
+        evaluation.
         """
         was_training = self._model.training
         self._model.eval()
         found: list[float] = []
-        for start in range(0, len(self._prompts), BATCH):
+        count = self._source.num_held_out
+        for start in range(0, count, BATCH):
             if self._ctx.stop.is_set():
                 return None
             with self.during("batch of an evaluation"):
-                found += self._rewards_of(start)
+                try:
+                    found += self._rewards_of(range(start, min(start + BATCH, count)))
+                except Stopped:  # within episodes
+                    return None
         self._model.train(was_training)
-        count = len(self._prompts)
         unscored = count - len(found)
         left_out = {"unscored": unscored, "completions": count} if unscored else {}
         if not found:
@@ -76,19 +77,11 @@ class HeldOut:
     def evaluated(self, found: dict[str, Any]) -> None:
         """Nothing depends on an evaluation."""
 
-    def _rewards_of(self, start: int) -> list[float]:
-        """Return the rewards of completions of a batch of held-out prompts, but for the unscored.
-
-        `start`: the number of its first prompt.
-        """
-        prompts = self._prompts[start : start + BATCH]
-        numbers = [self._groups.numbers(held_out=start + place) for place in range(len(prompts))]
-        state = self._task.trainer_state()
-        rolled_out, _, _ = self._groups.roll_out(
-            prompts, np.stack(numbers), state, event_step=state["global_step"]
-        )
+    def _rewards_of(self, rows: range) -> list[float]:
+        """Return the rewards of trajectories of held-out tasks, but for the unscored."""
+        groups = [Group(row, range(1)) for row in rows]
         found = []
-        for one in rolled_out:
+        for (one,) in self._source.roll_out(groups, self._task.trainer_state()).groups:
             known = [
                 weight * score
                 for weight, score in zip(self._groups.weights.values, one.scores, strict=True)

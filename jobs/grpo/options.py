@@ -14,9 +14,11 @@ from ..data.options import Content
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
 from ..engine.options import SamplingSpec
+from ..environments import tasks
+from ..environments.options import EPISODE_LENGTH, EnvironmentSpec
 from ..errors import SpecError
 from ..models.architectures import check_generates, positions_in
-from ..relations import GIVEN, Relation, is_in, never_with
+from ..relations import GIVEN, Relation, goes_with, is_in, never_with
 from ..rewards import problems
 from ..rewards.prompt_options import PromptsSpec
 from ..rewards.prompts import check_chats
@@ -47,8 +49,8 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
-    """Train a causal language model by GRPO: groups of completions, scored by reward functions."""
+class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSpec):
+    """Train a causal language model by GRPO: groups of completions or episodes, and rewards."""
 
     kind: ClassVar[str] = "grpo"
     http: ClassVar[HttpMethod | None] = HttpMethod(
@@ -77,13 +79,24 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         # A base model in int8 generates in int8, too.
         never_with("rollout_dtype", when=is_in("int8"), base_precision="int8"),
         never_with("rollout_dtype", when=is_in("int8"), loss_type="vespo"),
+        goes_with("stop", environment=GIVEN),
+        # An episode is worth what its environment says, and is opened by it.
+        never_with(
+            *("reward", "grader", "reward_timeout", "custom_min_length", "custom_max_length"),
+            *("custom_required_term", "custom_forbidden_term", "custom_format_pattern"),
+            *("custom_format_bonus", "chat_template", "system", "max_prompt_length"),
+            "nodes",
+            environment=GIVEN,
+        ),
     )
 
-    dataset: str = option(
-        problems.ARITHMETIC,
+    dataset: str | None = option(
+        None,
         "JSONL, CSV or Parquet file, folder of them or hub data set (owner/name:config:split) of "
-        "question/answer or prompt records, or arithmetic (built-in problems)",
+        "question/answer or prompt records, or arithmetic (built-in problems); with environment, "
+        "of records whose columns its reset gets",
         group="data",
+        default_text=f"{problems.ARITHMETIC}; with environment the seeds from 0 to samples - 1",
     )
     samples: int | None = option(
         80,
@@ -112,8 +125,8 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         None,
         "maximum completion length in tokens",
         group="sampling",
-        default_text=f"max_new_tokens of the model, or {COMPLETION_LENGTH}, or the positions that "
-        "the longest prompt leaves",
+        default_text=f"max_new_tokens of the model, or {COMPLETION_LENGTH} (with environment "
+        f"{EPISODE_LENGTH}), or the positions that the longest prompt leaves",
         minimum=1,
         maximum=MOST_TOKENS,
     )
@@ -202,7 +215,8 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         "JSONL file, to which each completion is written with its step, row and rewards",
         group="evaluation",
         default_text="none",
-        is_former=True,
+        former="the completions are in completions.jsonl of the run directory, and `warmd samples "
+        "JOB --json` prints them; --log-completions 1 keeps all steps",
     )
     log_completions: int = option(
         10,
@@ -260,7 +274,8 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         stored = {"template": FORMER_TEMPLATE, **options}
-        if "reward_log" in stored:  # `log_completions` was the number of them in an event
+        # Versions without `time_limit` had the number of completions in an event as this option.
+        if "time_limit" not in options:
             stored["log_completions"] = 10 if stored.get("log_completions", 2) else 0
         return stored
 
@@ -294,6 +309,13 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         found = (self.dataset, self.eval_dataset)
         return [source for source in found if source not in (None, problems.ARITHMETIC)]
 
+    @property
+    def source(self) -> str | None:
+        """The data set; None for the seeds of an environment."""
+        if self.dataset is None and self.environment is None:
+            return problems.ARITHMETIC
+        return self.dataset
+
     def reading(self, rules: int) -> Reading:
         """Return the rules for reading records, with counts of what is skipped, all 0.
 
@@ -310,8 +332,10 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         """Return the problems of a job that was submitted with these RULES. Raises SpecError."""
         is_apart = self.eval_dataset is not None
         readings = [self.reading(rules)]
+        if self.environment is not None:
+            return self._tasks_by(rules)
         training, held_out = problems.load_both(
-            self.dataset,
+            self.source or problems.ARITHMETIC,
             template=self.template,
             samples=self.samples,
             held_out=0 if is_apart else self.eval_samples,
@@ -330,7 +354,31 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
             )
         return Parts(training, held_out, readings)
 
-    def first_prompt(self) -> Content:
+    def _tasks_by(self, rules: int) -> Parts:
+        """Return the tasks of an environment. Raises SpecError."""
+        is_apart = self.eval_dataset is not None
+        readings = [self.reading(rules)]
+        training, held_out = tasks.load_both(
+            self.source,
+            template=self.template,
+            samples=self.samples,
+            held_out=0 if is_apart else self.eval_samples,
+            reading=readings[0],
+        )
+        if is_apart:
+            readings.append(self.reading(rules))
+            held_out = tasks.load(
+                self.eval_dataset,
+                template=self.template,
+                samples=self.eval_samples or None,
+                reading=readings[1],
+                named_by="eval_dataset",
+            )
+        return Parts(training, held_out, readings)
+
+    def first_prompt(self) -> Content | None:
+        if self.environment is not None:  # it opens each episode
+            return None
         return self.rendered_prompt(
             replace(
                 self, samples=1, prompts_per_step=1, eval_samples=0, eval_dataset=None
@@ -369,15 +417,12 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
         `model_config` is the content of the model's config.json, None when it is not available.
         """
         super().check_inputs(model_config)
-        if self.reward_log is not None:
-            raise SpecError(
-                "reward_log",
-                "is no more: the completions are in completions.jsonl of the run directory, and "
-                "`warmd samples JOB --json` prints them; --log-completions 1 keeps all steps",
-            )
         check_generates(model_config or {})
         training = self.parts.training
-        self.check_rewards([*training, *self.parts.held_out], scored=len(training))
+        if self.environment is not None:
+            self.check_environment()
+        else:
+            self.check_rewards([*training, *self.parts.held_out], scored=len(training))
         config = model_config or {}
         limit = positions_in(config)
         if limit is not None:
@@ -399,6 +444,8 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
             )
 
     def check_chats(self, folder: Path) -> None:
+        if self.environment is not None:
+            return
         found = [*self.parts.training, *self.parts.held_out]
         check_chats(found, folder, chat_template=self.chat_template, system=self.system)
 
@@ -407,6 +454,8 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, SamplingSpec):
 
         Returns how many were left to the job.
         """
+        if self.environment is not None:
+            return None
         problems = [*self.parts.training, *self.parts.held_out]
         left = check_prompts(
             problems,

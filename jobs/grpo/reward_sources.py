@@ -1,4 +1,4 @@
-"""The source files of a user's rewards: their digests are stored in checkpoints."""
+"""The source files of a user's rewards or environment: checkpoints have their digests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..context import Context
+from ..environments.pool import Pool
 from ..rewards.user_rewards import KeywordReward, PositionalReward
 from ..user_code.modules import SOURCES, changed, digests
 
@@ -25,14 +26,30 @@ class Sources:
         self.digests = digests(self.digests)
         return {SOURCES: self.digests}
 
-    @staticmethod
-    def warn_of_changes(ctx: Context, checkpoint: Path) -> None:
-        """Warn of files that have changed since a checkpoint."""
-        files = changed(ctx.checkpoints.about(checkpoint).get(SOURCES, {}))
-        if files:
-            ctx.emit(
-                "warning",
-                message=f"reward: changed since {checkpoint.name}: {', '.join(files)}; the steps "
-                "from here on differ from those of an uninterrupted run",
-                files=files,
-            )
+
+class EnvironmentSources:
+    """The files of an environment's modules, as its processes load them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """By path."""
+        return self._pool.sources
+
+    def about(self) -> dict[str, Any]:
+        """Return the entry of a checkpoint's manifest."""
+        return {SOURCES: dict(self._pool.sources)}
+
+
+def warn_of_changes(ctx: Context, checkpoint: Path, option: str) -> None:
+    """Warn of files of `option` that have changed since a checkpoint."""
+    files = changed(ctx.checkpoints.about(checkpoint).get(SOURCES, {}))
+    if files:
+        ctx.emit(
+            "warning",
+            message=f"{option}: changed since {checkpoint.name}: {', '.join(files)}; the steps "
+            "from here on differ from those of an uninterrupted run",
+            files=files,
+        )

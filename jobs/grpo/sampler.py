@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers.generation import logits_process
 
 from ..compute import hugepages
 from ..compute.frozen_int8 import FrozenInt8Linear
-from ..compute.levels import levels
+from ..compute.levels import NATIVE, levels
 from ..compute.linear_forms import (
     InPlaceLinear,
     compact_float32,
@@ -29,14 +29,17 @@ from ..compute.linears import packed_areas
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..context import ONE_PROCESS, Ranks
 from ..engine.decoder import Decoder
+from ..engine.dialogues import Dialogues
 from ..engine.fallback import FallbackRunner
 from ..engine.layers import text_model
 from ..engine.low_rank import Adapter, base_layer
 from ..engine.padded import PaddedRunner
-from ..engine.rollouts import Drawing, Segment, generate
-from ..engine.sampling import BatchSampler
+from ..engine.rollouts import UNLIMITED, Drawing, Segment, generate
+from ..engine.sampling import BatchSampler, NotFiniteError
+from ..errors import JobFailed
 from ..models.generation_settings import clear_unapplied, end_tokens
 from ..sequences.attention import can_pack
+from ..training.finite import weight_norm
 
 PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
 FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
@@ -72,6 +75,8 @@ class Sampler:
         self._packs = can_pack(model)
         self._keeps_logps = keeps_logps
         self._frozen_decoders: dict[LinearFactory, Decoder] = {}  # at most one
+        self._frozen_invariant: Decoder | None = None  # of a base model in int8
+        self._stepping: tuple[list[int], Decoder] | None = None  # on a GPU; see _current_steps
         tuned = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
         self._tuned: BaseTunerLayer | None = next(tuned, None)  # a layer with an adapter
         self._adapter: Adapter | None = None  # if there is one and the decoder generates
@@ -106,26 +111,7 @@ class Sampler:
         With several `ranks`, each samples a part and returns all. A model that is not packed has no
         dropout meanwhile.
         """
-        # Logits processors of the generation config of the model apply here as well.
-        config, _ = self._model._prepare_generation_config(self._generation)
-        clear_unapplied(config)
-        listed = self._model._get_logits_processor(
-            config, input_ids_seq_length=max(map(len, prompts)), device=self._model.device
-        )
-        temperature = self._config.temperature
-        sampler = BatchSampler(
-            temperature=temperature, top_k=self._config.top_k, top_p=self._config.top_p
-        )
-        processors, sampler = _split_processors(listed, sampler)
-        how = Drawing(
-            sampler=sampler,
-            temperature=temperature,
-            max_new_tokens=self._config.max_completion_length,
-            ends=self.ends,
-            processors=processors,
-            pad_id=self._pad_id,
-            wants_logps=self.is_int8 or self._keeps_logps,
-        )
+        how = self._drawing(max(map(len, prompts)))
         # An evaluation runs on rank 0 alone.
         ranks = ranks if self._model.training else ONE_PROCESS
         own = run_of(len(prompts), ranks)
@@ -139,6 +125,47 @@ class Sampler:
             return found
         written: list[Any] = [[one.ids, one.entropies, one.logps] for one in found]
         return [Segment(*fields) for part in ranks.gather(written) for fields in part]
+
+    @contextmanager
+    def dialogues(
+        self, tokenizer: Any, *, stop: tuple[str, ...], most_sequences: int
+    ) -> Iterator[Dialogues]:
+        """Yield the dialogues of a step, with the current weights: see `engine.dialogues`.
+
+        What is in the batch does not change a token: episodes come and go.
+        """
+        adapter = None if self._adapter is None else self._adapter.joined()
+        whole = nullcontext(self._batch_invariant()) if self._packs else None
+        with whole or self._runner(0) as runner:
+            yield Dialogues(
+                *(runner, self._drawing(0), tokenizer),
+                most_sequences=most_sequences,
+                stop=stop,
+                adapter=adapter,
+            )
+
+    def _drawing(self, longest: int) -> Drawing:
+        """Return how tokens are drawn; `longest`: tokens of the longest prompt."""
+        # Logits processors of the generation config of the model apply here as well.
+        config, _ = self._model._prepare_generation_config(self._generation)
+        clear_unapplied(config)
+        listed = self._model._get_logits_processor(
+            config, input_ids_seq_length=longest, device=self._model.device
+        )
+        temperature = self._config.temperature
+        sampler = BatchSampler(
+            temperature=temperature, top_k=self._config.top_k, top_p=self._config.top_p
+        )
+        processors, sampler = _split_processors(listed, sampler)
+        return Drawing(
+            sampler=sampler,
+            temperature=temperature,
+            max_new_tokens=self._config.max_completion_length,
+            ends=self.ends,
+            processors=processors,
+            pad_id=self._pad_id,
+            wants_logps=self.is_int8 or self._keeps_logps,
+        )
 
     @contextmanager
     def _runner(self, rows: int) -> Iterator[Any]:
@@ -166,10 +193,13 @@ class Sampler:
         """Return a decoder of the current weights for `rows` sequences.
 
         Every step has new weights. Those below an adapter are frozen, so their decoder is kept, and
-        more time is spent on it: its weights are packed as tightly as possible, in huge pages.
+        more time is spent on it: its weights are packed as tightly as possible, in huge pages. On a
+        GPU the decoder is kept for its CUDA graphs, and the weights are copied to where they read.
         """
         make = self.linear_factory(rows)
         if self._adapter is None:
+            if make is CastLinear:  # on a GPU
+                return self._current_steps()
             return Decoder(self._model, make=make, use_cuda_steps=False)
         make_head = make
         if make is packed_float32:
@@ -182,6 +212,35 @@ class Sampler:
             hugepages.move_all(packed_areas(decoder.linears))
             self._frozen_decoders = {make: decoder}
         return self._frozen_decoders[make]
+
+    def _batch_invariant(self) -> Decoder:
+        """Return a decoder of the current weights, whose tokens do not depend on the batch."""
+        if self.is_int8:
+            return Decoder(self._model, precision="int8", use_cuda_steps=False)
+        if not self._has_int8_base:
+            return Decoder(self._model, use_cuda_steps=False)
+        if self._frozen_invariant is None:
+            self._frozen_invariant = Decoder(
+                self._model, precision="int8", head_precision=NATIVE, use_cuda_steps=False
+            )
+        return self._frozen_invariant
+
+    def _current_steps(self) -> Decoder:
+        """Return the decoder of steps of fixed shapes, with the current weights.
+
+        A new one where weights have moved, as at the first update of a policy that shared them with
+        its reference. Its KV buffer has no limit: free memory must not decide which kernels compute
+        a completion.
+        """
+        places = [weight.data_ptr() for weight in self._model.parameters()]
+        if self._stepping is not None and self._stepping[0] == places:
+            self._stepping[1].refresh()
+        else:
+            decoder = Decoder(
+                self._model, make=CastLinear, use_cuda_steps=True, slot_bytes=UNLIMITED
+            )
+            self._stepping = places, decoder
+        return self._stepping[1]
 
     @property
     def _has_int8_base(self) -> bool:
@@ -217,6 +276,18 @@ def _split_processors(
     if is_known != sorted(is_known):
         return list(processors), BatchSampler()
     return [p for p, does in zip(processors, is_known, strict=True) if not does], sampler
+
+
+@contextmanager
+def finite_probabilities(model: Any, step: int) -> Iterator[None]:
+    """Sample tokens in this block, after `step` steps. Raises JobFailed for NaN or Inf."""
+    try:
+        yield
+    except NotFiniteError as error:
+        weight_norm(model, step)  # raises if the weights are the cause
+        raise JobFailed(
+            f"step {step + 1}: the model's probabilities are nan or infinite"
+        ) from error
 
 
 def run_of(count: int, ranks: Ranks) -> slice:

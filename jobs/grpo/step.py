@@ -497,6 +497,7 @@ class Reinforcement:
                 "tokens": len(one.ids),
                 "stop": "length" if one.is_cut else "end",
                 "replayed": one.is_replayed,
+                **one.about,
             }
             for number, (one, reward, value) in enumerate(
                 zip(found, rewards.tolist(), values.tolist(), strict=True)

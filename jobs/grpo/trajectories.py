@@ -5,7 +5,9 @@ A completion of a single turn is a trajectory of one segment. Imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..engine.rollouts import Segment
 from ..rewards.prompts import Prompt
@@ -16,7 +18,8 @@ class Trajectory:
     """The segments after one prompt, and what they are worth.
 
     `scores`: by each reward, NaN for none. `is_cut`: it stopped at a limit, not by an end token.
-    `is_replayed`: it is an earlier one (`replay`).
+    `is_replayed`: it is an earlier one (`replay`). `about`: JSON that its line of completions.jsonl
+    has of it, too.
     """
 
     prompt: Prompt
@@ -25,6 +28,7 @@ class Trajectory:
     scores: list[float] = field(default_factory=list)
     is_cut: bool = False
     is_replayed: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ids(self) -> list[int]:

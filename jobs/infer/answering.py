@@ -28,11 +28,11 @@ from ..errors import JobFailed
 from ..files.chats import TOOL_CALLS
 from ..models.chat_templates import ChatTemplate
 from ..models.generation_settings import end_tokens
+from ..models.replies import Delta, Reply, thinking_tags
 from ..models.response_templates import Described, described, loaded
 from . import batch_file, forced_calls, gui_actions
 from .forced_calls import CallForm
 from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
-from .replies import Delta, Reply, thinking_tags
 from .token_texts import TokenTexts
 from .tokenization import Prompt, encode, room
 

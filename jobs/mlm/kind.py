@@ -50,7 +50,7 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     data_done = time.perf_counter()
     if warm is not None and warm.new_head:
         _announce_head(spec, ctx, warm)
-    model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
+    model = model_to_train(spec, warm, tokenizer, is_trained=given is None, device=ctx.device)
     training = _training(spec, ctx, warm, model, tokenizer, corpus)
     trainer_s = time.perf_counter() - data_done
     steps = spec.steps_total

@@ -50,13 +50,18 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def model_to_train(
-    spec: MlmSpec, warm: WarmModel | None, tokenizer: Any, *, is_trained: bool
+    spec: MlmSpec, warm: WarmModel | None, tokenizer: Any, *, is_trained: bool, device: str
 ) -> Any:
     """Return the model to train, in float32. Raises JobFailed when it does not fit the rest.
 
-    `is_trained`: the tokenizer is a new one, for which a new model is created.
+    `is_trained`: the tokenizer is a new one, for which a new model is created. `device`: of a new
+    model; a warm one is there.
     """
-    model = _new_model(spec, tokenizer, is_trained=is_trained) if warm is None else warm.model
+    if warm is None:
+        # Drawn on the CPU: the same weights on every device.
+        model = _new_model(spec, tokenizer, is_trained=is_trained).to(device)
+    else:
+        model = warm.model
     model = model.float()
     if isinstance(model, CodeGraphEncoder) is not (spec.objective == GRAPH):
         raise JobFailed(f"objective: {spec.objective} is not for a {type(model).__name__}")

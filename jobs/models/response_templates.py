@@ -78,7 +78,7 @@ def replaced_by_file(tokenizer: Any) -> str | None:
 
 
 def check_is_there(path: Path) -> None:
-    """Raise ValueError for a file that is missing or of another user."""
+    """Raise ValueError for a file that is missing or cannot be read."""
     if not os.access(path, os.R_OK):
         raise ValueError(f"response_template: must be a JSON file, got {path}: it cannot be read")
 

@@ -23,7 +23,7 @@ from ..errors import JobFailed, SpecError
 from ..files import umask
 from ..user_code import tracebacks
 from ..user_code.forks import end_if_forked
-from ..user_code.modules import is_own, load
+from ..user_code.modules import is_own, named
 
 # Arguments that TRL 1.16 passes with the columns (GRPOTrainer._calculate_rewards).
 TRL_KEYWORDS = (
@@ -83,17 +83,10 @@ class KeywordReward(_UserReward):
 
 def imported(name: str, columns: Collection[str]) -> PositionalReward | KeywordReward:
     """Import `module:function`; `columns` are those of the data. Raises SpecError."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        with umask.users():
-            module = load(module_name)
-    # Any error of the user's module, sys.exit() included, becomes one line.
-    except (Exception, SystemExit) as error:
-        got = tracebacks.reason(error)
-        raise SpecError("reward", f"{name} must import, got {got}") from error
-    function = getattr(module, function_name, None)
+    function = named("reward", name)
     if not callable(function):
         got = "no such name" if function is None else f"a {type(function).__name__}"
+        module_name = name.partition(":")[0]
         raise SpecError("reward", f"{name} must be a function of {module_name}, got {got}")
     return _wrap(name, function, columns)
 

@@ -120,13 +120,18 @@ class Embedded:
         self._module.weight.grad.index_add_(0, ids, gradient)
 
 
-def tokens_that_fit(model: Any, device: torch.device, processes: int = 1) -> int:
+def tokens_that_fit(
+    model: Any, device: torch.device, processes: int = 1, *, samples: bool = False
+) -> int:
     """Return the maximum tokens of a pack, by the memory that training leaves free.
 
-    `processes`: the number that train in this memory at once.
+    `processes`: the number that train in this memory at once. `samples`: completions are sampled,
+    too, for which a GPU keeps another bfloat16 copy of the weights.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     free, needed = free_bytes(device) // processes, _training_bytes(weights, device)
+    if samples and device.type != "cpu":
+        needed += weights // 2
     if device.type != "cpu" and free < needed:
         raise JobFailed(
             f"model: training it takes {format_size(needed)} of GPU memory beyond its weights, and "
@@ -154,9 +159,12 @@ def _bytes_per_token(config: Any) -> int:
     return 4 * int(config.num_hidden_layers) * int(layer)
 
 
-def pack_tokens(model: Any, ctx: Context) -> int:
-    """Return the most tokens of a pack of this job, the same in all its executions."""
-    fitting = tokens_that_fit(model, torch.device(ctx.device), ctx.ranks.size)
+def pack_tokens(model: Any, ctx: Context, *, samples: bool) -> int:
+    """Return the most tokens of a pack of this job, the same in all its executions.
+
+    `samples`: see `tokens_that_fit`.
+    """
+    fitting = tokens_that_fit(model, torch.device(ctx.device), ctx.ranks.size, samples=samples)
     return stored_number(ctx.run_dir / "pack_tokens", fitting, ctx.ranks)
 
 

@@ -103,10 +103,13 @@ class Scorer:
     wants_top: bool = False
 
     @classmethod
-    def of(cls, model: Any, ctx: Context, **how: Any) -> Self:
-        """Return the scorer of a job. Raises JobFailed for several processes without packs."""
+    def of(cls, model: Any, ctx: Context, *, samples: bool = False, **how: Any) -> Self:
+        """Return the scorer of a job; `samples`: see `tokens_that_fit`.
+
+        Raises JobFailed for several processes without packs.
+        """
         if can_pack(model):
-            return cls(most_tokens=pack_tokens(model, ctx), **how)
+            return cls(most_tokens=pack_tokens(model, ctx, samples=samples), **how)
         require_one_process(ctx.ranks, model)
         return cls(most_tokens=None, **how)
 

@@ -319,7 +319,15 @@ class Training:
             self._limit.begin_steps()
         while True:
             self._begin_step()
-            batch = next(batches)
+            try:
+                batch = next(batches)
+            except (
+                Stopped
+            ):  # within a long step that has changed no weight: a resume begins it again
+                self._was_stopped = True
+                if self.step:
+                    self._save()
+                return
             loss, sums = self._learn(batch)
             if self.ctx.ranks.size > 1:
                 sum_gradients(self.model.parameters(), self.ctx.ranks)

@@ -20,6 +20,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from ..errors import SpecError
+from ..files import umask
+from . import tracebacks
 
 SOURCES = "sources"  # key of the digests in a checkpoint's manifest
 
@@ -115,6 +120,22 @@ def _taken_out(top: str) -> dict[str, ModuleType]:
     """Remove a module and its submodules from sys.modules; return them by name."""
     names = [name for name in sys.modules if name == top or name.startswith(f"{top}.")]
     return {name: sys.modules.pop(name) for name in names}
+
+
+def named(option: str, name: str) -> Any:
+    """Import `module:name`; return what has the name, None if nothing has. Raises SpecError.
+
+    Files that the module creates get the user's umask.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        with umask.users():
+            module = load(module_name)
+    # Any error of the user's module, sys.exit() included, becomes one line.
+    except (Exception, SystemExit) as error:
+        reason = tracebacks.reason(error)
+        raise SpecError(option, f"{name} must import, got {reason}") from error
+    return getattr(module, attribute, None)
 
 
 def digests(known: Mapping[str, str] | None = None) -> dict[str, str]:

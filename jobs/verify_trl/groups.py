@@ -1,12 +1,13 @@
-"""Both sides of a GRPO job: TRL's trainer gets warmd's completions and their scores.
+"""Both sides of a GRPO job: TRL's trainer gets warmd's trajectories and their scores.
 
 Imports torch and trl.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,84 +17,93 @@ from datasets import Dataset
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from ..context import Context, WarmModel
-from ..grpo import kind
+from ..context import ONE_PROCESS, Context, Ranks, WarmModel
+from ..grpo import setup as grpo_setup
 from ..grpo.batch import completion_order
 from ..grpo.options import GrpoSpec
-from ..grpo.reward_sources import Sources
-from ..grpo.rollouts import Judge, Judged
+from ..grpo.rollouts import Group, Sampled, Source
 from ..models.architectures import check_can_generate
 from ..models.vocabulary import Vocabulary
-from ..rewards.prompts import Prompt
 from ..sequences.padding import check_padding
 from .sides import Sides, Stock, reference_folder
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """The completions of a step, group by group: prompts and completions have the same order."""
+    """The trajectories of a step, group by group.
 
-    prompts: Sequence[Prompt]
-    completions: Sequence[list[int]]
-    scores: Tensor  # (completions, rewards), NaN for none
-    order: list[int]  # in which the completions fill the micro-batches
+    `masks`: 1 for the tokens after a prompt that the policy wrote, 0 for those that it was given.
+    """
+
+    names: list[str]  # of the groups, each for all of its trajectories
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    masks: list[list[int]]
+    scores: list[list[float]]  # by trajectory and reward, NaN for none
+    order: list[int]  # in which the trajectories fill the micro-batches
 
 
-class RecordingJudge:
-    """A judge whose completions and scores are kept; `seed`: of the job."""
+class RecordedSource:
+    """A rollouts.Source whose rollouts are kept; `seed`: of the job."""
 
-    def __init__(self, judge: Judge, seed: int) -> None:
+    def __init__(self, source: Source, seed: int) -> None:
         self.rollouts: list[Rollout] = []
-        self._judge = judge
+        self._source = source
         self._seed = seed
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._judge, name)
+        return getattr(self._source, name)
 
-    def scores(
-        self,
-        rows: Sequence[Prompt],
-        completions: Sequence[str],
-        completion_ids: Sequence[list[int]],
-        **how: Any,
-    ) -> Judged:
-        judged = self._judge.scores(rows, completions, completion_ids, **how)
-        step = how["state"]["global_step"]
-        order = completion_order(len(rows), seed=self._seed, step=step)
-        self.rollouts.append(Rollout(list(rows), list(completion_ids), judged.scores, order))
-        return judged
+    def roll_out(
+        self, groups: Sequence[Group], state: Mapping[str, Any], ranks: Ranks = ONE_PROCESS
+    ) -> Sampled:
+        sampled = self._source.roll_out(groups, state, ranks)
+        found = [one for group in sampled.groups for one in group]
+        step = int(state["global_step"])
+        self.rollouts.append(
+            Rollout(
+                names=[
+                    f"{step} {number}" for number, group in enumerate(sampled.groups) for _ in group
+                ],
+                prompts=[one.prompt.ids for one in found],
+                completions=[one.ids for one in found],
+                masks=[[int(is_written) for is_written in one.is_written] for one in found],
+                scores=[one.scores for one in found],
+                order=completion_order(len(found), seed=self._seed, step=step),
+            )
+        )
+        return sampled
 
 
 def grpo(spec: GrpoSpec, ctx: Context, warm: WarmModel, stack: ExitStack) -> Sides:
-    """Prepare both sides of a GRPO job; the stack ends its rewards."""
+    """Prepare both sides of a GRPO job; the stack ends its rewards, or its environment."""
     check_can_generate(warm.model)
-    parts = spec.parts_by(ctx.rules)
-    vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
     check_padding(warm)
-    prompts = kind.encoded(spec, warm, parts.training, vocabulary)
-    all_prompts = prompts + kind.encoded(spec, warm, parts.held_out, vocabulary)
-    functions = spec.reward_functions(parts.training)
-    calls = stack.enter_context(kind.reward_calls(spec, functions, all_prompts))
-    config = kind.config_of(spec, ctx, warm, all_prompts)
-    task, training = kind.training_of(
-        spec, ctx, warm, config, prompts, [], calls, functions, {}, Sources(functions.values())
-    )
-    judge: Any = RecordingJudge(task.groups.judge, spec.seed)
-    task.groups.judge = judge
+    parts = spec.parts_by(ctx.rules)
+    if spec.environment is None:
+        vocabulary = Vocabulary.of(spec.model, warm.model, warm.tokenizer)
+        setup = grpo_setup.completions_of(spec, ctx, warm, parts, vocabulary, stack)
+    else:
+        setup = grpo_setup.episodes_of(spec, ctx, warm, parts, stack)
+    task, training = grpo_setup.training_of(spec, ctx, warm, setup, {}, measures=False)
+    recorded: Any = RecordedSource(task.groups.source, spec.seed)
+    task.groups.source = recorded
 
     def trainer(stock: Stock) -> Any:
-        args = kind.config_of(spec, stock.ctx, stock.warm, all_prompts)
+        args = copy.copy(setup.config)
         args.output_dir = str(stock.folder)
         args.shuffle_dataset = False
         if args.beta and stock.lora is None:  # TRL reads the reference from the policy's folder
             stock.model.config.name_or_path = reference_folder(stock)
-        replayed = stack.enter_context(Replayed(judge.rollouts, spec.num_generations))
+        replayed = stack.enter_context(Replayed(recorded.rollouts, spec.num_generations))
         return GRPOTrainer(
             model=stock.model,
             args=args,
             processing_class=stock.warm.tokenizer,
             train_dataset=replayed.dataset(),
-            reward_funcs=[replayed.reward(number, name) for number, name in enumerate(functions)],
+            reward_funcs=[
+                replayed.reward(number, name) for number, name in enumerate(setup.rewards)
+            ],
             rollout_func=replayed.rollout,
             peft_config=stock.lora,
         )
@@ -132,12 +142,12 @@ class Replayed:
         return torch.tensor(self._current.order)
 
     def dataset(self) -> Dataset:
-        """Return the prompts of all groups, in the order of the steps."""
+        """Return the names of all groups as prompts, in the order of the steps."""
         return Dataset.from_list(
             [
-                {"prompt": prompt.text}
+                {"prompt": name}
                 for rollout in self._rollouts
-                for prompt in rollout.prompts[:: self._group_size]
+                for name in rollout.names[:: self._group_size]
             ]
         )
 
@@ -146,11 +156,12 @@ class Replayed:
         if not self._is_shuffled:
             raise AssertionError("TRL does not shuffle the completions by torch.randperm(count)")
         self._current, self._is_shuffled = next(self._next), False
-        if prompts != [prompt.text for prompt in self._current.prompts]:
+        if prompts != self._current.names:
             raise AssertionError("TRL takes the prompts in another order")
         return {
-            "prompt_ids": [prompt.ids for prompt in self._current.prompts],
+            "prompt_ids": self._current.prompts,
             "completion_ids": self._current.completions,
+            "env_mask": self._current.masks,
             "logprobs": None,
         }
 
@@ -158,7 +169,7 @@ class Replayed:
         """Return a reward that gives the recorded scores of the current rollout."""
 
         def recorded(completions: Sequence[str], **_: Any) -> list[float | None]:
-            scores = self._current.scores[:, number].tolist()
+            scores = [of_one[number] for of_one in self._current.scores]
             return [None if math.isnan(score) else score for score in scores]
 
         recorded.__name__ = name

@@ -22,6 +22,8 @@ _WITHOUT_EQUAL: Mapping[str, Any] = {
     "base_precision": NATIVE,
     "lora_dropout": 0.0,  # TRL has it, but draws other random numbers
 }
+# Those of episodes: TRL takes one for cut whose last token is no end token.
+_OF_EPISODES: Mapping[str, Any] = {"mask_truncated_completions": False}
 # Options that do not change a step.
 _WITHOUT_EFFECT: Mapping[str, Any] = {
     "report_to": (),
@@ -41,9 +43,12 @@ def check_kind(kind: str) -> None:
 def comparable(spec: Spec) -> tuple[Spec, list[str]]:
     """Return the spec that both sides are trained with, and what it changes, one line each."""
     known = spec.options()
+    wanted = {**_WITHOUT_EQUAL}
+    if getattr(spec, "environment", None) is not None:
+        wanted |= _OF_EPISODES
     changes = {
         name: value
-        for name, value in _WITHOUT_EQUAL.items()
+        for name, value in wanted.items()
         if name in known and getattr(spec, name) != value
     }
     words = [

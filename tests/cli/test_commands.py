@@ -79,6 +79,22 @@ def test_help_imports_neither_torch_nor_redis(arguments):
     assert "warmd" in done.stdout
 
 
+def test_commands_that_show_jobs_do_not_import_msgspec(desk):
+    ended, waiting = desk.train(), desk.submit("--name", "waiting", "--tag", "a")
+    script = (
+        "import sys\nfrom warmd.cli.main import main\nmain(sys.argv[1:])\n"
+        "sys.exit('msgspec' if 'msgspec' in sys.modules else 0)"
+    )
+    for arguments in (["show", ended], ["show", waiting], ["result", ended], ["jobs"], ["queue"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments, "--home", str(desk.home.path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, (arguments, done.stderr)
+
+
 def test_help_takes_little_longer_than_importing_click():
     def cpu_s(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -168,10 +168,10 @@ def test_completions_of_a_step_are_shown_with_their_rewards(desk):
     assert "answer 2" in desk.warmd("samples").out
     lines = desk.warmd("samples", run.id, "--step", "1").out.splitlines()
     assert lines == [
-        f"{run.id}  step 1: 1 completion",
+        f"{run.id}  step 1: 1 completion, mean reward 1",
         "",
         "prompt      1+1=",
-        "step 1  reward math 1",
+        "step 1  reward 1",
         "            answer 1",
     ]
     assert desk.rows("samples", run.id, "--step", "2")[0]["rewards"] == {"math": 1.0}
@@ -216,6 +216,48 @@ def test_kept_completions_are_whole_and_can_be_selected(desk):
     assert "grep: no completion" in desk.warmd("samples", run.id, "--grep", "58").err
     refused = desk.warmd("samples", run.id, "--worst", "1", "--best", "1")
     assert refused.is_refusal(2)
+
+
+def test_episodes_are_shown_turn_by_turn(desk):
+    desk.submit()
+    run = desk.begin()
+    kept = Completions(run.rundir.path / completions.FILE, every=1, step=0)
+    shared = {"group": 0, "prompt": "?=", "answer": None, "advantage": 0.5, "replayed": False}
+    won = [
+        {"role": "assistant", "content": "7", "reward": 0.0},
+        {"role": "environment", "content": "low="},
+        {"role": "assistant", "content": "8", "reward": 1.0},
+    ]
+    asked = [{"role": "assistant", "content": "f()"}, {"role": "tool", "content": "no\nway"}]
+    rows = [
+        {
+            **{"row": row, "completion": "", "reward": reward, "rewards": {"environment": reward}},
+            **{"tokens": 3, "stop": stop, "turns": turns, "success": success},
+            **({"error": "RuntimeError: no more cards"} if reward is None else {}),
+            **shared,
+        }
+        for row, reward, stop, turns, success in (
+            (3, 1.0, "terminated", won, True),
+            (4, None, "process_died", asked, None),
+        )
+    ]
+    kept.add(1, rows)
+    kept.close()
+    assert desk.warmd("samples", run.id).out.splitlines() == [
+        f"{run.id}  step 1: 2 episodes, mean reward 1",
+        "",
+        "prompt      ?=",
+        "step 1  reward 1  advantage 0.5  3 tokens  terminated after 2 turns  success",
+        "policy      7",
+        "environment low=",
+        "policy      8  reward 1",
+        "step 1  no reward  advantage 0.5  3 tokens  process_died after 1 turn",
+        "policy      f()",
+        "tool        no",
+        "            way",
+        "            RuntimeError: no more cards",
+    ]
+    assert [one["row"] for one in desk.rows("samples", run.id, "--task", "3")] == [3]
 
 
 def event(type: str, at: float, **fields: Any) -> dict[str, Any]:

@@ -29,13 +29,17 @@ from warmd.jobs.verify_trl.compare import Rounding, Side, Step, compare
 from warmd.jobs.verify_trl.training import verify
 
 SUPPORT = Path(tiny.__file__).parent
+GAMES = Path(__file__).parents[1] / "environments"
 
 
 def submitted(desk: Desk, model: Path, kind: str, *options: str) -> str:
     """Submit a job of a kind on the tiny model; no worker takes it."""
     folder = desk.home.path.parent
     prompts = [{"prompt": f"{n} and {n}", "answer": str(folder)} for n in range(20)]
-    if kind == "grpo":
+    if "--environment" in options:
+        data = ["--samples", "12", "--num-generations", "4", "--max-turn-length", "6"]
+        data += [word for letter in "abcdefghijklmnop" for word in ("--stop", letter)]
+    elif kind == "grpo":
         data = ["--dataset", sft_jobs.write(folder / "rows.jsonl", prompts), "--samples", "12"]
         data += ["--num-generations", "4", "--max-completion-length", "6"]
         data += [] if "--reward" in options else ["--reward", "behaviours:length"]
@@ -43,7 +47,7 @@ def submitted(desk: Desk, model: Path, kind: str, *options: str) -> str:
         known = sft_jobs.ROWS["prompt and completion"] if kind == "sft" else dpo_jobs.ROWS["texts"]
         data = [sft_jobs.write(folder / "rows.jsonl", known), "--batch-size", "2"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(SUPPORT)  # the module of the reward
+        patch.chdir(GAMES if "--environment" in options else SUPPORT)  # the module that it names
         done = desk.warmd("submit", kind, *data, "--model", str(model), *options)
     assert done.code == 0, done.err
     return done.out.strip()
@@ -72,6 +76,15 @@ def verified(desk: Desk, job_id: str, *options: str) -> Done:
             ],
             ["resample: 0 on both sides, not 2"],
             id="grpo",
+        ),
+        pytest.param(
+            "grpo",
+            [
+                *("--environment", "games:Digits", "--beta", "0.1", "--prompts-per-step", "2"),
+                *("--mask-truncated-completions", "--batch-size", "2"),
+            ],
+            ["mask_truncated_completions: False on both sides, not True"],
+            id="episodes",
         ),
     ],
 )

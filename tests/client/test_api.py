@@ -52,6 +52,23 @@ def test_a_wrong_option_is_refused_and_nothing_is_queued(session, options):
     assert session.jobs() == []
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"timeout_s": "1h"}, "timeout_s: must be a number of seconds above 0, got '1h'"),
+        ({"timeout_s": float("nan")}, "timeout_s: must be a number of seconds above 0, got nan"),
+        ({"retries": 1.5}, "retries: must be an integer of at least 0, got 1.5"),
+        ({"retries": -1}, "retries: must be an integer of at least 0, got -1"),
+        ({"front": "yes"}, "front: must be True or False, got 'yes'"),
+        ({"at": "tomorrow"}, "at: must be a datetime, got 'tomorrow'"),
+    ],
+)
+def test_how_a_job_is_queued_is_checked(session, options, given, words):
+    with pytest.raises(warmd.SpecError, match=words):
+        session.submit("grpo", **options, **given)
+    assert session.jobs() == []
+
+
 def test_jobs_are_listed_newest_first_and_filtered(session, options):
     one = session.submit("grpo", **options, name="lr-1", tags=["sweep"])
     two = session.submit("grpo", **options, after=one)

@@ -53,6 +53,31 @@ def test_parts_that_an_earlier_version_has_not_stored_have_their_defaults():
     assert Queueing.from_json({"front": True, "retries": 1}) == Queueing(front=True, retries=1)
 
 
+def test_numbers_of_another_type_are_those_that_an_earlier_version_took():
+    assert Queueing.from_json({"front": 1, "retries": 2.0}) == Queueing(front=True, retries=2)
+    assert Queueing.from_json({"front": 0, "retries": True}) == Queueing(retries=1)
+    found = Queueing.from_json({"timeout_s": 30, "needs": None})
+    assert (found.timeout_s, found.needs) == (30.0, {})
+    seconds = [Queueing.from_json({"timeout_s": text}).timeout_s for text in ("1h", "30")]
+    assert seconds == [3600.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"front": "yes"},
+        {"retries": []},
+        {"at": 5},
+        {"at": "soon"},
+        {"timeout_s": "x"},
+        {"needs": {"gpu": 2}},
+    ],
+)
+def test_a_damaged_part_is_named(stored):
+    with pytest.raises(ValueError, match=next(iter(stored))):
+        Queueing.from_json(stored)
+
+
 def test_a_delay_becomes_a_time_by_the_clock_of_redis():
     assert Queueing(delay_s=60.0).begun_at(1_000.0) == Queueing(
         at=datetime.fromtimestamp(1_060.0, UTC)

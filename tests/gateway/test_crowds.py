@@ -12,6 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import psutil
 import pytest
+from followers import Training
 from gateways import Answerer, Gateway
 from waiting import wait_until
 from watch import Watch
@@ -57,6 +58,7 @@ CROWDS: dict[str, tuple[int, bytes, bool]] = {
         True,
     ),
     "streams": (2100, get("/v1/warmd/overview/stream", KNOWN), False),
+    "streams of one job": (2100, get("/v1/warmd/jobs/JOB/events/stream", KNOWN), False),
     "slow bodies": (2100, post("/v1/completions", "{", 60_000, KNOWN), False),
     "slow logins without token": (2100, post("/v1/warmd/login", "{", 4000), False),
     "large logins without token": (500, post("/v1/warmd/login", "[" * 9000, 9000), True),
@@ -114,7 +116,9 @@ def gateway(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.mark.parametrize("name", CROWDS)
 def test_a_crowd_does_not_keep_completions_waiting(gateway: Gateway, name: str) -> None:
     number, sent, again = CROWDS[name]
-    crowd = Crowd(gateway, number, sent, again=again)
+    job = Training(gateway)
+    job.log(500, note="a" * 100)
+    crowd = Crowd(gateway, number, sent.replace(b"JOB", job.id.encode()), again=again)
     watch = Watch(gateway, VICTIM)
 
     def complete() -> None:
@@ -127,9 +131,12 @@ def test_a_crowd_does_not_keep_completions_waiting(gateway: Gateway, name: str) 
         wait_until(lambda: crowd.opened >= number, timeout_s=60)
         assert post() == 200  # behind all of them
         with watch:
-            assert [post() for _ in range(20)] == [200] * 20
+            for _ in range(20):
+                job.log(10)
+                assert post() == 200
 
     asyncio.run(crowd.during(complete))
+    job.end()
     watch.check()
 
 

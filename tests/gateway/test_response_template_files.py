@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,13 +43,6 @@ FAMILY = {
         "content": {"close": "<|im_end|>"},
     },
 }
-TOOL = copy.deepcopy(tool_chats.TOOLS[0])
-TOOL["function"]["parameters"] = {  # which ends soon
-    "type": "object",
-    "properties": {"a": {"enum": [1, 2]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +78,7 @@ def ask(daemon: Daemon, **options: Any) -> Any:
             model="mine",
             **{
                 "messages": [{"role": "user", "content": "1+2?"}],
-                "tools": [TOOL],
+                "tools": [tool_chats.SHORT_TOOL],
                 "tool_choice": "required",
                 "max_tokens": 100,
                 **options,

@@ -37,6 +37,7 @@ LIMITS_S = {  # in the order in which they run
     "determinism": 80,
     "sticky": 40,
     "recovery": 130,
+    "kinds": 150,
     "benchmarks": 200,
 }
 _WORDS = {True: "ok", False: "BAD", None: "info"}

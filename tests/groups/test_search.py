@@ -43,6 +43,12 @@ def points_of(desk, sweep_id: str) -> list[dict[str, float]]:
     return SweepFolder(desk.home, sweep_id).state().points
 
 
+def test_a_mean_beyond_float64_is_none(desk):
+    folder = SweepFolder(desk.home, planned(desk, **SEARCH))
+    folder.update(scores={"0": math.inf, "1": 0.5})
+    assert folder.state().scores == {"0": None, "1": 0.5}
+
+
 def test_ranges_are_read_and_values_rounded_within_them():
     options = SweepOptions.parse({**SEARCH, "trials": "7"}, GrpoSpec)
     assert options.ranges == {"learning_rate": Range(1e-6, 1e-2, log=True, is_integer=False)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -149,6 +150,10 @@ def test_a_group_that_does_not_fail_is_not_changed(rewards):
     assert first_token(other) == 5
 
 
+def restored(row: int, stored: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(PROMPTS[row], **stored)
+
+
 def test_the_latest_successes_are_kept_and_a_prompt_gets_its_own():
     buffer = ReplayBuffer(2, RewardWeights([1.0]))
     buffer.apply(3, group(1, 1, 1, 0.1, tokens=20), 0.0)  # 20 is the oldest, 23 is no success
@@ -168,13 +173,13 @@ def test_the_buffer_of_a_checkpoint_is_the_same_as_before():
     for tokens in (10, 20, 30):
         buffer.apply(3, group(1, 0, tokens=tokens), 0.0)
     file = io.BytesIO()
-    torch.save(buffer.state(), file)
+    torch.save(buffer.state(lambda one: {"text": one.text}), file)
     file.seek(0)
     again = ReplayBuffer(3, RewardWeights([1.0]))
-    again.load_state(torch.load(file, weights_only=True), PROMPTS)
+    again.load_state(torch.load(file, weights_only=True), restored)
     assert again._stored == buffer._stored
     empty = ReplayBuffer(3, RewardWeights([1.0]))
-    again.load_state(empty.state(), PROMPTS)
+    again.load_state(empty.state(lambda _: {}), restored)
     assert not again._stored
 
 
@@ -188,7 +193,7 @@ def test_the_buffer_of_an_earlier_version_is_read():
         "logps": torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64),
         "entropies": torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64),
     }
-    stored.load_state(former, PROMPTS)
+    stored.load_state(former, restored)
     kept = [*stored._stored[3], *stored._stored[1]]
     first, second = Segment([7, 8], [0.25, 0.5], [-1.0, -2.0]), Segment([9], [0.75], [-3.0])
     assert kept == [

@@ -163,4 +163,4 @@ def test_all_prompts_of_a_data_set_must_be_enough_for_a_step(tmp_path):
 def test_a_path_is_that_of_the_shell_it_was_written_in(tmp_path):
     assert spec(dataset="a.jsonl").located(tmp_path).dataset == str(tmp_path / "a.jsonl")
     assert spec(dataset="/a.jsonl").located(tmp_path).dataset == "/a.jsonl"
-    assert spec().located(tmp_path).dataset == "arithmetic"
+    assert spec().located(tmp_path).source == "arithmetic"

@@ -173,7 +173,7 @@ def test_evaluations_need_held_out_prompts(option):
 
 def test_a_resume_packs_as_before_however_much_memory_there_is_now(tmp_path, monkeypatch):
     def packs_of(number: int) -> None:
-        monkeypatch.setattr("warmd.jobs.sequences.passes.tokens_that_fit", lambda *_: number)
+        monkeypatch.setattr("warmd.jobs.sequences.passes.tokens_that_fit", lambda *_, **__: number)
 
     packs_of(20)
     run(spec(), tiny.surroundings(tmp_path / "whole").ctx)

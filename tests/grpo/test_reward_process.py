@@ -304,5 +304,7 @@ def test_a_full_disk_leaves_whole_steps_in_the_log_and_is_reported(tmp_path, mon
 
 
 def test_the_option_of_earlier_versions_is_refused_with_what_replaces_it(tmp_path):
-    with pytest.raises(SpecError, match=r"^reward_log: is no more: .* `warmd samples JOB --json`"):
+    with pytest.raises(
+        SpecError, match=r"^reward_log: is no longer an option: .* `warmd samples JOB --json`"
+    ):
         spec(reward_log="new.jsonl").located(tmp_path).check_inputs(None)

@@ -14,7 +14,10 @@ from warmd.jobs import run_function, spec_class
 from warmd.jobs.errors import JobFailed, SpecError
 
 TESTS = Path(__file__).parents[1]
-CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+CHAT = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 # Options that are tried by tests of their own.
 ELSEWHERE = {
     "infer": {
@@ -36,6 +39,15 @@ ELSEWHERE = {
     },
     "eval": {
         **dict.fromkeys(("examples", "examples_dataset"), "eval/test_gsm8k.py"),
+        **dict.fromkeys(
+            ("concurrency", "max_turns", "timeout_reward", "environment_attempts"),
+            "eval/test_environments.py",
+        ),
+        **dict.fromkeys(
+            ("environment_timeout", "environment_reset_timeout", "environment_step_timeout"),
+            "grpo/test_environments.py",
+        ),
+        "environment_memory": "grpo/test_environments.py",
         "maj_k": "eval/test_eval.py",
         "task": "eval/test_gsm8k.py",
         "reward_timeout": "eval/test_eval.py",
@@ -49,6 +61,7 @@ ELSEWHERE = {
     },
 }
 SAMPLED = {"temperature": 1.0}
+PLAYED = {"environment": "demo:higher-lower", "dataset": None, "samples": 3}
 CASES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     "infer": {
         "prompt": ("2+2=", {}),
@@ -99,6 +112,8 @@ CASES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "custom_format_pattern": (".", {"reward": ["custom"]}),
         "custom_format_bonus": (3.0, {"reward": ["custom"], "custom_format_pattern": "."}),
         "pass_k": ([2], {**SAMPLED, "repeats": 2}),
+        "environment": ("demo:higher-lower", {"dataset": None, "samples": 3}),
+        "max_turn_length": (2, PLAYED),
     },
 }
 FILES: dict[str, list[Any]] = {

@@ -18,8 +18,8 @@ from warmd.jobs.infer import answering
 from warmd.jobs.infer.forced_calls import CallForm, NoGrammar
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
-from warmd.jobs.infer.replies import Reply
 from warmd.jobs.models.chat_templates import ChatTemplate
+from warmd.jobs.models.replies import Reply
 from warmd.jobs.models.response_templates import described
 
 PARAMETERS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,16 +17,9 @@ from warmd.jobs.errors import JobFailed
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
 
-TOOL = copy.deepcopy(tool_chats.TOOLS[0])
-TOOL["function"]["parameters"] = {  # which ends soon
-    "type": "object",
-    "properties": {"a": {"enum": [1, 2]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
 ASKED = {
     "messages": '[{"role": "user", "content": "1+2?"}]',
-    "tools": json.dumps([TOOL]),
+    "tools": json.dumps([tool_chats.SHORT_TOOL]),
     "reply": "message",
     "tool_choice": "required",
     "seed": 1,

@@ -10,7 +10,7 @@ import pytest
 import trl.chat_template_utils as trl
 from transformers.utils.chat_parsing import parse_response
 
-from warmd.jobs.infer.replies import Delta, Reply
+from warmd.jobs.models.replies import Delta, Reply
 
 TOOLS: list[Any] = [
     {

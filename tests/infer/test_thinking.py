@@ -13,7 +13,7 @@ from warmd.jobs.engine.thinking import Thinking, ThinkingBudget
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
-from warmd.jobs.infer.replies import thinking_tags
+from warmd.jobs.models.replies import thinking_tags
 from warmd.jobs.models.response_templates import described
 
 MESSAGES = '[{"role": "user", "content": "How long?"}]'
@@ -31,9 +31,10 @@ def answer(qwen: tiny.Surroundings, **options: Any) -> Any:
 
 
 def thinker(qwen: tiny.Surroundings) -> dict[str, Any]:
-    """Options by which the model never ends its thinking: a logit bias."""
+    """Options by which the model neither ends its thinking nor begins it again: a logit bias."""
     vocabulary = qwen.ctx.models.take("demo").tokenizer.get_vocab()
-    return {"logit_bias": orjson.dumps({str(vocabulary["</think>"]): -100}).decode()}
+    bias = {str(vocabulary[tag]): -100 for tag in ("<think>", "</think>")}
+    return {"logit_bias": orjson.dumps(bias).decode()}
 
 
 def test_the_end_token_is_forced_each_time_that_thinking_begins_again(qwen):

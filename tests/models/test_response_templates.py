@@ -12,8 +12,8 @@ import pytest
 import tool_chats
 import trl.chat_template_utils as trl
 
-from warmd.jobs.infer.replies import Reply
-from warmd.jobs.infer.response_parser import LIMIT_S, SEARCH_S, TooSlow
+from warmd.jobs.models.replies import Reply
+from warmd.jobs.models.response_parser import LIMIT_S, SEARCH_S, TooSlow
 from warmd.jobs.models.response_templates import MOST_BYTES, described, read, replaced_by_file
 
 OF_TRL = {name: one for name, one in vars(trl).items() if name.endswith("_template") and

@@ -70,7 +70,7 @@ def kind_options(kind: str) -> list[str]:
     options = {option.name: option for option in options_of(kind_command(kind))}
     rows = []
     for name, info in spec_class(kind).options().items():
-        if info.is_former:
+        if info.former is not None:
             continue
         about, default = plain(options[name].help).rstrip("]").rsplit("default: ", 1)
         what, _, takes = about.rstrip("; [").partition("  [")

@@ -162,6 +162,14 @@ ALLOWED = {
         "jobs.models",
         "jobs.user_code",
     ),
+    "jobs.environments": (
+        *CONTRACT,
+        "jobs.data",
+        "jobs.files",
+        "jobs.models",
+        "jobs.rewards",
+        "jobs.user_code",
+    ),
     "jobs.models": (*CONTRACT, "configs", "jobs.files", "jobs.user_code"),
     "jobs.training": (
         *CONTRACT,

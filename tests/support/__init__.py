@@ -4,7 +4,7 @@ A running daemon: `daemons` (a home, real processes, a tiny model), `disturbing`
     processes, hold a job at a step), `behaviours` (rewards that wait or break), `drill`
 Redis and a home without a daemon: `desks`, `ended_jobs` (thousands of jobs), `worked_sweeps`
 One process, the test acting as the others: `workplaces` (a worker), `gateways`,
-    `gateway_requests`, `watch` (a gateway's latency and memory)
+    `gateway_requests`, `followers` (of a job's events), `watch` (a gateway's latency and memory)
 Commands: `shell` (in the process of the test), `terminal` (on a pseudo-terminal)
 Other users of the machine: `other_users`; a stranger on the network of ranks: `gloo_stranger`;
     the sockets at which processes listen: `listeners`
@@ -16,8 +16,8 @@ Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (
     `process_limits` (no more threads, no memory), `power` (a disk that loses what was not flushed)
 A browser: `browser`, `dashboard`, `web_pages` (servers next to the gateway, a TLS proxy)
 Tiny models and data: `tiny`, `tiny_vision`, `cross_encoders`, `architectures`, `engines`,
-    `adapters`, `odd_tokenizers`, `gguf_models`, `tool_chats`, `prefill`, `packages` (kinds from
-    other packages)
+    `adapters`, `odd_tokenizers`, `gguf_models`, `tool_chats`, `scripted_policy`, `prefill`,
+    `packages` (kinds from other packages)
 What another program makes of a file: `llama_child`; environments for other clients and libraries:
     `environments`
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`

@@ -21,8 +21,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.grpo.batch import completion_order
+from warmd.jobs.grpo.completion_source import CompletionSource
+from warmd.jobs.grpo.judge import Judge
 from warmd.jobs.grpo.options import GrpoSpec
-from warmd.jobs.grpo.rollouts import GroupSampler, Judge
+from warmd.jobs.grpo.rollouts import GroupSampler
 from warmd.jobs.grpo.sampler import Sampler
 from warmd.jobs.grpo.step import Reinforcement
 from warmd.jobs.keyed_numbers import uniform
@@ -243,20 +245,20 @@ def _training(
         temperature=config.temperature,
         router_coefficient=router_coefficient(model, config),
     )
+    source = CompletionSource(
+        args=config,
+        model=model,
+        tokenizer=tokenizer,
+        sampler=Sampler(model, tokenizer, config, rollout_dtype=rollout_dtype),
+        judge=Judge(ctx, RewardCalls(functions, prompts), len(functions)),
+        prompts=prompts,
+    )
     task = Task(
         ctx=ctx,
         args=config,
         model=model,
         reference=reference,
-        groups=GroupSampler(
-            ctx=ctx,
-            args=config,
-            model=model,
-            tokenizer=tokenizer,
-            sampler=Sampler(model, tokenizer, config, rollout_dtype=rollout_dtype),
-            judge=Judge(ctx, RewardCalls(functions, prompts), len(functions)),
-            prompts=prompts,
-        ),
+        groups=GroupSampler(source, config, ranks=ctx.ranks),
         scorer=scorer,
         rewards=list(functions),
         data={"data": "", "columns": ""},

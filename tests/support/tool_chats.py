@@ -32,6 +32,19 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
+# With arguments that end soon, whatever a model writes.
+SHORT_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        **TOOLS[0]["function"],
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 def source_of(family: str) -> str:

@@ -6,18 +6,23 @@ operation between it and the CPU fails, and so does reading a value from the dev
 
 from __future__ import annotations
 
+import copy
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+import transformers
 from engines import make, prompt
 from group_trainers import train, trainer
 from needs import needs
+from peft import LoraConfig, get_peft_model
 
 from warmd.daemon.fork.placement import Placement
 from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder
@@ -29,10 +34,15 @@ from warmd.jobs.engine.cuda_graphs import Graphs
 from warmd.jobs.engine.cuda_steps import SHORTEST, CudaSteps, KVSlots
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
+from warmd.jobs.engine.layers import text_model
+from warmd.jobs.engine.low_rank import Adapter
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.sampler import Sampler
+from warmd.jobs.mlm.model import model_to_train
+from warmd.jobs.mlm.options import MlmSpec
 from warmd.jobs.sequences.attention import packed_attention
 from warmd.jobs.sequences.packs import Pack
 from warmd.jobs.sequences.passes import score_pack
@@ -147,6 +157,54 @@ def test_text_after_images_has_the_positions_of_the_decoders_pass(model):
     step(decoders, [(sequence, prompt(60))])
     for token in prompt(3, 1):
         step(decoders, [(sequence, [token])], offset=-24)
+
+
+@torch.inference_mode()
+def test_sequences_with_an_adapter_keep_it_beside_those_without(model):
+    decoders = both(model)
+    adapter = adapter_of(model)
+    adapted, plain = Twins(decoders), Twins(decoders)
+    step(decoders, [(adapted, prompt(9))], adapter=adapter)
+    step(decoders, [(plain, prompt(4, 4))])
+    for token in prompt(4, 1):
+        own = step(decoders, [(adapted, [token])], adapter=adapter)
+        step(decoders, [(plain, [token])])
+    again = Twins(decoders)
+    step(decoders, [(again, prompt(9))])
+    for token in prompt(4, 1):
+        without = step(decoders, [(again, [token])])
+    assert not torch.allclose(own, without, atol=1e-2)
+
+
+def adapter_of(model: Any) -> Adapter:
+    """An adapter whose updates are as large as the weights."""
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an attribute that transformers deprecates
+        adapted = get_peft_model(copy.deepcopy(model), config)
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return Adapter.served(text_model(adapted).layers)
+
+
+@torch.inference_mode()
+def test_refreshed_fixed_steps_have_the_current_weights_in_the_same_memory():
+    model = make("Qwen2", initializer_range=0.3)
+    stepping = Decoder(model, make=CastLinear, use_cuda_steps=True)
+    places = [linear._weight.data_ptr() for linear in stepping.linears]  # type: ignore[attr-defined]
+    for change in (None, 0.1, 0.1):
+        if change is not None:
+            for weight in model.parameters():
+                weight.data.add_(change * torch.randn_like(weight))
+            stepping.refresh()
+        decoders = Decoder(model, make=CastLinear), stepping
+        sequence = Twins(decoders)
+        step(decoders, [(sequence, prompt(12))])
+        for token in prompt(3, 1):
+            step(decoders, [(sequence, [token])])
+    assert places == [linear._weight.data_ptr() for linear in stepping.linears]  # type: ignore[attr-defined]
 
 
 @torch.inference_mode()
@@ -353,6 +411,22 @@ def test_a_training_job_gets_its_own_model_on_the_device(tmp_path):
     assert not {id(t) for t in _tensors(one.model)} & {id(t) for t in _tensors(other.model)}
 
 
+@pytest.mark.parametrize("architecture", ["code-graph", "bert"])
+def test_a_new_model_is_created_on_the_device(tmp_path, architecture):
+    if architecture == "bert":
+        config = transformers.BertConfig(
+            hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1
+        )
+        config.save_pretrained(tmp_path)
+        architecture = str(tmp_path)
+    objective = "mlm+mnm" if architecture == "code-graph" else "mlm"
+    spec = MlmSpec.parse({"architecture": architecture, "objective": objective})
+    tokenizer = tiny.tokenizer()
+    tokenizer.mask_token = tokenizer.pad_token
+    made = model_to_train(spec, None, tokenizer, is_trained=True, device="meta")
+    assert {weight.device.type for weight in _tensors(made)} == {"meta"}
+
+
 def _tensors(model: Any) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
@@ -404,6 +478,35 @@ def test_grpo_with_bfloat16_trains_weights_of_float32(tmp_path):
     assert len(logged) == 5
     assert {weight.dtype for weight in weights} == {torch.float32}
     assert any(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_policy_is_sampled_with_its_current_weights_in_every_step(tmp_path, monkeypatch, beta):
+    """With a reference the policy shares its weights until the first update moves them."""
+
+    def trained(folder: Path) -> list[torch.Tensor]:
+        model = make("Qwen2", initializer_range=0.3, vocab_size=len(tiny.tokenizer()))
+        folder.mkdir()
+        made = trainer("warmd", folder, model, beta=beta, learning_rate=0.05)
+        made.args.bf16 = True
+        if beta:
+            reference = made.task._reference
+            for weight, its in zip(made.model.parameters(), reference.parameters(), strict=True):
+                weight.data = its.data
+        return train(made)[1]
+
+    found = trained(tmp_path / "kept")
+    kept, anew = Sampler._current_steps, []
+
+    def current(sampler: Sampler) -> Decoder:
+        sampler._stepping = None
+        anew.append(kept(sampler))
+        return anew[-1]
+
+    monkeypatch.setattr(Sampler, "_current_steps", current)
+    wanted = trained(tmp_path / "anew")
+    assert len(anew) >= 5
+    assert all(map(torch.equal, found, wanted))
 
 
 def test_the_code_graph_encoder_has_nearly_the_same_losses_in_bfloat16():

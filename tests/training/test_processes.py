@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from processes import add_gradients, of_rank, run_apart
 from safetensors.torch import load_file
 
+from warmd.jobs.context import Context
 from warmd.jobs.dpo.kind import run as run_dpo
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo.kind import run as run_grpo
@@ -23,6 +25,7 @@ from warmd.jobs.sft.kind import run as run_sft
 from warmd.jobs.training.compare import is_timing
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+GAMES = str(Path(__file__).parents[1] / "environments")
 
 
 def grpo(folder: Path, **options: Any) -> Any:
@@ -38,6 +41,26 @@ def grpo(folder: Path, **options: Any) -> Any:
         "keep": 100,
     }
     return partial(run_grpo, GrpoSpec.parse(small | options))
+
+
+def episodes(folder: Path, **options: Any) -> Any:
+    small = {
+        "environment": "games:Digits",
+        "samples": 6,
+        "num_generations": 4,
+        "prompts_per_step": 3,
+        "max_turn_length": 6,
+        "stop": [*"abcdefghijklmnopqrstuvwxyz "],
+        "learning_rate": 1e-3,
+        "save_every": 2,
+        "steps": 4,
+        "keep": 100,
+    }
+    return partial(play, GrpoSpec.parse(small | options))
+
+
+def play(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
+    return run_grpo(spec, replace(ctx, code_folders=(GAMES,)))
 
 
 def sft(folder: Path, **options: Any) -> Any:
@@ -102,6 +125,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "grpo, reward process": (grpo, {"reward_timeout": 60, "loss_type": "grpo"}),
     "grpo, logged values": (grpo, {"reward": ["processes:logs_odd_values"]}),
+    "grpo, episodes": (episodes, {}),
+    "grpo, episodes, replay": (
+        episodes,
+        {"environment": "games:RareDigits", "resample": 2, "replay": 2, "eval_samples": 3},
+    ),
     "mlm": (mlm, {"batch_size": 3}),
 }
 
@@ -112,7 +140,9 @@ OTHERS = pytest.mark.nightly(
 MARKS: dict[str, Any] = {
     "mlm": [],
     "grpo, beta": [],
-    **dict.fromkeys(("sft", "dpo", "grpo", "grpo, logged values"), pytest.mark.slow),
+    **dict.fromkeys(
+        ("sft", "dpo", "grpo", "grpo, logged values", "grpo, episodes"), pytest.mark.slow
+    ),
 }
 EACH = [pytest.param(case, marks=MARKS.get(case, OTHERS), id=case) for case in CASES]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
@@ -116,15 +116,18 @@ async def stream_job_events(
     return live.response(_events_of(state, job_id, seen))
 
 
-async def _events_of(state: AppState, job_id: str, after: int) -> AsyncIterator[bytes]:
+async def _events_of(state: AppState, job_id: str, after: int) -> AsyncGenerator[bytes, None]:
     shown = None
-    async for item in state.event_reader.follow(job_id, after=after):
-        if not isinstance(item, JobState):
-            yield live.event(item, id=item["seq"])
-        elif item != shown:
-            shown = item
-            found = {"status": item.status, "position": item.position}
-            yield live.event(found, name="state")
+    async for items in state.event_reader.follow(job_id, after=after, is_paced=True):
+        parts = []
+        for item in items:
+            if not isinstance(item, JobState):
+                parts.append(live.event(item, id=item["seq"]))
+            elif item != shown:
+                shown = item
+                found = {"status": item.status, "position": item.position}
+                parts.append(live.event(found, name="state"))
+        yield b"".join(parts) or live.SILENT
     yield live.event({}, name="end")
 
 

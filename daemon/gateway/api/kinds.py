@@ -90,7 +90,7 @@ def _kind(kind: str) -> dict[str, Any]:
         "judged_by": list(spec.judged_by) if issubclass(spec, TrainingSpec) else [],
         "options": [_option(info) for info in methods.options_over_http(kind, http).values()],
         "defaults": {
-            name: _default(info) for name, info in spec.options().items() if not info.is_former
+            name: _default(info) for name, info in spec.options().items() if info.former is None
         },
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
@@ -82,14 +81,7 @@ async def stream_overview(state: StateDep) -> Response:
     A change has the keys of the overview that changed; its `jobs` has the jobs that changed. Every
     connection begins with a snapshot, so nothing is missed by connecting again.
     """
-    return live.response(_parts(state, _may(state)))
-
-
-async def _parts(state: AppState, may: list[str]) -> AsyncIterator[bytes]:
-    name = "snapshot"
-    async for part in state.overview.watch():
-        yield live.event({**part, "may": may} if name == "snapshot" else part, name=name)
-        name = "change"
+    return live.response(state.overview.watch(may=_may(state)))
 
 
 def _may(state: AppState) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from ....jobs.environments.tasks import SEEDS
 from ....jobs.errors import NotFound
 from ....jobs.ids import is_job_id, kind_of
 from ...client.client import Client
@@ -66,7 +67,9 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
         "status": status,
         "model": spec["model"] or spec["architecture"],
         "fine_tuned_model": job_id if status == "succeeded" and made.is_dir() else None,
-        "training_file": about.get("training_file") or spec[http.training_file],
+        "training_file": about.get("training_file")
+        or spec[http.training_file]
+        or (SEEDS if spec.get("environment") else http.builtin_data),
         "validation_file": about.get("validation_file")
         or (http.validation_file and spec[http.validation_file]),
         "method": method,

@@ -20,7 +20,7 @@ from ....jobs import spec_class
 from ....jobs.errors import NotFound
 from ....jobs.ids import kind_of
 from ..http.errors import CLIENT_DISCONNECTED, ApiError, unavailable
-from .event_reader import JobState
+from .event_reader import Item, JobState
 from .state import AppState
 from .submitter import Submission
 from .waiters import Caller, disconnected
@@ -136,7 +136,7 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
     Each execution begins with `Begun`. Raises ApiError when the job ends without a result.
     """
     sent, execution, begun, failure = _Sent(), None, None, None
-    async for item in state.event_reader.follow(job_id):
+    async for item in _items(state, job_id):
         if isinstance(item, JobState):
             if not item.has_ended:
                 yield item
@@ -171,6 +171,12 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
                     ) from None
                 if new is not None:
                     yield new
+
+
+async def _items(state: AppState, job_id: str) -> AsyncGenerator[Item, None]:
+    async for items in state.event_reader.follow(job_id):
+        for item in items:
+            yield item
 
 
 async def _stored_result(state: AppState, job_id: str) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 One blocking XREAD waits for the events of all jobs, and one pipeline every 0.5 s reads their
 statuses and queue positions. A thread or connection per request would cost more than the request.
+
+The stream of a job is read once for all who follow it. Who begins later, or falls behind, reads
+what it lacks from the file, piece by piece, and goes on with the stream; pages share a thread for
+that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +31,7 @@ from ...queue.clients import async_client
 from ...queue.jobs import Job, status_of
 from ...runs import events
 from ..http.errors import unavailable
+from .inbox import SILENCE_S, Inbox, Pace
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +39,8 @@ _BLOCK_MS = 5_000  # longest wait of one XREAD; a new follower ends it
 _POLL_S = 0.5  # between two reads of the statuses and the queue
 _RECONNECT_S = 0.2  # between two tries to reach Redis
 _BATCH = 1000  # events per stream and reply
-_UNREAD = 1000  # items per follower; further events are read from the file
+_UNREAD = 1000  # events per follower; further ones are read from the file
+_PIECE = 16 * 1024  # bytes of the file, or a longer line
 _REQUIRED = {"seq", "execution", "type", "time"}  # fields of every event
 
 
@@ -52,83 +58,153 @@ class JobState:
 
 _CONNECTIONS = 10  # one for the blocking read, one for the state of jobs
 
-Item = dict[str, Any] | JobState
-_Inbox = asyncio.Queue[Item | None]  # None: the gateway stops
+InThread = Callable[..., Awaitable[Any]]
+
+Event = dict[str, Any]
+Item = Event | JobState
+
+
+class _Job:
+    """A job that is followed."""
+
+    def __init__(self, seq: int) -> None:
+        self.followers: set[Inbox[Event]] = set()
+        self.seq = seq  # of the last event read
+        self.is_readable = True  # False: its key in Redis is not a stream
+        self.state: JobState | None = None  # None: not read yet
+
+    def deliver(self, event: Event) -> None:
+        for inbox in self.followers:
+            if not inbox.is_full:  # else its client is slow
+                inbox.put(event)
+
+    def enter(self, state: JobState) -> None:
+        if state != self.state:
+            self.state = state
+            for inbox in self.followers:
+                inbox.wake()
 
 
 class EventReader:
     """Delivers events and states of jobs to their followers."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(
+        self, client: Client, in_thread: InThread, in_page_thread: InThread, pace: Pace
+    ) -> None:
+        """`in_page_thread` and `pace`: of the followers that ask for turns."""
         self._client = client
+        self._in_thread = in_thread
+        self._in_page_thread = in_page_thread
+        self._pace = pace
         self._redis = async_client(
             client.url,
             max_connections=_CONNECTIONS,
             socket_timeout=_BLOCK_MS / 1000 + 5,  # longer than a blocking read
             retry=Retry(NoBackoff(), 0),  # a reconnect would change the client id of the reader
         )
-        self._inboxes: dict[str, list[_Inbox]] = defaultdict(list)
-        self._cursors: dict[str, int] = {}  # job -> seq of the last event read
+        self._jobs: dict[str, _Job] = {}
         self._queue_key = client.store.queue(INFER).key
-        self._read_number = 0  # of the current XREAD, which includes every earlier follower
+        self._read_number = 0  # of the current XREAD, which includes every earlier job
         self._reader_id: int | None = None  # client id, set while XREAD waits
         self._wanted = asyncio.Event()
-        self._is_stale = asyncio.Event()  # the current XREAD lacks a follower
+        self._is_stale = asyncio.Event()  # the current XREAD lacks a job
         self._poll_soon = asyncio.Event()
 
     # --- for requests -----------------------------------------------------------------------
 
-    async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[Item, None]:
-        """Yield the job's events with seq above `after`, and its states, until it ends.
+    async def follow(
+        self, job_id: str, *, after: int = 0, is_paced: bool = False
+    ) -> AsyncGenerator[list[Item], None]:
+        """Yield the job's events with seq above `after`, and its new states, until it ends.
 
-        The last item is the event `finished`, or the JobState of an ended job. Raises ApiError when
-        the gateway stops.
+        They come in lists: all that is there. The state comes again every SILENCE_S; where it is
+        not known, an empty list after as much silence. The last item is the event `finished`, or
+        the JobState of an ended job. `is_paced`: in turns with others, for pages. Raises ApiError
+        when the gateway stops.
         """
-        path = self._client.home.runs / job_id / "events.jsonl"
-
-        def missed() -> list[dict[str, Any]]:
-            return list(events.read(path, after=after))
-
-        with self._inbox(job_id, after) as inbox:
+        with self._inbox(job_id, after, is_paced) as (job, inbox):
+            shown: JobState | None = None
+            shown_at = 0.0
+            is_behind = job.seq > after
             while True:
-                item = await inbox.get()
-                if item is None:
+                state = job.state
+                has_ended = state is not None and state.has_ended  # and its events are written
+                if is_behind or has_ended:
+                    async for past in self._past(job_id, after, inbox, is_paced):
+                        yield [*past]
+                        if self._has_finished(past):
+                            return
+                        after = past[-1]["seq"]
+                if state is not None and has_ended:
+                    yield [state]
+                    return
+
+                taken = await inbox.take()
+                if taken is None:
                     raise unavailable(f"the daemon is stopping; {job_id} stays in the queue")
-                if isinstance(item, JobState):
-                    fresh = await asyncio.to_thread(missed) if item.has_ended else []
-                elif item["seq"] <= after:
-                    continue
-                else:
-                    # Events missing from the stream (lost or trimmed) are in the file.
-                    has_gap = item["seq"] > after + 1
-                    fresh = await asyncio.to_thread(missed) if has_gap else [item]
-                for event in fresh:
-                    after = event["seq"]
-                    yield event
-                    if event["type"] == "finished":
+                fresh = _successive(taken, after)
+                after += len(fresh)
+                is_behind = job.seq > after  # the stream lacks some, or the inbox was full
+                items: list[Item] = [*fresh]
+                state = job.state
+                now = time.monotonic()
+                is_new = state != shown or now - shown_at >= SILENCE_S
+                if state is not None and is_new and not state.has_ended:
+                    items.append(state)
+                    shown, shown_at = state, now
+                if items or state is None:
+                    yield items
+                    if self._has_finished(fresh):
                         return
-                    if event["type"] in events.TERMINAL:
-                        self._poll_soon.set()
-                if isinstance(item, JobState):
-                    yield item
-                    if item.has_ended:
-                        return
+
+    def _has_finished(self, found: list[Event]) -> bool:
+        types = {event["type"] for event in found}
+        if not types.isdisjoint(events.TERMINAL):
+            self._poll_soon.set()
+        return "finished" in types
+
+    async def _past(
+        self, job_id: str, after: int, inbox: Inbox[Event], is_paced: bool
+    ) -> AsyncGenerator[list[Event], None]:
+        """Yield the events with seq above `after` that are in the file, or only in the stream."""
+        in_thread = self._in_page_thread if is_paced else self._in_thread
+        path = self._client.home.runs / job_id / "events.jsonl"
+        offset = 0
+        while True:
+            found, offset = await in_thread(events.read_piece, path, offset, after, _PIECE)
+            found = found or await self._in_stream(job_id, after)
+            if not found:
+                return
+            await inbox.turn()
+            yield found
+            after = found[-1]["seq"]
+
+    async def _in_stream(self, job_id: str, after: int) -> list[Event]:
+        """Return events right behind number `after` that the stream has."""
+        try:
+            entries: Any = await self._redis.xrange(
+                keys.events(job_id), min=f"({after}-0", count=_BATCH
+            )
+        except redis.RedisError:  # it is tried again
+            return []
+        return _successive(_events_of(job_id, entries), after)
 
     @contextmanager
-    def _inbox(self, job_id: str, after: int) -> Iterator[_Inbox]:
-        inbox: _Inbox = asyncio.Queue(_UNREAD)
-        self._inboxes[job_id].append(inbox)
-        # Read from the new follower's position; others skip events that they have seen.
-        self._cursors[job_id] = min(after, self._cursors.get(job_id, after))
+    def _inbox(
+        self, job_id: str, after: int, is_paced: bool
+    ) -> Iterator[tuple[_Job, Inbox[Event]]]:
+        inbox: Inbox[Event] = Inbox(_UNREAD, self._pace if is_paced else None)
+        if (job := self._jobs.get(job_id)) is None:
+            job = self._jobs[job_id] = _Job(after)
+            self._is_stale.set()
+        job.followers.add(inbox)
         self._wanted.set()
-        self._is_stale.set()
         try:
-            yield inbox
+            yield job, inbox
         finally:
-            self._inboxes[job_id].remove(inbox)
-            if not self._inboxes[job_id]:
-                del self._inboxes[job_id]
-                self._cursors.pop(job_id, None)
+            job.followers.remove(inbox)
+            if not job.followers:
+                del self._jobs[job_id]
 
     # --- the three loops --------------------------------------------------------------------
 
@@ -152,7 +228,11 @@ class EventReader:
             while True:
                 await self._until_followed()
                 self._read_number += 1
-                positions = {keys.events(job_id): seq for job_id, seq in self._cursors.items()}
+                positions = {
+                    keys.events(job_id): job.seq
+                    for job_id, job in self._jobs.items()
+                    if job.is_readable
+                }
                 if not positions:  # only jobs whose events are read from the file
                     await asyncio.sleep(_POLL_S)
                     continue
@@ -170,7 +250,7 @@ class EventReader:
                     self._reader_id = None
                 for raw_key, entries in found or ():
                     key = keys.text(raw_key)
-                    self._deliver(key.removeprefix(keys.events("")), entries, positions[key])
+                    self._deliver(keys.job_of_events(key), entries, positions[key])
 
     async def _leave_out_foreign(self, keys_read: list[str]) -> None:
         """Drop keys that are not streams: one of them makes the whole XREAD fail."""
@@ -184,7 +264,8 @@ class EventReader:
         ]
         for key in foreign:
             log.warning("http: %s: must be a stream, got another type", key)
-            self._cursors.pop(key.removeprefix(keys.events("")), None)
+            if (job := self._jobs.get(keys.job_of_events(key))) is not None:
+                job.is_readable = False
         if not foreign:  # another error, possibly temporary
             await asyncio.sleep(_RECONNECT_S)
 
@@ -205,18 +286,17 @@ class EventReader:
                 await asyncio.sleep(0.001)
 
     def _deliver(self, job_id: str, entries: list[Any], position: int) -> None:
-        if job_id not in self._cursors:
+        job = self._jobs.get(job_id)
+        if job is None or job.seq != position:  # followed anew meanwhile, from elsewhere
             return
-        if self._cursors[job_id] == position:  # otherwise a new follower has reset it
-            self._cursors[job_id] = _seq_of(entries[-1])
+        job.seq = _seq_of(entries[-1])
         for event in _events_of(job_id, entries):
-            for inbox in self._inboxes[job_id]:
-                _put(inbox, event)
+            job.deliver(event)
 
     async def _poll_statuses(self) -> None:
         while True:
             await self._until_followed()
-            job_ids = list(self._inboxes)
+            job_ids = list(self._jobs)
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.lrange(self._queue_key, 0, -1)
             for job_id in job_ids:
@@ -225,9 +305,8 @@ class EventReader:
             places = {keys.text(job_id): place for place, job_id in enumerate(waiting, start=1)}
             for job_id, status in zip(job_ids, statuses, strict=True):
                 known = status_of(status)
-                job_state = JobState(None if known is None else known.value, places.get(job_id))
-                for inbox in self._inboxes.get(job_id, ()):
-                    _put(inbox, job_state)
+                if (job := self._jobs.get(job_id)) is not None:
+                    job.enter(JobState(None if known is None else known.value, places.get(job_id)))
             try:
                 await asyncio.wait_for(self._poll_soon.wait(), _POLL_S)
                 self._poll_soon.clear()
@@ -236,26 +315,18 @@ class EventReader:
                 pass
 
     async def _until_followed(self) -> None:
-        while not self._inboxes:
+        while not self._jobs:
             self._wanted.clear()
             await self._wanted.wait()
 
     def stop(self) -> None:
         """End every `follow` with an error."""
-        for inboxes in self._inboxes.values():
-            for inbox in inboxes:
-                while inbox.full():
-                    inbox.get_nowait()
-                inbox.put_nowait(None)
+        for job in self._jobs.values():
+            for inbox in job.followers:
+                inbox.close()
 
     async def close(self) -> None:
         await self._redis.aclose()
-
-
-def _put(inbox: _Inbox, item: Item) -> None:
-    # A full inbox belongs to a slow client: the next event reveals the gap, and states repeat.
-    if not inbox.full():
-        inbox.put_nowait(item)
 
 
 def _events_of(job_id: str, entries: list[Any]) -> list[dict[str, Any]]:
@@ -273,3 +344,13 @@ def _events_of(job_id: str, entries: list[Any]) -> list[dict[str, Any]]:
 def _seq_of(entry: Any) -> int:
     """Return the seq in an entry's id, whose form Redis guarantees."""
     return int(keys.text(entry[0]).partition("-")[0])
+
+
+def _successive(found: list[Event], after: int) -> list[Event]:
+    """Return the events with seq `after` + 1, `after` + 2, … up to the first that is missing."""
+    successive = []
+    for event in found:
+        if event["seq"] == after + 1:
+            successive.append(event)
+            after += 1
+    return successive

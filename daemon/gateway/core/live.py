@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
 from fastapi.responses import StreamingResponse
 
 from ..http.errors import frame, from_any
-from .sse import comment
 
-KEEP_ALIVE_S = 5.0  # of silence before a comment
 _RETRY_MS = 1000  # before a browser connects again
 
 # For the OpenAPI description of a stream.
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
 }
+
+
+def comment(text: str) -> bytes:
+    """Return a comment line, which clients skip; it keeps proxies from closing the connection."""
+    return f": {text}\n\n".encode()
+
+
+SILENT = comment("no news")
 
 
 def event(data: Any, *, id: int | None = None, name: str | None = None) -> bytes:
@@ -30,35 +35,20 @@ def event(data: Any, *, id: int | None = None, name: str | None = None) -> bytes
     return b"\n".join(lines) + b"\n\n"
 
 
-def response(events: AsyncIterator[bytes]) -> StreamingResponse:
-    """Stream events, and a comment where there is none for some seconds."""
+def response(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
+    """Stream events; an error after the first is one of them."""
     return StreamingResponse(
-        _kept_alive(events),
+        _ended(events),
         media_type="text/event-stream",
         headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
     )
 
 
-async def _kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    following: asyncio.Future[bytes] | None = None
+async def _ended(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     try:
-        while True:
-            if following is None:
-                following = asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({following}, timeout=KEEP_ALIVE_S)
-            if not done:
-                yield comment("no news")
-                continue
-            try:
-                yield following.result()
-            except StopAsyncIteration:
-                return
-            except Exception as error:  # the status line is sent: report it in an event
-                yield frame(from_any(error), is_named=True)
-                return
-            following = None
+        async for part in events:
+            yield part
+    except Exception as error:  # the status line is sent: report it in an event
+        yield frame(from_any(error), is_named=True)
     finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.wait({following})
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()

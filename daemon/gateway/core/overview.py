@@ -23,6 +23,8 @@ from ...client import control
 from ...client.client import Client
 from ...lifecycle.statuses import PENDING, WAITING
 from ...lifecycle.view import JobFilter
+from . import live
+from .inbox import Inbox, Pace
 from .shared import Shared
 
 log = logging.getLogger(__name__)
@@ -35,18 +37,20 @@ _STATUS_ROUNDS = 5  # rounds of reading jobs for one request to the daemon
 _MAX_WAITING = 200  # jobs that are watched while they wait: the newest
 _NEWEST = 20  # jobs that are watched although they may have ended between two reads
 _NEWEST_GROUPS = 20  # sweeps, and curricula, that are watched although they have ended
-_AT_ONCE = 8  # watchers that are sent a part in one event loop iteration
-_UNREAD = 100  # parts per watcher; one that is further behind is sent a whole snapshot
+_UNREAD = 100  # changes per watcher; one that is further behind is sent a whole snapshot
 
 
 class Overview:
     """The state of the daemon and its jobs, for many watchers. For one event loop."""
 
-    def __init__(self, client: Client, in_thread: InThread, in_control_thread: InThread) -> None:
+    def __init__(
+        self, client: Client, in_thread: InThread, in_control_thread: InThread, pace: Pace
+    ) -> None:
         self._client = client
         self._in_thread = in_thread
         self._in_control_thread = in_control_thread
-        self._watchers: list[asyncio.Queue[Part | None]] = []
+        self._pace = pace
+        self._watchers: set[Inbox[bytes]] = set()
         self._jobs: dict[str, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] | None = None  # None: not sent yet
         self._task: asyncio.Task[None] | None = None
@@ -63,19 +67,21 @@ class Overview:
         groups = await self._in_thread(self._read_groups)
         return {**status, "jobs": pending, "gone": [], "groups": groups, "page": page}
 
-    async def watch(self) -> AsyncGenerator[Part, None]:
-        """Yield a snapshot, then changes; a part with `jobs` has only the changed jobs."""
-        inbox: asyncio.Queue[Part | None] = asyncio.Queue(_UNREAD)
-        self._watchers.append(inbox)  # before the snapshot: no change is missed
+    async def watch(self, **fields: Any) -> AsyncGenerator[bytes, None]:
+        """Yield the event `snapshot`, with these fields, too, then events `change`.
+
+        A change with `jobs` has only the changed jobs.
+        """
+        inbox: Inbox[bytes] = Inbox(_UNREAD, self._pace)
+        self._watchers.add(inbox)  # before the snapshot: no change is missed
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         try:
-            yield await self.snapshot()
-            while (part := await inbox.get()) is not None:
-                yield part
+            yield live.event({**await self.snapshot(), **fields}, name="snapshot")
+            while (changes := await inbox.take()) is not None:
+                yield b"".join(changes) or live.SILENT
         finally:
-            if inbox in self._watchers:
-                self._watchers.remove(inbox)
+            self._watchers.discard(inbox)
             if not self._watchers and self._task is not None:
                 self._task.cancel()
                 self._task = None
@@ -83,9 +89,7 @@ class Overview:
     def stop(self) -> None:
         """End every `watch`."""
         for inbox in self._watchers:
-            while inbox.full():
-                inbox.get_nowait()
-            inbox.put_nowait(None)
+            inbox.close()
 
     async def _run(self) -> None:
         """Send changes to the watchers, until canceled."""
@@ -100,22 +104,18 @@ class Overview:
                 if number % _STATUS_ROUNDS == 0:
                     part |= await self._read_status()
                 if part:
-                    for place, inbox in enumerate(list(self._watchers)):
-                        self._send(inbox, part)
-                        if place % _AT_ONCE == 0:
-                            await asyncio.sleep(0)  # other requests are not kept waiting
+                    self._send(live.event(part, name="change"))
         except Exception:  # a bug: it is logged, and must not end the updates for good
             log.exception("http: the overview cannot be read")
             self._task = None
             self.stop()  # the pages connect again
 
-    def _send(self, inbox: asyncio.Queue[Part | None], part: Part) -> None:
-        if inbox.full():  # its client does not read: it connects again, and is sent a snapshot
-            while not inbox.empty():
-                inbox.get_nowait()
-            inbox.put_nowait(None)
-        else:
-            inbox.put_nowait(part)
+    def _send(self, change: bytes) -> None:
+        for inbox in self._watchers:
+            if inbox.is_full:  # its client does not read: it connects again, to a new snapshot
+                inbox.close()
+            else:
+                inbox.put(change)
 
     def _changed(self) -> Part:
         # The groups first: an error must not lose changes of jobs that count as sent.

@@ -15,21 +15,17 @@ from ..http.errors import ApiError, from_any
 from . import answers
 from .answers import Begun, Text, fingerprint_of
 from .event_reader import JobState
+from .inbox import SILENCE_S
+from .live import comment
 from .sampling import usage_of
 from .state import AppState
 from .waiters import Caller
 
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE_S = 5.0  # of silence before a comment
 
 
 def frame(data: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-def comment(text: str) -> bytes:
-    """Return a comment line, which clients skip; it keeps proxies from closing the connection."""
-    return f": {text}\n\n".encode()
 
 
 class Form(Protocol):
@@ -110,7 +106,7 @@ def response(
                             yield one
                     elif isinstance(piece, JobState):
                         is_new = piece.position is not None and piece.position != shown
-                        if not is_new and time.monotonic() - last < _KEEP_ALIVE_S:
+                        if not is_new and time.monotonic() - last < SILENCE_S:
                             continue
                         shown = piece.position
                         yield comment(_describe(state, piece))

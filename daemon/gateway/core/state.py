@@ -26,6 +26,7 @@ from ..http.tokens import Tokens
 from .eta import StartEstimator, next_training_s
 from .event_reader import EventReader
 from .file_store import FileStore
+from .inbox import Pace
 from .metrics import Metrics
 from .models_index import ModelIndex
 from .overview import Overview
@@ -62,15 +63,17 @@ class AppState:
         # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
         self.redis = async_client(url, max_connections=_CONNECTIONS)
         self._threads = Threads(_THREADS, "http")
-        # One thread: parsing holds the GIL, so a second one would not help.
+        # One thread each: parsing holds the GIL, so a second one would not help.
         self._parser = Threads(1, "bodies")
+        self._events = Threads(1, "events")
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
         self._schemas = Threads(_CHECK_THREADS, "schemas")
         self._data = Threads(_CHECK_THREADS, "data")
         self._model_pool = ThreadPoolExecutor(_MODEL_THREADS, thread_name_prefix="models")
-        self.event_reader = EventReader(self.client)
+        pace = Pace()
+        self.event_reader = EventReader(self.client, self.in_thread, self._events.run, pace)
         # One token tells no clients apart.
         self._queue_shares = None if config.http_tokens is None else QueueShares()
         self.submitter = Submitter(
@@ -87,7 +90,7 @@ class AppState:
         has_folder = self.client.remote is None
         self.images = ImageStore(self.client.home.runs) if has_folder else None
         self.eta = StartEstimator(config)
-        self.overview = Overview(self.client, self.in_thread, self.in_control_thread)
+        self.overview = Overview(self.client, self.in_thread, self.in_control_thread, pace)
         self.unready_reason = Shared(
             partial(self.in_control_thread, unready_reason, config, self.client)
         )
@@ -164,7 +167,7 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for threads in (self._threads, self._parser, self._schemas, self._data):
+        for threads in (self._threads, self._parser, self._events, self._schemas, self._data):
             threads.shutdown()
         for pool in (self._control_pool, self._model_pool):
             pool.shutdown(wait=False, cancel_futures=True)

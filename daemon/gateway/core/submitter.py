@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import orjson
 from ....configs.queues import TRAIN
 from ....jobs import spec_class
 from ....jobs.errors import NotFound, SpecError
+from ....jobs.files import records
 from ....jobs.ids import kind_of
 from ....jobs.spec import Spec
 from ...client.client import Client
@@ -54,6 +55,14 @@ class Submission:
         """Approximate memory in bytes that it takes until the job is queued."""
         texts = len(getattr(self.spec, "messages", ""))
         return _COPIES * texts + sum(map(len, self.images.values()))
+
+
+@dataclass(frozen=True)
+class _Note:
+    """The job of an Idempotency-Key, and the fingerprint of its request."""
+
+    job: str
+    fingerprint: str
 
 
 @dataclass
@@ -107,7 +116,7 @@ class Submitter:
             note = keys.http_request(self._client.home.key, name)
             known = await self._in_thread(self._read_note, note)
             if known is not None:
-                if known["fingerprint"] != fingerprint:
+                if known.fingerprint != fingerprint:
                     raise ApiError(
                         409,
                         "Idempotency-Key: was used for a different request: use a new one",
@@ -115,10 +124,10 @@ class Submitter:
                         code="idempotency_key_reused",
                         headers={"x-should-retry": "false"},
                     )
-                if await self._can_answer(known["job"]):
-                    return known["job"], False
+                if await self._can_answer(known.job):
+                    return known.job, False
             rundir, document = await self._prepared(submission)
-            about = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
+            about = orjson.dumps(_Note(rundir.path.name, fingerprint))
             try:
                 await self._in_thread(lambda: self._client.connection.set(note, about, ex=KEPT_S))
             except BaseException:
@@ -138,14 +147,11 @@ class Submitter:
             if not key.holders:
                 del self._locks[name]
 
-    def _read_note(self, note: str) -> dict[str, str] | None:
+    def _read_note(self, note: str) -> _Note | None:
         raw: Any = self._client.connection.get(note)
-        try:
-            document = orjson.loads(raw) if raw is not None else None
-        except orjson.JSONDecodeError:
-            return None
-        is_note = isinstance(document, dict) and {"job", "fingerprint"} <= document.keys()
-        return document if is_note else None
+        with suppress(ValueError):
+            return None if raw is None else records.decode(raw, _Note)
+        return None
 
     async def _can_answer(self, job_id: str) -> bool:
         """Whether a recorded job has or will have a result. Queues it if it never was queued."""

@@ -87,7 +87,7 @@ def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemo
     command = browser.js("return document.querySelector('form pre').innerText").split(" --")
     assert command[0] == "warmd submit grpo"
     changed = {"num-generations", "max-completion-length", "samples", "template"}
-    assert {option.split()[0] for option in command[1:]} == {"model", *changed}
+    assert {option.split()[0] for option in command[1:]} == {"model", "dataset", *changed}
     browser.press("Submit")
     browser.wait("location.hash.startsWith('#/jobs/grpo-')")
     job_id = browser.js("return location.hash").split("/")[2]

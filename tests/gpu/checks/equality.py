@@ -78,7 +78,7 @@ def check_training() -> None:
 
 def sft_steps(side: str, folder: Path) -> tuple[list[float], list[torch.Tensor]]:
     """Train five steps; return the losses, and the gradients of the first step."""
-    model = sft_jobs.small("qwen2", tie_word_embeddings=True)
+    model = sft_jobs.small("qwen2", tie_word_embeddings=True).to(DEVICE)
     made = sft_jobs.trainer(side, folder, model, "chat", how={}, use_cpu=not HAS_GPU)
     logged, gradients, _ = sft_jobs.train(made)
     return [entry["loss"] for entry in logged if "loss" in entry], gradients

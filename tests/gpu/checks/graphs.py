@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from engines import make, prompt
 
+from warmd.jobs.compute.quantized import CastLinear
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.parts import Part
 
@@ -42,3 +43,12 @@ if __name__ == "__main__":
         torch.cuda.empty_cache()
         found = largest_difference(plain, stepped, (1, 3))
         fact("the same after another decoder's graphs are gone", found, "< 1e-3", found < 1e-3)
+        # Graphs that were captured before an update of the weights compute with the new ones.
+        live = Decoder(model, make=CastLinear, use_cuda_steps=True)
+        largest_difference(Decoder(model, make=CastLinear, use_cuda_steps=False), live, (1, 3))
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+        live.refresh()
+        fresh = Decoder(model, make=CastLinear, use_cuda_steps=False)
+        found = largest_difference(fresh, live, (1, 3))
+        fact("the same in bfloat16 after an update of the weights", found, "< 2e-2", found < 2e-2)

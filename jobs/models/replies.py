@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..files.chats import REASONING, TOOL_CALLS
-from ..models.response_templates import CONTENT
-from .response_parser import TooSlow, parser
+from .response_parser import TooSlow, buffered, parser
+from .response_templates import CONTENT
 
 # A regular expression without operators: it stands for one text.
 _LITERAL = re.compile(r"(?:\\\W|[^\\.^$*+?{}\[\]|()])+")
@@ -220,7 +220,7 @@ class Reply:
                 if text:
                     unread = unread[unread.index(text) + len(text) :]
             if delta.calls:
-                unread = reader._buffer[reader._pos :]  # read, and not told yet
+                unread = buffered(reader)
                 if self._is_single:
                     return found
         if is_end:

@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 
 from ..errors import JobFailed
-from ..models.response_templates import compiled, loaded, tag_patterns
+from .response_templates import compiled, loaded, tag_patterns
 
 LIMIT_S = 10.0  # processor time for a completion, as a chat template has
 SEARCH_S = 1.0  # for one search
@@ -103,3 +103,9 @@ def parser(template: Mapping[str, Any], prompt: str, tools: Any, *, is_limited: 
     if is_limited:
         return _Limited(known, prompt, tools)
     return ResponseParser(known, prompt, tools=tools)
+
+
+def buffered(reader: Any) -> str:
+    """Return the text that a parser has read and that none of its events accounts for yet."""
+    text: str = reader._buffer[reader._pos :]
+    return text

@@ -1,0 +1,98 @@
+"""The process of an environment: answers `load`, `reset`, `act`, `rewards` and `close`.
+
+Run by `pool`. Its output goes to the log of the job. It has a process group of its own, so that
+what the user's code starts can be ended with it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from ..errors import SpecError
+from ..files import umask
+from ..user_code import tracebacks
+from ..user_code.child_server import parent, serve
+from ..user_code.modules import digests, own_modules
+from .classes import Environment, EnvironmentFault, resolve
+
+
+class _Server:
+    """Answers the requests of one pool."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._makers: Mapping[str | None, Any] = {}
+        self._instances: dict[str | None, Environment] = {}
+        self._current: Environment | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do one request. What the user's code raises is the `error` of the answer."""
+        act = getattr(self, f"_{request.pop('do')}")
+        try:
+            found: dict[str, Any] = act(**request)
+        except EnvironmentFault as fault:
+            return {"error": str(fault)}
+        except SpecError as error:
+            return {"error": error.problem, "field": error.field}
+        except (Exception, SystemExit) as error:
+            return {"error": tracebacks.reason(error), "trace": tracebacks.trace(error)}
+        finally:
+            sys.stdout.flush()
+        return found
+
+    def _load(self, environment: str, folders: list[str]) -> dict[str, Any]:
+        self._stack.enter_context(own_modules(folders))
+        interface, self._makers = resolve(environment)
+        return {"interface": interface, "sources": digests()}
+
+    def _tools(self) -> dict[str, Any]:
+        """Return the tools of each class, in a list of [name, schemas]."""
+        return {"tools": [[name, make().tools()] for name, make in self._makers.items()]}
+
+    def _reset(self, seed: int, row: dict[str, Any]) -> dict[str, Any]:
+        name = row.get("environment") if None not in self._makers else None
+        if name not in self._makers:
+            known = ", ".join(str(one) for one in self._makers)
+            raise EnvironmentFault(f"the column environment must be one of {known}, got {name!r}")
+        _seed_everything(seed)
+        if name not in self._instances:
+            self._instances[name] = self._makers[name]()
+        self._current = self._instances[name]
+        return self._current.reset(seed, row)
+
+    def _act(self, action: Any) -> dict[str, Any]:
+        assert self._current is not None
+        return self._current.act(action)
+
+    def _rewards(self) -> dict[str, Any]:
+        assert self._current is not None
+        return {"reward": self._current.rewards()}
+
+    def _close(self) -> dict[str, Any]:
+        while self._instances:
+            _, instance = self._instances.popitem()
+            instance.close()
+        return {}
+
+
+def _seed_everything(seed: int) -> None:
+    """Seed the global generators, for environments that use them."""
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def main() -> None:
+    os.setsid()
+    os.umask(umask.of_user())  # all that this process does is the user's
+    with ExitStack() as stack:
+        serve(_Server(stack).answer, parent())
+
+
+if __name__ == "__main__":
+    main()
