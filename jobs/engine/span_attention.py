@@ -40,31 +40,37 @@ class Attention:
 
     def of(self, parts: Sequence[Part], layer_ops: LayerOps) -> Attend:
         """Return the attention of these parts, as a function of a layer."""
-        decode_rows, spans = self._spans(parts)
+        first, spans, last = self._spans(parts)
 
         def attend(qkv: torch.Tensor, number: int) -> torch.Tensor:
             attended = torch.empty_like(qkv[:, : self._shape.heads])
+            if first:
+                layer_ops.attend(qkv, attended, first, number)
             for span in spans:
                 self._attend(qkv, attended, span, number)
-            if decode_rows:
-                layer_ops.attend(qkv, attended, decode_rows, number)
+            if last:
+                layer_ops.attend(qkv, attended, last, number)
             return attended
 
         return attend
 
-    def _spans(self, parts: Sequence[Part]) -> tuple[list[DecodeRow], list[Span]]:
-        decode_rows, spans, row = [], [], 0
+    def _spans(self, parts: Sequence[Part]) -> tuple[list[DecodeRow], list[Span], list[DecodeRow]]:
+        """Return the single tokens that spans of their parts follow, the spans, the other tokens.
+
+        In this order each attends only to keys and values that are there.
+        """
+        first, spans, others, row = [], [], [], 0
         for part in parts:
             begin, last = part.kv.length, part.kv.length + len(part.ids)
             while begin < last:
                 end = min(begin // self._span * self._span + self._span, last)
                 if end - begin == 1:
-                    decode_rows.append(DecodeRow(row, part.kv, begin))
+                    (others if end == last else first).append(DecodeRow(row, part.kv, begin))
                 else:
                     spans.append(Span(part.kv, row, begin, end, self._mask(begin, end)))
                 row += end - begin
                 begin = end
-        return decode_rows, spans
+        return first, spans, others
 
     def _mask(self, begin: int, end: int) -> torch.Tensor:
         like = self._like

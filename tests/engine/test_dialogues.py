@@ -14,6 +14,7 @@ from engines import NATIVE_SIZES, make
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.dialogues import Dialogues, Turn
 from warmd.jobs.engine.fallback import FallbackRunner
+from warmd.jobs.engine.kv_cache import CHUNK, KVCache
 from warmd.jobs.engine.rollouts import Drawing
 from warmd.jobs.engine.sampling import BatchSampler
 from warmd.jobs.keyed_numbers import uniform
@@ -79,9 +80,10 @@ def exact(turns: dict[Hashable, list[Turn]]) -> dict[Hashable, Any]:
 
 
 @torch.no_grad()
-def test_turns_are_those_of_the_model_without_a_cache(runner):
-    turns = played(dialogues(runner), PLANS)
-    for key, (prompt, given) in PLANS.items():
+def check(runner: Any, plans: dict[Hashable, tuple[list[int], list[list[int]]]]) -> None:
+    """Check that turns are those of the model without a cache."""
+    turns = played(dialogues(runner), plans)
+    for key, (prompt, given) in plans.items():
         ids = list(prompt)
         for number, turn in enumerate(turns[key]):
             ids += given[number - 1] if number else []
@@ -96,6 +98,24 @@ def test_turns_are_those_of_the_model_without_a_cache(runner):
                 ids.append(token)
             assert turn.reason == ("stop" if turn.segment.ids[-1] == END else "length")
         assert len(turns[key]) == len(given) + 1
+
+
+def test_turns_are_those_of_the_model_without_a_cache(runner):
+    check(runner, PLANS)
+
+
+def test_an_observation_may_begin_anywhere_on_the_grid_of_attention(runner, monkeypatch):
+    new = runner.new
+
+    def filled(capacity: int) -> Any:
+        made = new(capacity)
+        if isinstance(made, KVCache):
+            made.data.fill_(torch.nan)  # what is read before it is written shows
+        return made
+
+    monkeypatch.setattr(runner, "new", filled)
+    sizes = range(CHUNK - 8, CHUNK + 2)
+    check(runner, {size: ([*range(6, 6 + size)], [[10] * 9, [11] * 40]) for size in sizes})
 
 
 def test_a_dialogue_has_the_same_bits_alone_and_among_others(runner):
