@@ -41,13 +41,9 @@ _ONCE_A_STEP = ("step", "divergence")
 
 def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the complete events with a `seq` above `after`; an incomplete last line is left out."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        for line in file:
-            event = parse(line)
-            if event is not None and event["seq"] > after:
-                yield event
+    for event, _ in _complete(path):
+        if event is not None and event["seq"] > after:
+            yield event
 
 
 def read_piece(path: Path, offset: int, after: int, size: int) -> tuple[list[dict[str, Any]], int]:
@@ -56,23 +52,31 @@ def read_piece(path: Path, offset: int, after: int, size: int) -> tuple[list[dic
     They begin at a byte offset and are `size` bytes, or less at the end of the file; none: it has
     no more.
     """
-    found: list[dict[str, Any]] = []
+    found = []
+    for event, length in _complete(path, offset):
+        offset += length
+        if event is None or event["seq"] <= after:
+            continue
+        found.append(event)
+        size -= length
+        if size <= 0:
+            break
+    return found, offset
+
+
+def _complete(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """Yield the event in each complete line from a byte offset on, and the line's length.
+
+    None: the line is not an event.
+    """
     if not path.is_file():
-        return found, offset
+        return
     with open(path, "rb") as file:
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):
-                break
-            offset += len(line)
-            event = parse(line)
-            if event is None or event["seq"] <= after:
-                continue
-            found.append(event)
-            size -= len(line)
-            if size <= 0:
-                break
-    return found, offset
+                return
+            yield parse(line), len(line)
 
 
 def newest(path: Path, count: int) -> list[dict[str, Any]]:

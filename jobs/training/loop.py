@@ -321,9 +321,8 @@ class Training:
             self._begin_step()
             try:
                 batch = next(batches)
-            except (
-                Stopped
-            ):  # within a long step that has changed no weight: a resume begins it again
+            except Stopped:
+                # The step, a long one, has changed no weight: a resume begins it again.
                 self._was_stopped = True
                 if self.step:
                     self._save()

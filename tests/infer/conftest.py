@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 def qwen_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """The model and its tokenizer."""
     folder = tmp_path_factory.mktemp("model")
-    made = gguf_models.make(folder, "qwen2", "qwen2")
+    made = gguf_models.make(folder, "qwen2", "qwen2", max_position_embeddings=1024)
     made.requires_grad_(False)
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 
 import httpx2 as httpx
-from gateways import Gateway
+from gateways import Execution, Gateway
 
+from warmd.configs.queues import TRAIN
 from warmd.daemon.lifecycle.follow import Publisher
+from warmd.daemon.lifecycle.statuses import ENDED
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
@@ -25,6 +27,7 @@ class Training:
         self._writer = StreamWriter(gateway.client.connection)
         self._publisher = Publisher(self._writer, self.id, self._path)
         self._followers: list[Follower] = []
+        self._execution = 1
         self.seq = 0
 
     def follow(self, *, after: int = 0, reads: bool = True) -> Follower:
@@ -35,7 +38,7 @@ class Training:
     def log(self, number: int, *, note: str = "") -> None:
         """Append events to the file and to the stream."""
         publish = self._publisher.publish
-        with EventLog(self._path, execution=1, publish=publish) as events:
+        with EventLog(self._path, execution=self._execution, publish=publish) as events:
             for _ in range(number):
                 self.seq += 1
                 events.emit("note", number=self.seq, note=note)
@@ -48,12 +51,32 @@ class Training:
         self._publisher.publish_unwritten({**event, "number": self.seq})
         self._writer.flush()
 
+    def begin(self) -> Execution:
+        """Start an execution, whose first event is `started`."""
+        execution = self._gateway.take(TRAIN)
+        assert execution.job.id == self.id
+        self._execution = execution.started.number
+        self.seq += 1
+        return execution
+
+    def finish(self, execution: Execution) -> None:
+        """Log `finished`, and finish the job."""
+        execution.finish()
+        self.seq += 1
+
+    def resume(self) -> None:
+        """Queue the ended job again."""
+        store = self._gateway.client.store
+        job = store.fetch(self.id)
+        assert job is not None
+        assert store.enqueue_again(job)
+
     def trim(self) -> None:
         """Drop all but the newest event from the stream."""
         self._gateway.client.connection.xtrim(keys.events(self.id), maxlen=1, approximate=False)
 
     def end(self) -> None:
-        if self._gateway.status(self.id) != "canceled":
+        if self._gateway.status(self.id) not in ENDED:
             self._gateway.client.cancel(self.id)
         for follower in self._followers:
             follower.may_read.set()

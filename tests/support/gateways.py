@@ -20,6 +20,7 @@ from openai import DefaultHttpxClient, OpenAI
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
+from warmd.configs.queues import INFER
 from warmd.daemon.client.client import Client
 from warmd.daemon.gateway.http.connection import OTHER_FILES
 from warmd.daemon.host.home import Home
@@ -136,18 +137,18 @@ class Gateway:
 
     def waiting(self) -> list[str]:
         """Return the waiting jobs of the queue infer, the next one first."""
-        key = self.client.store.queue("infer").key
+        key = self.client.store.queue(INFER).key
         found: Any = self.client.connection.lrange(key, 0, -1)
         return [keys.text(job_id) for job_id in found]
 
-    def take(self, *, timeout_s: float = 10) -> Execution:
+    def take(self, queue: str = INFER, *, timeout_s: float = 10) -> Execution:
         """Start an execution of the next job, as a worker does."""
 
         def pop() -> Any:
-            key = self.client.store.queue("infer").key
+            key = self.client.store.queue(queue).key
             return self.client.connection.lmove(key, keys.taken(WORKER), "LEFT", "RIGHT")
 
-        started = self.client.store.begin(wait_until(pop, timeout_s=timeout_s), "infer", WORKER)
+        started = self.client.store.begin(wait_until(pop, timeout_s=timeout_s), queue, WORKER)
         assert started is not None
         return Execution(self, *started)
 

@@ -18,6 +18,7 @@ CHATML = (
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _QWEN2, _LLAMA3 = SPLITS
+_TEXTS = [(Path(__file__).parents[2] / "LICENSE").read_text()]  # for tokenizers to train on
 
 
 def byte_level(rules: str) -> Tokenizer:
@@ -38,7 +39,7 @@ def byte_level(rules: str) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
-        _sources(),
+        _TEXTS,
         trainers.BpeTrainer(
             vocab_size=1000,
             show_progress=False,
@@ -55,7 +56,7 @@ def sentencepiece() -> Tokenizer:
     steps: Any = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     made.normalizer = normalizers.Sequence(steps)
     made.train_from_iterator(
-        _sources(),
+        _TEXTS,
         trainers.BpeTrainer(vocab_size=700, show_progress=False, special_tokens=SPECIAL),
     )
     content = json.loads(made.to_str())
@@ -69,10 +70,6 @@ def sentencepiece() -> Tokenizer:
     for number in range(256):
         vocab[f"<0x{number:02X}>"] = len(vocab)
     return Tokenizer.from_str(json.dumps(content))
-
-
-def _sources() -> list[str]:
-    return [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 
 def make(folder: Path, kind: str, rules: str, **settings: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from ...queue import keys, stream
 from ...queue.clients import async_client
 from ...queue.jobs import Job, status_of
 from ...runs import events
+from ..http.bodies import InThread
 from ..http.errors import unavailable
 from .inbox import SILENCE_S, Inbox, Pace
 
@@ -57,8 +58,6 @@ class JobState:
 
 
 _CONNECTIONS = 10  # one for the blocking read, one for the state of jobs
-
-InThread = Callable[..., Awaitable[Any]]
 
 Event = dict[str, Any]
 Item = Event | JobState
@@ -114,13 +113,13 @@ class EventReader:
 
     async def follow(
         self, job_id: str, *, after: int = 0, is_paced: bool = False
-    ) -> AsyncGenerator[list[Item], None]:
+    ) -> AsyncGenerator[Sequence[Item], None]:
         """Yield the job's events with seq above `after`, and its new states, until it ends.
 
         They come in lists: all that is there. The state comes again every SILENCE_S; where it is
-        not known, an empty list after as much silence. The last item is the event `finished`, or
-        the JobState of an ended job. `is_paced`: in turns with others, for pages. Raises ApiError
-        when the gateway stops.
+        not known, an empty list after as much silence. The last item is the JobState of an ended
+        job; no event ends a job, as a resumed job has events after `finished`. `is_paced`: in turns
+        with others, for pages. Raises ApiError when the gateway stops.
         """
         with self._inbox(job_id, after, is_paced) as (job, inbox):
             shown: JobState | None = None
@@ -131,10 +130,9 @@ class EventReader:
                 has_ended = state is not None and state.has_ended  # and its events are written
                 if is_behind or has_ended:
                     async for past in self._past(job_id, after, inbox, is_paced):
-                        yield [*past]
-                        if self._has_finished(past):
-                            return
+                        yield past
                         after = past[-1]["seq"]
+                        self._expect_end(past)
                 if state is not None and has_ended:
                     yield [state]
                     return
@@ -154,14 +152,12 @@ class EventReader:
                     shown, shown_at = state, now
                 if items or state is None:
                     yield items
-                    if self._has_finished(fresh):
-                        return
+                    self._expect_end(fresh)
 
-    def _has_finished(self, found: list[Event]) -> bool:
-        types = {event["type"] for event in found}
-        if not types.isdisjoint(events.TERMINAL):
+    def _expect_end(self, found: Sequence[Event]) -> None:
+        """Read the statuses soon if the job may have ended with these events."""
+        if found and found[-1]["type"] in events.TERMINAL:
             self._poll_soon.set()
-        return "finished" in types
 
     async def _past(
         self, job_id: str, after: int, inbox: Inbox[Event], is_paced: bool
@@ -169,9 +165,13 @@ class EventReader:
         """Yield the events with seq above `after` that are in the file, or only in the stream."""
         in_thread = self._in_page_thread if is_paced else self._in_thread
         path = self._client.home.runs / job_id / "events.jsonl"
+        newest = await in_thread(events.newest, path, 1)
+        is_in_file = not newest or newest[0]["seq"] > after  # else a long file is not read in vain
         offset = 0
         while True:
-            found, offset = await in_thread(events.read_piece, path, offset, after, _PIECE)
+            found: list[Event] = []
+            if is_in_file:
+                found, offset = await in_thread(events.read_piece, path, offset, after, _PIECE)
             found = found or await self._in_stream(job_id, after)
             if not found:
                 return
@@ -244,7 +244,7 @@ class EventReader:
                         block=_BLOCK_MS,
                     )
                 except redis.ResponseError:
-                    await self._leave_out_foreign(list(positions))
+                    await self._leave_out_foreign(positions)
                     continue
                 finally:
                     self._reader_id = None
@@ -252,7 +252,7 @@ class EventReader:
                     key = keys.text(raw_key)
                     self._deliver(keys.job_of_events(key), entries, positions[key])
 
-    async def _leave_out_foreign(self, keys_read: list[str]) -> None:
+    async def _leave_out_foreign(self, keys_read: Collection[str]) -> None:
         """Drop keys that are not streams: one of them makes the whole XREAD fail."""
         pipeline = self._redis.pipeline(transaction=False)
         for key in keys_read:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import psutil
@@ -23,6 +23,7 @@ from ...client import control
 from ...client.client import Client
 from ...lifecycle.statuses import PENDING, WAITING
 from ...lifecycle.view import JobFilter
+from ..http.bodies import InThread
 from . import live
 from .inbox import Inbox, Pace
 from .shared import Shared
@@ -30,7 +31,6 @@ from .shared import Shared
 log = logging.getLogger(__name__)
 
 Part = dict[str, Any]  # one or more of the snapshot's keys, and their new values
-InThread = Callable[..., Awaitable[Any]]
 
 _JOBS_S = 1.0  # between two reads of the jobs
 _STATUS_ROUNDS = 5  # rounds of reading jobs for one request to the daemon

@@ -65,7 +65,7 @@ class AppState:
         self._threads = Threads(_THREADS, "http")
         # One thread each: parsing holds the GIL, so a second one would not help.
         self._parser = Threads(1, "bodies")
-        self._events = Threads(1, "events")
+        self._pages = Threads(1, "pages")  # for the events that pages lack
         self._control_pool = ThreadPoolExecutor(
             _CONTROL_THREADS, thread_name_prefix="in_control_thread"
         )
@@ -73,7 +73,7 @@ class AppState:
         self._data = Threads(_CHECK_THREADS, "data")
         self._model_pool = ThreadPoolExecutor(_MODEL_THREADS, thread_name_prefix="models")
         pace = Pace()
-        self.event_reader = EventReader(self.client, self.in_thread, self._events.run, pace)
+        self.event_reader = EventReader(self.client, self.in_thread, self._pages.run, pace)
         # One token tells no clients apart.
         self._queue_shares = None if config.http_tokens is None else QueueShares()
         self.submitter = Submitter(
@@ -167,7 +167,7 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for threads in (self._threads, self._parser, self._events, self._schemas, self._data):
+        for threads in (self._threads, self._parser, self._pages, self._schemas, self._data):
             threads.shutdown()
         for pool in (self._control_pool, self._model_pool):
             pool.shutdown(wait=False, cancel_futures=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from ...lifecycle.submit import enqueue, write
 from ...queue import keys
 from ...queue.jobs import JobStatus
 from ...runs.rundir import RunDir
+from ..http.bodies import InThread
 from ..http.client import HttpClient, current, current_name
 from ..http.errors import ApiError, unwritable
 from .queue_shares import QueueShares
@@ -38,8 +39,6 @@ from .waiters import Caller
 _COPIES = 3  # of the texts: in the spec, while it is checked, while it is written
 KEPT_S = 86_400  # lifetime of an Idempotency-Key
 _WITHOUT_RESULT = (JobStatus.CANCELED, JobStatus.STOPPED)
-
-InThread = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True)
