@@ -317,6 +317,11 @@ class Context:
             raise Stopped(0 if checkpoint is None else step_of(checkpoint))
 
     @property
+    def sockets_dir(self) -> Path:
+        """HOME/sockets, the folder of the daemon's sockets, or a link to it (0700)."""
+        return self.run_dir.parent.parent / "sockets"
+
+    @property
     def cache_dir(self) -> Path:
         """HOME/cache, for data that jobs share, such as tokenized corpora. May not exist."""
         return self.run_dir.parent.parent / "cache"

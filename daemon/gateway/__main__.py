@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,6 +22,8 @@ from fastapi import FastAPI
 
 from ...configs.config import DaemonConfig, check_http
 from ...configs.values import ConfigError, is_loopback
+from ...jobs.environments.agent_keys import URL_FILE
+from ...jobs.files.atomic import write_atomic
 from ..host.heartbeat import Heartbeat
 from ..host.messages import GatewaySettings, GatewayStatus, GatewayUse, Message, decode, encode
 from ..host.parent_death import end_with_parent
@@ -72,7 +75,16 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             listener.listen(_BACKLOG)
         self._memory.begin()
+        # An address that stands for all is none to connect to.
+        url = self._url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        write_atomic(self._url_file, url.encode())
         _report(GatewayStatus(url=self._url))
+
+    @property
+    def _url_file(self) -> Path:
+        """For jobs whose agents talk to this gateway."""
+        sockets: Path = self._app.state.warmd.client.home.sockets
+        return sockets / URL_FILE
 
     async def on_tick(self, counter: int) -> bool:
         self._heartbeat.send_if_due()
@@ -98,6 +110,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.warmd.stop()
+        self._url_file.unlink(missing_ok=True)
         await super().shutdown(sockets)
 
 

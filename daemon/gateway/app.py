@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ... import __version__
 from ...configs.config import DaemonConfig
+from ..host.home import Home
 from .api import (
     chat,
     completions,
@@ -124,6 +125,7 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
         needs=RouteRights(route for route in served if isinstance(route, Route)),
         page=config.http_page,
         tickets=tickets,
+        sockets=Home(config.home).sockets,
     )
     app.add_middleware(
         BrowserMiddleware,

@@ -105,11 +105,18 @@ class Dialogues(RolloutScheduler):
         """Begin a dialogue; `capacity`: tokens that it has at most, with the prompt."""
         self._held[key] = _Held(list(prompt), self._runner.new(capacity), capacity)
 
-    def go_on(self, key: Hashable, numbers: NDArray[np.float64], given: Items[int] = ()) -> int:
+    def go_on(
+        self,
+        key: Hashable,
+        numbers: NDArray[np.float64],
+        given: Items[int] = (),
+        *,
+        stop: Items[str] = (),
+    ) -> int:
         """Let the model write a turn after `given` tokens; return how many tokens it may have.
 
-        `numbers`: in [0, 1), one for each token of the turn. 0: there is no room left, and nothing
-        is written.
+        `numbers`: in [0, 1), one for each token of the turn. `stop`: further texts that end it. 0:
+        there is no room left, and nothing is written.
         """
         held = self._held[key]
         room = min(len(numbers), held.capacity - len(held.ids) - len(given))
@@ -120,7 +127,7 @@ class Dialogues(RolloutScheduler):
             ids=held.ids,
             sampling=Sampling(),
             max_tokens=room,
-            stop=self._stop,
+            stop=(*self._stop, *stop),
             adapter=self._adapter,
             is_canceled=lambda: self._held.get(key) is not held,
             numbers=numbers[None, :room],

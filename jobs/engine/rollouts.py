@@ -37,13 +37,15 @@ class Segment:
     """Tokens that the model wrote, or that it was given (`is_given`) and that are not learned.
 
     In nats, of the sampler: the entropies of the distribution at each token, and the
-    log-probabilities of the tokens, if requested; none of those that were given.
+    log-probabilities of the tokens, if requested; none of those that were given. `prompt`: the
+    tokens before it, where it begins a new context; None: it follows the segment before.
     """
 
     ids: list[int] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     is_given: bool = False
+    prompt: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from ..files.jsonl import Place
 from ..user_code.modules import named
 from . import demo
 
+ENVIRONMENT, AGENT = "environment", "agent"  # options that name what plays
 GYMNASIUM, TOOLS = "gymnasium", "tools"
 _PREFIXES = {"gym": GYMNASIUM, "tools": TOOLS}
 _DEMO = "demo"
@@ -92,7 +93,7 @@ class GymnasiumEnvironment(Environment):
         observation, reward, terminated, truncated, info = found
         return {
             "observation": _observation("step", observation),
-            "reward": _number("the reward of step", reward),
+            "reward": number_of("the reward of step", reward),
             "terminated": bool(terminated),
             "truncated": bool(truncated),
             "info": _info("step", info),
@@ -156,7 +157,7 @@ class ToolEnvironment(Environment):
         found = give()
         if inspect.isawaitable(found):
             found = asyncio.run(_awaited(found))
-        return None if found is None else _number("get_reward", found)
+        return None if found is None else number_of("get_reward", found)
 
 
 def _close(instance: Any) -> None:
@@ -291,7 +292,7 @@ def _messages(where: str, found: list[Any]) -> Any:
         raise EnvironmentFault(error.problem) from error
 
 
-def _number(what: str, found: Any) -> float:
+def number_of(what: str, found: Any) -> float:
     """Return a finite number. Raises EnvironmentFault."""
     try:
         number = float(found)

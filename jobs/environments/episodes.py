@@ -1,21 +1,21 @@
-"""Plays episodes: the policy writes a turn, the environment answers, until one of them ends it.
+"""Episodes, and what plays them: the policy writes turns, until something ends each episode.
 
-No episode waits for another one: a turn is computed as soon as its observation is there. The
-results come in the order of the tasks, and do not depend on which environment was faster. Imports
-no torch: the policy is given (`engine.dialogues.Dialogues`).
+`EnvironmentPlayer` lets an environment answer to each turn, `AgentPlayer` lets an agent request
+turns. No episode waits for another one: a turn is computed as soon as it is due. The results come
+in the order of the tasks, and do not depend on what was faster. Imports no torch: the policy is
+given (`engine.dialogues.Dialogues`).
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ..files.chats import Messages
 from .pool import Answer, Failure, Pool
 from .tasks import Task
-from .turns import Turns
 
 # Why an episode has ended. Those of a failed one are the reasons of `pool.Failure`.
 TERMINATED, TRUNCATED = "terminated", "truncated"  # by the environment
@@ -51,28 +51,45 @@ class Rules:
     attempts: int = 2
     timeout_reward: float | None = None
 
+    def repeats(self, episode: Episode) -> bool:
+        """Whether an attempt that is over is followed by another one.
+
+        Not if it came to a limit that another one would come to as well: it ended by that.
+        """
+        failure = episode.failure
+        is_last = episode.key.attempt + 1 == self.attempts
+        return failure is not None and episode.reason == failure.reason and not is_last
+
+    def capacity(self, prompt: int) -> int:
+        """Return the most tokens of a context with so many in its prompt."""
+        most = prompt + self.max_tokens
+        return most if self.positions is None else min(most, self.positions)
+
 
 @dataclass
 class Episode:
     """An episode that has ended.
 
     `written`: the segments after the prompt, those of the policy and those that it was given.
-    `reward`: the sum over its steps, or the environment's own; None: it has failed, or gives none.
+    `messages`: for people; the opening, then what the policy wrote and what it was given, in turn.
+    `reward`: the sum over its steps or parts, or the environment's own; None: it has failed, or
+    gives none. `parts`: of the reward, by name.
     """
 
     key: Key
     prompt: list[int] = field(default_factory=list)
     written: list[Any] = field(default_factory=list)  # engine.rollouts.Segment
-    messages: list[Any] = field(default_factory=list)  # texts and observations, for people
+    messages: list[Any] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)  # of the steps, where each has one
     reward: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
     success: bool | None = None
     turns: int = 0
+    contexts: int = 1
     reason: str = ""
     failure: Failure | None = None
     environment_s: float = 0.0
     asked_at: float = 0.0  # when the environment got its latest request
-    has_dialogue: bool = False  # whether the policy has begun
 
     @property
     def opening(self) -> str:
@@ -119,7 +136,9 @@ class Policy(Protocol):
 
     def begin(self, key: Any, prompt: Sequence[int], *, capacity: int) -> None: ...
 
-    def go_on(self, key: Any, numbers: Any, given: Sequence[int] = ()) -> int: ...
+    def go_on(
+        self, key: Any, numbers: Any, given: Sequence[int] = (), *, stop: Sequence[str] = ()
+    ) -> int: ...
 
     def step(self) -> dict[Any, Any]: ...
 
@@ -128,41 +147,32 @@ class Policy(Protocol):
     def end(self, key: Any) -> None: ...
 
 
-class Player:
-    """Plays the episodes of a step.
+class Player(ABC):
+    """Plays the episodes of a step, whose environments or agents are processes of a pool.
 
-    `numbers` returns those that decide the tokens of a turn, by attempt and turn. `calls` returns
-    the tools that a turn calls, as `ToolEnvironment.act` takes them, none for an answer; None where
-    an action is the text itself. `known`: attempts that have been played before, which are not
-    played again. `on_end` gets each attempt when it ends or fails, in any order. `check` is called
-    at least every half second; what it raises ends the playing.
+    `known`: attempts that have been played before, which are not played again. `on_end` gets each
+    attempt when it ends or fails, in any order. `check` is called at least every half second; what
+    it raises ends the playing.
     """
 
     def __init__(
         self,
         pool: Pool,
         policy: Policy,
-        turns: Turns,
         rules: Rules,
         *,
-        numbers: Callable[[Key, int], Any],
-        calls: Callable[[Any, str | None], list[dict[str, Any]]] | None = None,
         known: Mapping[Key, Episode] | None = None,
         on_end: Callable[[Episode], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         self._pool = pool
         self._policy = policy
-        self._turns = turns
         self._rules = rules
-        self._numbers = numbers
-        self._calls = calls
         self._known = {} if known is None else known
         self._on_end = on_end
         self._check = check
         self._tasks: Sequence[Task] = ()
         self._playing: dict[Key, Episode] = {}
-        self._called: dict[Key, list[str]] = {}  # the tools that its latest turn has called
         self._ended: dict[tuple[int, int], Episode] = {}
         self.failed: list[Episode] = []  # attempts that were repeated
         self.waited_s = 0.0  # in which environments worked and no turn was being written
@@ -187,111 +197,51 @@ class Player:
                 self.waited_s += time.monotonic() - began
             else:
                 for key, turn in self._policy.step().items():
-                    self._act(key, turn)
+                    self._written(key, turn)
                 answers = self._pool.poll(0)
             for answer in answers:
                 self._answer(answer)
+            self._look()
         return [[self._ended[task, member] for member in of_task] for task, of_task in groups]
+
+    @abstractmethod
+    def _start(self, episode: Episode) -> None:
+        """Let a process begin an episode."""
+
+    @abstractmethod
+    def _answered(self, episode: Episode, answer: Answer) -> None:
+        """Continue an episode with what its process has answered."""
+
+    @abstractmethod
+    def _written(self, key: Any, turn: Any) -> None:
+        """Continue with a turn that the policy has written; `key`: as the policy got it."""
+
+    @abstractmethod
+    def _drop(self, key: Key) -> None:
+        """Forget what is kept of an episode while it is played."""
+
+    def _look(self) -> None:  # noqa: B027
+        """Do what else may be due."""
 
     def _begin(self, key: Key) -> None:
         if (known := self._known.get(key)) is not None:
-            if known.failure is not None and key.attempt + 1 < self._rules.attempts:
+            if self._rules.repeats(known):
                 self.failed.append(known)
                 self._begin(key._replace(attempt=key.attempt + 1))
             else:
                 self._ended[key.task, key.member] = known
             return
-        self._playing[key] = Episode(key, asked_at=time.monotonic())
-        task = self._tasks[key.task]
-        self._pool.reset(key, seed=task.seed, row=task.row)
+        self._playing[key] = episode = Episode(key, asked_at=time.monotonic())
+        self._start(episode)
 
     def _answer(self, answer: Answer) -> None:
-        """Go on with what an environment has answered."""
         key: Key = answer.episode  # type: ignore[assignment]
         episode = self._playing[key]
         episode.environment_s += time.monotonic() - episode.asked_at
         if answer.failure is not None:
             self._fail(episode, answer.failure)
-        elif answer.request == "reset":
-            self._open(episode, answer)
-        elif answer.request == "act":
-            self._observe(episode, answer)
         else:
-            reward = answer.found["reward"]
-            episode.reward = episode.reward if reward is None else reward
-            self._end(episode)
-
-    def _open(self, episode: Episode, answer: Answer) -> None:
-        key, observation = episode.key, answer.found["observation"]
-        opening = _opening(self._tasks[key.task].prompt, observation)
-        episode.prompt = self._turns.prompt(opening, self._tasks[key.task].name)
-        episode.messages.append(opening)
-        capacity, positions = len(episode.prompt) + self._rules.max_tokens, self._rules.positions
-        if positions is not None:
-            capacity = min(capacity, positions)
-        if len(episode.prompt) >= capacity:
-            words = f"the prompt has {len(episode.prompt)} tokens, and the model takes {positions}"
-            self._pool.release(key)
-            self._leave_out(episode, Failure("environment_error", words))
-            return
-        self._policy.begin(key, episode.prompt, capacity=capacity)
-        episode.has_dialogue = True
-        self._go_on(episode)
-
-    def _go_on(self, episode: Episode, given: Sequence[int] = ()) -> None:
-        key = episode.key
-        numbers = self._numbers(key, episode.turns)
-        if not self._policy.go_on(key, numbers, given):
-            self._finish(episode, LENGTH)
-        elif given:
-            episode.written.append(self._policy.given(given))
-
-    def _act(self, key: Key, turn: Any) -> None:
-        """Let the environment answer to a turn, unless that ends the episode."""
-        episode = self._playing[key]
-        episode.turns += 1
-        episode.written.append(turn.segment)
-        episode.messages.append(turn.text)
-        if turn.reason == "length":
-            self._finish(episode, LENGTH)
-            return
-        action: Any = turn.text
-        if self._calls is not None:
-            action = self._calls(turn, self._tasks[key.task].name)
-            self._called[key] = [call["name"] for call in action]
-            if not action:
-                self._finish(episode, ANSWERED)
-                return
-        episode.asked_at = time.monotonic()
-        self._pool.act(key, action)
-
-    def _observe(self, episode: Episode, answer: Answer) -> None:
-        found = answer.found
-        if "reward" in found:
-            episode.reward = (episode.reward or 0.0) + found["reward"]
-            episode.rewards.append(found["reward"])
-        episode.success = found.get("info", {}).get("success", episode.success)
-        if found.get("terminated"):
-            self._finish(episode, TERMINATED)
-        elif found.get("truncated"):
-            self._finish(episode, TRUNCATED)
-        elif episode.turns == self._rules.max_turns:
-            self._finish(episode, MAX_TURNS)
-        else:
-            observation = found["observation"]
-            episode.messages.append(observation)
-            calls = self._called.get(episode.key, ())
-            self._go_on(episode, self._turns.observed(observation, calls))
-
-    def _finish(self, episode: Episode, reason: str) -> None:
-        """End an episode, once the environment has said what it is worth."""
-        episode.reason = reason
-        if self._calls is None:
-            episode.reward = episode.reward or 0.0
-            self._end(episode)
-        else:
-            episode.asked_at = time.monotonic()
-            self._pool.rewards(episode.key)
+            self._answered(episode, answer)
 
     def _end(self, episode: Episode) -> None:
         self._pool.release(episode.key)
@@ -305,16 +255,16 @@ class Player:
             self._leave(episode)
             return
         key = episode.key
-        if key.attempt + 1 == self._rules.attempts:
-            self._leave_out(episode, failure)
-            return
         episode.failure, episode.reason, episode.reward = failure, failure.reason, None
+        if not self._rules.repeats(episode):
+            self._leave(episode)
+            return
         self._forget(episode)
         self.failed.append(episode)
         self._begin(key._replace(attempt=key.attempt + 1))
 
-    def _leave_out(self, episode: Episode, failure: Failure) -> None:
-        episode.failure, episode.reason, episode.reward = failure, failure.reason, None
+    def _leave_out(self, episode: Episode, failure: Failure, reason: str) -> None:
+        episode.failure, episode.reason, episode.reward = failure, reason, None
         self._leave(episode)
 
     def _leave(self, episode: Episode) -> None:
@@ -324,29 +274,6 @@ class Player:
     def _forget(self, episode: Episode) -> None:
         """Take an attempt that has ended or failed from those that are played."""
         del self._playing[episode.key]
-        self._called.pop(episode.key, None)
-        if episode.has_dialogue:
-            self._policy.end(episode.key)
+        self._drop(episode.key)
         if self._on_end is not None:
             self._on_end(episode)
-
-
-def _opening(prompt: str | Messages | None, observation: Any) -> str | Messages:
-    """Return what the policy sees first: the prompt of the row, and the first observation.
-
-    As in TRL, text that the environment adds belongs to the last message of the user.
-    """
-    if prompt is None or prompt == "":
-        return "" if observation is None else observation
-    if observation is None:
-        return prompt
-    if isinstance(prompt, str) and isinstance(observation, str):
-        return prompt + observation
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if not isinstance(observation, str):
-        return [*messages, *observation]
-    at = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=None)
-    if at is None:
-        return [*messages, {"role": "user", "content": observation}]
-    messages[at] = {**messages[at], "content": messages[at]["content"] + observation}
-    return messages

@@ -109,14 +109,17 @@ def plain(episode: Episode) -> dict[str, Any]:
                 "entropies": one.entropies,
                 "logps": one.logps,
                 "is_given": one.is_given,
+                **({} if one.prompt is None else {"prompt": one.prompt}),
             }
             for one in episode.written
         ],
         "messages": episode.messages,
         "rewards": episode.rewards,
         "reward": episode.reward,
+        "parts": episode.parts,
         "success": episode.success,
         "turns": episode.turns,
+        "contexts": episode.contexts,
         "reason": episode.reason,
         "failure": None if episode.failure is None else asdict(episode.failure),
         "environment_s": episode.environment_s,

@@ -1,4 +1,4 @@
-"""The options of kinds whose policy plays in an environment. Imports no torch."""
+"""The options of kinds whose policy plays in an environment, or for an agent. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import SpecError
-from ..relations import GIVEN, Relation, goes_with
+from ..relations import GIVEN, Relation, goes_with, never_with
 from ..spec import Spec, option
+from .classes import AGENT, ENVIRONMENT
 
 if TYPE_CHECKING:
     from .episodes import Rules
@@ -25,15 +26,18 @@ _GROUP = "environment"
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec(Spec):
-    """An environment, and the limits of its episodes."""
+    """An environment or an agent, and the limits of its episodes."""
 
     relations: ClassVar[tuple[Relation, ...]] = (
         goes_with(
             *("concurrency", "max_turns", "max_turn_length", "timeout_reward"),
             *("environment_attempts", "environment_timeout", "environment_reset_timeout"),
-            *("environment_step_timeout", "environment_memory"),
+            "environment_memory",
             environment=GIVEN,
+            agent=GIVEN,
         ),
+        goes_with("environment_step_timeout", environment=GIVEN),
+        never_with("agent", environment=GIVEN),
     )
 
     environment: str | None = option(
@@ -41,6 +45,14 @@ class EnvironmentSpec(Spec):
         "environment that the policy plays in: module:Class with the methods reset and step of "
         "Gymnasium, or with tools and get_reward as TRL takes it, module:dict of such classes, or "
         "demo:higher-lower; it runs as your own code, not sandboxed",
+        group=_GROUP,
+        default_text="none: completions of prompts",
+    )
+    agent: str | None = option(
+        None,
+        "agent that lets the policy write turns: module:function, which gets a task, requests "
+        "turns at OPENAI_BASE_URL with OPENAI_API_KEY, and returns a reward or a dict of them; it "
+        "runs as your own code, not sandboxed",
         group=_GROUP,
         default_text="none: completions of prompts",
     )
@@ -79,7 +91,7 @@ class EnvironmentSpec(Spec):
     )
     environment_attempts: int = option(
         2,
-        "number of times that an episode may begin if its environment fails",
+        "number of times that an episode may begin if its environment or agent fails",
         group=_GROUP,
         minimum=1,
         maximum=100,
@@ -93,7 +105,7 @@ class EnvironmentSpec(Spec):
     )
     environment_reset_timeout: float = option(
         120.0,
-        "time limit in seconds of the import of an environment and of reset (0: none)",
+        "time limit in seconds of the import of an environment or agent, and of reset (0: none)",
         group=_GROUP,
         minimum=0,
         maximum=MOST_S,
@@ -119,12 +131,19 @@ class EnvironmentSpec(Spec):
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
 
-    def check_environment(self) -> None:
-        """Import the environment, in a process of its own. Raises SpecError."""
+    @property
+    def played(self) -> tuple[str, str] | None:
+        """The option that names what plays, and its value; None: completions are sampled."""
+        names = (ENVIRONMENT, AGENT)
+        return next(((n, value) for n in names if (value := getattr(self, n)) is not None), None)
+
+    def check_played(self) -> None:
+        """Import the environment or agent, in a process of its own. Raises SpecError."""
         from .pool import described
 
-        assert self.environment is not None
-        described(self.environment, [str(Path.cwd())], self.environment_reset_timeout)
+        assert self.played is not None
+        option, name = self.played
+        described(name, [str(Path.cwd())], self.environment_reset_timeout, option=option)
 
     @property
     def limits(self) -> Limits:
@@ -155,12 +174,13 @@ class EnvironmentSpec(Spec):
         )
 
     def pool(self, folders: Sequence[str], episodes: int, ranks: int = 1) -> Pool:
-        """Return the processes of the environment, whose modules are in `folders`.
+        """Return the processes of the environment or agent, whose modules are in `folders`.
 
         `episodes`: that are played together. `ranks`: that divide them.
         """
         from .pool import Pool
 
-        assert self.environment is not None
-        size = min(self.concurrency or MOST_CONCURRENT, episodes)
-        return Pool(self.environment, folders, size=max(size // ranks, 1), limits=self.limits)
+        assert self.played is not None
+        option, name = self.played
+        size = max(min(self.concurrency or MOST_CONCURRENT, episodes) // ranks, 1)
+        return Pool(name, folders, size=size, limits=self.limits, option=option)

@@ -1,21 +1,27 @@
-"""An environment as a job uses it: its processes, the tokens between turns, the calls of tools.
+"""An environment or agent as a job uses it: its processes, and how a model plays in it.
 
 The same for trainings and evaluations. Imports transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ..context import WarmModel
+from ..context import Context, WarmModel
 from ..errors import JobFailed, SpecError
 from ..models.architectures import positions_in
+from .agent_keys import URL_FILE, Keys
+from .agent_player import AgentPlayer, Line
+from .agent_replies import AgentTurns
 from .calls import CallReader
 from .classes import TOOLS
-from .episodes import Rules
+from .endpoint import Endpoint
+from .environment_player import EnvironmentPlayer
+from .episodes import Player, Rules
 from .options import EnvironmentSpec
 from .pool import Pool, described
 from .tasks import Task
@@ -24,40 +30,52 @@ from .turns import ChatTurns, RawTurns, Turns
 
 @dataclass(frozen=True, kw_only=True)
 class Playing:
-    """An environment, and how a model plays in it.
+    """An environment or agent, and how a model plays.
 
-    `calls`: what reads the calls of tools; None where an action is text.
+    `player` makes the Player of a step, by its policy; with `numbers` and the arguments of Player.
     """
 
     pool: Pool
-    turns: Turns
     rules: Rules
     tasks: Sequence[Task]
-    calls: CallReader | None
-
-    @property
-    def reader(self) -> Callable[[Any, str | None], list[dict[str, Any]]] | None:
-        """What `Player` takes as `calls`."""
-        return None if self.calls is None else self.calls.of
+    player: Callable[..., Player]
 
 
 @contextmanager
 def playing(
     spec: EnvironmentSpec,
+    ctx: Context,
     warm: WarmModel,
-    folders: Sequence[str],
     *,
     ends: Collection[int],
     tasks: Sequence[Task],
+    sampling: Mapping[str, Any],
     most_tokens: int,
     episodes: int,
-    ranks: int = 1,
 ) -> Iterator[Playing]:
-    """Yield the environment of a job; its processes end with this block.
+    """Yield the environment or agent of a job; its processes end with this block.
 
-    `folders`: of the user's modules. `ends`: tokens that end a turn. `most_tokens`: after the
-    prompt of an episode. `episodes`: that are played together, by all `ranks`. Raises JobFailed.
+    `ends`: tokens that end a turn. `sampling`: what turns are sampled with, by name. `most_tokens`:
+    after the prompt of an episode. `episodes`: that are played together, by all ranks. Raises
+    JobFailed.
     """
+    rules = spec.rules(most_tokens, positions_in(warm.model.config))
+    with spec.pool(ctx.code_folders, episodes, ctx.ranks.size) as pool, ExitStack() as stack:
+        if spec.agent is None:
+            player = _in_environment(spec, ctx, warm, pool, rules, ends)
+        else:
+            player = _for_agent(ctx, warm, pool, rules, ends, sampling, stack)
+        yield Playing(pool=pool, rules=rules, tasks=tasks, player=player)
+
+
+def _in_environment(
+    spec: EnvironmentSpec,
+    ctx: Context,
+    warm: WarmModel,
+    pool: Pool,
+    rules: Rules,
+    ends: Collection[int],
+) -> Callable[..., Player]:
     tokenizer, calls = warm.tokenizer, None
     is_chat = bool(tokenizer.chat_template)
     if is_chat and spec.stop:  # observations would follow turns that no end token has closed
@@ -65,26 +83,67 @@ def playing(
             f"stop: must be unset for {warm.name}, whose chat template ends turns, got "
             f"{spec.stop[0]!r}"
         )
-    with spec.pool(folders, episodes, ranks) as pool:
-        tools = None
-        if pool.interface == TOOLS:
-            if not is_chat:
-                raise JobFailed(
-                    "environment: tools need a model with a chat template, and "
-                    f"{warm.name} has none"
-                )
-            tools = _tools(spec, folders)
-            calls = CallReader(tokenizer, tools, warm.response_template)
-        turns: Turns = RawTurns(tokenizer)
-        if is_chat:
-            turns = ChatTurns(tokenizer, ends=ends, tools=tools)
-        yield Playing(
-            pool=pool,
-            turns=turns,
-            rules=spec.rules(most_tokens, positions_in(warm.model.config)),
-            tasks=tasks,
-            calls=calls,
-        )
+    tools = None
+    if pool.interface == TOOLS:
+        if not is_chat:
+            raise JobFailed(
+                f"environment: tools need a model with a chat template, and {warm.name} has none"
+            )
+        tools = _tools(spec, ctx.code_folders)
+        calls = CallReader(tokenizer, tools, warm.response_template)
+    turns: Turns = RawTurns(tokenizer)
+    if is_chat:
+        turns = ChatTurns(tokenizer, ends=ends, tools=tools)
+    reader = None if calls is None else calls.of
+
+    def player(policy: Any, **others: Any) -> Player:
+        return EnvironmentPlayer(pool, policy, turns, rules, calls=reader, **others)
+
+    return player
+
+
+def _for_agent(
+    ctx: Context,
+    warm: WarmModel,
+    pool: Pool,
+    rules: Rules,
+    ends: Collection[int],
+    sampling: Mapping[str, Any],
+    stack: ExitStack,
+) -> Callable[..., Player]:
+    """Open the endpoint of a job until the stack ends it. Raises JobFailed."""
+    if not warm.tokenizer.chat_template:
+        raise JobFailed(f"agent: needs a model with a chat template, and {warm.name} has none")
+    turns = AgentTurns(warm.tokenizer, ends=ends, given=warm.response_template)
+    try:
+        folder = ctx.sockets_dir.resolve(strict=True)
+        url = (folder / URL_FILE).read_text()
+    except OSError as error:
+        raise JobFailed(
+            "agent: needs the HTTP API of the daemon, which does not listen: set http_port, and "
+            "see `warmd status`"
+        ) from error
+    try:
+        keys = stack.enter_context(Keys(folder, ctx.job_id, ctx.ranks.rank))
+        endpoint = stack.enter_context(Endpoint(keys.socket))
+    except OSError as error:
+        raise JobFailed(f"agent: its socket cannot be created: {error}") from error
+    pool.watch(endpoint)
+    warned: set[str] = set()
+
+    def warn(words: str) -> None:
+        if words not in warned:
+            warned.add(words)
+            ctx.emit("warning", message=words)
+
+    line = Line(endpoint=endpoint, keys=keys, url=url)
+    return partial(_agent_player, pool, turns, rules, line=line, sampling=sampling, warn=warn)
+
+
+def _agent_player(
+    pool: Pool, turns: AgentTurns, rules: Rules, policy: Any, **others: Any
+) -> Player:
+    return AgentPlayer(pool, policy, turns, rules, **others)
 
 
 def _tools(spec: EnvironmentSpec, folders: Sequence[str]) -> dict[str | None, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The processes of environments: each plays one episode after another, within limits.
+"""The processes of environments and agents: each plays one episode after another, within limits.
 
 An episode has a process to itself from its reset to its end. A process that has failed, or whose
 time or memory has run out, is ended with all that it started; the others do not notice. Deadlines
@@ -23,9 +23,9 @@ import psutil
 from ..errors import JobFailed, SpecError
 from ..user_code.child import SpawnedChild
 from ..user_code.child_server import encoded
-from .classes import TOOLS
+from .classes import ENVIRONMENT, TOOLS
 
-Reason = Literal["timeout", "environment_error", "process_died", "memory"]
+Reason = Literal["timeout", "environment_error", "agent_error", "process_died", "memory"]
 
 _SERVER = "warmd.jobs.environments.server"
 _MEMORY_S = 1.0  # between two looks at the memory of the processes
@@ -60,7 +60,7 @@ class Answer:
     """What an environment has answered to the latest request of an episode, or why it has not."""
 
     episode: Hashable
-    request: str  # "reset", "act" or "rewards"
+    request: str  # "reset", "act", "rewards" or "run"
     found: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
 
@@ -91,28 +91,28 @@ class _Process(SpawnedChild):
         self.flush()
 
     def load(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Import an environment, and wait for it. Raises SpecError."""
-        found = self.ask_whole(request, request["environment"], limit_s)
+        """Import an environment or agent, and wait for it. Raises SpecError."""
+        found = self.ask_whole(request, request["option"], request["name"], limit_s)
         self._connection.setblocking(False)
         self.is_loaded = True
         return found
 
     def ask_whole(
-        self, request: Mapping[str, Any], environment: str, limit_s: float
+        self, request: Mapping[str, Any], option: str, name: str, limit_s: float
     ) -> dict[str, Any]:
-        """Return the answer to a request about an environment. Raises SpecError."""
+        """Return the answer to a request about the value of an option. Raises SpecError."""
         try:
             found = self.ask(request, limit_s or None)
         except TimeoutError:
             raise SpecError(
-                "environment", f"{environment} must import within {limit_s:g} s, got no answer"
+                option, f"{name} must import within {limit_s:g} s, got no answer"
             ) from None
         except EOFError as error:
             raise SpecError(
-                "environment", f"{environment} must import, got a process that ended: {error}"
+                option, f"{name} must import, got a process that ended: {error}"
             ) from None
         if "error" in found:
-            raise SpecError(str(found.get("field", "environment")), found["error"])
+            raise SpecError(str(found.get("field", option)), found["error"])
         return found
 
     @property
@@ -177,52 +177,63 @@ class _Process(SpawnedChild):
 class Described:
     """The interface of an environment, and the JSON schemas of the tools of each of its classes.
 
-    A single class has the name None. `tools`: None if actions are text.
+    A single class has the name None. `tools`: None if actions are text, and for an agent.
     """
 
     interface: str
     tools: dict[str | None, list[dict[str, Any]]] | None
 
 
-def described(environment: str, folders: Sequence[str], limit_s: float) -> Described:
-    """Import an environment in a process of its own, and ask what it is. Raises SpecError.
+def described(
+    name: str, folders: Sequence[str], limit_s: float, *, option: str = ENVIRONMENT
+) -> Described:
+    """Import an environment or agent in a process of its own, and ask what it is.
 
-    `limit_s`: 0 for none.
+    `option`: that names it. `limit_s`: 0 for none. Raises SpecError.
     """
     try:
         process = _Process()
     except OSError as error:
-        raise SpecError("environment", f"a process for it cannot be started: {error}") from error
+        raise SpecError(option, f"a process for it cannot be started: {error}") from error
     try:
-        interface = process.load(_to_load(environment, folders), limit_s)["interface"]
+        interface = process.load(_to_load(option, name, folders), limit_s)["interface"]
         if interface != TOOLS:
             return Described(interface, None)
-        found = process.ask_whole({"do": "tools"}, environment, limit_s)
+        found = process.ask_whole({"do": "tools"}, option, name, limit_s)
         return Described(interface, dict(found["tools"]))
     finally:
         process.end()
 
 
-def _to_load(environment: str, folders: Sequence[str]) -> dict[str, Any]:
-    return {"do": "load", "environment": environment, "folders": list(folders)}
+def _to_load(option: str, name: str, folders: Sequence[str]) -> dict[str, Any]:
+    return {"do": "load", "option": option, "name": name, "folders": list(folders)}
 
 
 class Pool:
-    """At most `size` processes of an environment. A context manager: leaving it ends them.
+    """At most `size` processes of an environment or agent. A context manager: it ends them.
 
-    `environment`: as `classes.resolve` takes it, of modules in `folders`.
+    `name`: as `classes.resolve` or, with the `option` agent, `agents.resolve` takes it, of modules
+    in `folders`.
 
     `interface`: of its classes; `sources`: the digests of its files, by path.
 
-    An episode is begun with `reset`, continued with `act` and ended with `release`, each when
-    `poll` has returned the answer to the one before; `rewards` asks for the environment's reward.
+    An episode in an environment is begun with `reset`, continued with `act` and ended with
+    `release`, each when `poll` has returned the answer to the one before; `rewards` asks for the
+    environment's reward. That of an agent is `run`, and released.
     """
 
     def __init__(
-        self, environment: str, folders: Sequence[str], *, size: int, limits: Limits
+        self,
+        name: str,
+        folders: Sequence[str],
+        *,
+        size: int,
+        limits: Limits,
+        option: str = ENVIRONMENT,
     ) -> None:
-        self._load = _to_load(environment, folders)
-        self._environment = environment
+        self._load = _to_load(option, name, folders)
+        self._option = option
+        self._name = name
         self.size = size
         self._limits = limits
         self._selector = selectors.DefaultSelector()
@@ -231,6 +242,7 @@ class Pool:
         self._resets: dict[Hashable, dict[str, Any]] = {}  # of processes that still load
         self._waiting: deque[tuple[Hashable, dict[str, Any]]] = deque()
         self._next_look = 0.0
+        self._is_woken = False  # by what it watches
         self.sources: dict[str, str] = {}
         self.interface = ""
 
@@ -256,6 +268,23 @@ class Pool:
         self._waiting.append((episode, {"do": "reset", "seed": seed, "row": dict(row)}))
         self._fill()
 
+    def run(
+        self,
+        episode: Hashable,
+        *,
+        seed: int,
+        row: Mapping[str, Any],
+        variables: Mapping[str, str],
+    ) -> None:
+        """Let an agent play an episode, once a process is free; `variables`: of its environment."""
+        request = {"do": "run", "seed": seed, "row": dict(row), "variables": dict(variables)}
+        self._waiting.append((episode, request))
+        self._fill()
+
+    def watch(self, other: Any) -> None:
+        """Let `poll` return as soon as something can be read from a file or socket, too."""
+        self._selector.register(other, selectors.EVENT_READ)
+
     def act(self, episode: Hashable, action: Any) -> None:
         """Let the environment answer to what the policy has done."""
         self._begin(self._busy[episode], {"do": "act", "action": action}, self._limits.step_s)
@@ -274,13 +303,15 @@ class Pool:
     def poll(self, timeout_s: float | None) -> list[Answer]:
         """Return the answers that have arrived; wait for one, at most so long (None: no limit).
 
-        A failed episode is over: its process has ended, and it must not be released.
+        Returns none if what it watches can be read. A failed episode is over: its process has
+        ended, and it must not be released.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
+            self._is_woken = False
             found = [*self._arrived(until), *self._late(), *self._too_large()]
             self._fill()
-            if found or not self._busy:
+            if found or self._is_woken or not self._busy:
                 return found
             if until is not None and time.monotonic() >= until:
                 return []
@@ -295,7 +326,7 @@ class Pool:
             for key, _ in self._selector.select(left_s):
                 process = key.data
                 if process not in closing:
-                    self._selector.unregister(process)
+                    self._selector.unregister(key.fileobj)
                     continue
                 try:
                     is_done = process.take() is not None
@@ -331,7 +362,7 @@ class Pool:
             process = _Process()
         except OSError as error:
             raise JobFailed(
-                f"environment: a process of {self._environment} cannot be started: {error}"
+                f"{self._option}: a process of {self._name} cannot be started: {error}"
             ) from error
         self._selector.register(process, selectors.EVENT_READ, process)
         return process
@@ -339,7 +370,7 @@ class Pool:
     def _begin_episode(self, process: _Process, request: Mapping[str, Any]) -> None:
         limit_s = self._limits.episode_s
         process.episode_deadline = time.monotonic() + limit_s if limit_s else None
-        self._begin(process, request, self._limits.reset_s)
+        self._begin(process, request, 0 if request["do"] == "run" else self._limits.reset_s)
 
     def _begin(self, process: _Process, request: Mapping[str, Any], limit_s: float) -> None:
         process.begin(request, limit_s)
@@ -351,7 +382,10 @@ class Pool:
 
     def _arrived(self, until: float | None) -> Iterator[Answer]:
         for key, mask in self._selector.select(self._wait_s(until)):
-            process: _Process = key.data
+            process: _Process | None = key.data
+            if process is None:
+                self._is_woken = True
+                continue
             if mask & selectors.EVENT_WRITE:
                 process.flush()
                 self._watch(process)

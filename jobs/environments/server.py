@@ -1,4 +1,4 @@
-"""The process of an environment: answers `load`, `reset`, `act`, `rewards` and `close`.
+"""The process of an environment or agent: answers `load`, `reset`, `act`, `run`, `close`, ….
 
 Run by `pool`. Its output goes to the log of the job. It has a process group of its own, so that
 what the user's code starts can be ended with it.
@@ -18,7 +18,8 @@ from ..files import umask
 from ..user_code import tracebacks
 from ..user_code.child_server import parent, serve
 from ..user_code.modules import digests, own_modules
-from .classes import Environment, EnvironmentFault, resolve
+from . import agents
+from .classes import AGENT, Environment, EnvironmentFault, resolve
 
 
 class _Server:
@@ -29,6 +30,7 @@ class _Server:
         self._makers: Mapping[str | None, Any] = {}
         self._instances: dict[str | None, Environment] = {}
         self._current: Environment | None = None
+        self._agent: agents.Agent | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do one request. What the user's code raises is the `error` of the answer."""
@@ -45,9 +47,12 @@ class _Server:
             sys.stdout.flush()
         return found
 
-    def _load(self, environment: str, folders: list[str]) -> dict[str, Any]:
+    def _load(self, option: str, name: str, folders: list[str]) -> dict[str, Any]:
         self._stack.enter_context(own_modules(folders))
-        interface, self._makers = resolve(environment)
+        if option == AGENT:
+            interface, self._agent = AGENT, agents.resolve(name)
+        else:
+            interface, self._makers = resolve(name)
         return {"interface": interface, "sources": digests()}
 
     def _tools(self) -> dict[str, Any]:
@@ -68,6 +73,11 @@ class _Server:
     def _act(self, action: Any) -> dict[str, Any]:
         assert self._current is not None
         return self._current.act(action)
+
+    def _run(self, seed: int, row: dict[str, Any], variables: dict[str, str]) -> dict[str, Any]:
+        assert self._agent is not None
+        _seed_everything(seed)
+        return agents.run(self._agent, row, variables)
 
     def _rewards(self) -> dict[str, Any]:
         assert self._current is not None

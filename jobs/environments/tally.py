@@ -17,11 +17,13 @@ class Tally:
     `played`: number of episodes that have not failed. `judged`: number of those whose environment
     reports a success or none; `success`: number of successes. `waited_s`: time in which
     environments worked and no turn was being generated. `retried`: number of repeated attempts.
+    `parts`: of rewards, by name.
     """
 
     episodes: int = 0
     played: int = 0
     turns: int = 0
+    contexts: int = 0
     observation_tokens: int = 0
     environment_s: float = 0.0
     waited_s: float = 0.0
@@ -29,6 +31,7 @@ class Tally:
     judged: int = 0
     success: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
+    parts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, episodes: Iterable[Episode], *, retried: int, waited_s: float) -> Self:
@@ -41,6 +44,9 @@ class Tally:
             if one.failure is None:
                 found.played += 1
                 found.turns += one.turns
+                found.contexts += one.contexts
+                for name, reward in one.parts.items():
+                    found.parts[name] += reward  # type: ignore[assignment]
                 given = (len(part.ids) for part in one.written if part.is_given)
                 found.observation_tokens += sum(given)
                 if one.success is not None:
@@ -63,6 +69,10 @@ class Tally:
             "ends": dict(self.ends),
             "retried": self.retried,
         }
+        if self.contexts > self.played:
+            found["contexts"] = self.contexts / self.played
+        if self.parts:
+            found["parts"] = {n: total / self.played for n, total in self.parts.items()}
         if self.judged:
             found["success"] = self.success / self.judged
         return found

@@ -54,8 +54,8 @@ class ChatTurns:
     """Of a model with a chat template: an observation is one or more messages.
 
     `ends`: the tokens by which a turn of the policy ends. `tools`: of each class of the
-    environment, by its name. Raises JobFailed for a template that writes earlier turns otherwise
-    once others follow, and that TRL has no variant of.
+    environment, by its name. `option`: that an error names. Raises JobFailed for a template that
+    writes earlier turns otherwise once others follow, and that TRL has no variant of.
     """
 
     def __init__(
@@ -65,10 +65,12 @@ class ChatTurns:
         ends: Collection[int],
         tools: Mapping[str | None, list[dict[str, Any]]] | None = None,
         arguments: Mapping[str, Any] | None = None,
+        option: str = "environment",
     ) -> None:
         self._tokenizer = tokenizer
         self._ends = ends
         self._tools = tools or {}
+        self._option = option
         self._without_tools = TemplateInputs(None, arguments or {})
         self._template = ChatTemplate.of(tokenizer)
         self._ended: dict[str | None, list[int]] = {}  # a dummy turn, by the tool that it calls
@@ -103,7 +105,7 @@ class ChatTurns:
         messages = [_USER, _dummy_turn(called), *json.loads(observation)]
         whole = self._ids(messages, self._without_tools)
         if whole[: len(ended)] != ended:
-            raise JobFailed(_NOT_APPEND_ONLY)
+            raise JobFailed(f"{self._option}: {_NOT_APPEND_ONLY}")
         return whole[len(ended) :]
 
     def _up_to_the_end(self, messages: Messages) -> list[int]:
@@ -124,7 +126,7 @@ class ChatTurns:
             ended = self._up_to_the_end(before)
             whole = self._ids([*before, *following], self._without_tools)
             if whole[: len(ended)] != ended:
-                raise JobFailed(_NOT_APPEND_ONLY)
+                raise JobFailed(f"{self._option}: {_NOT_APPEND_ONLY}")
 
     def _ids(
         self, messages: Messages, inputs: TemplateInputs, *, add_generation_prompt: bool = True
@@ -139,7 +141,7 @@ class ChatTurns:
 
 
 _NOT_APPEND_ONLY = (
-    "environment: the chat template of the model writes earlier turns otherwise once an "
+    "the chat template of the model writes earlier turns otherwise once an "
     "observation follows, and TRL has no variant of it for training: what the policy sampled "
     "would not be what it is trained on"
 )

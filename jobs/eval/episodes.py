@@ -1,4 +1,4 @@
-"""Evaluations in environments: the engine writes the turns, which it shares with other jobs.
+"""Evaluations in environments and of agents: the engine writes the turns, with those of other jobs.
 
 Imports torch, by the engine.
 """
@@ -15,7 +15,7 @@ from ..context import Context, WarmModel
 from ..engine.engine import Engine
 from ..engine.request import End, Piece, Request, Sampling
 from ..engine.rollouts import Segment
-from ..environments.episodes import Episode, Key, Player
+from ..environments.episodes import Episode, Key, Rules
 from ..environments.options import EPISODE_LENGTH
 from ..environments.playing import playing
 from ..environments.pool import Failure
@@ -94,8 +94,18 @@ class EnginePolicy:
         self._ids[key] = list(prompt)
         self._capacity[key] = capacity
 
-    def go_on(self, key: Hashable, numbers: range, given: Sequence[int] = ()) -> int:
-        """Let the engine write a turn after `given` tokens; return its most tokens."""
+    def go_on(
+        self,
+        key: Hashable,
+        numbers: range,
+        given: Sequence[int] = (),
+        *,
+        stop: Sequence[str] = (),
+    ) -> int:
+        """Let the engine write a turn after `given` tokens; return its most tokens.
+
+        `stop`: further texts that end it.
+        """
         ids = self._ids[key]
         room = min(len(numbers), self._capacity[key] - len(ids) - len(given))
         if room <= 0:
@@ -113,7 +123,7 @@ class EnginePolicy:
                     seed=numbers.start,
                 ),
                 max_tokens=room,
-                stop=spec.stop,
+                stop=(*spec.stop, *stop),
                 owner=self._owner,
                 adapter=self._adapter,
                 is_canceled=lambda: self._is_canceled() or self._ids.get(key) is not ids,
@@ -177,6 +187,7 @@ class Evaluation:
         self._warm = warm
         self._engine = engine
         self._tasks = [task_of(one.problem) for one in questions]
+        self._option = "" if spec.played is None else spec.played[0]
         self._failures = 0  # consecutive tasks without an episode
 
     def play(
@@ -194,32 +205,31 @@ class Evaluation:
             return
         with playing(
             spec,
+            self._ctx,
             warm,
-            self._ctx.code_folders,
             ends=end_tokens(warm.model, warm.tokenizer),
             tasks=self._tasks,
+            sampling={n: getattr(spec, n) for n in ("temperature", "top_p", "top_k")},
             most_tokens=spec.max_tokens or EPISODE_LENGTH,
             episodes=min(_BLOCK, len(self._tasks) - done) * spec.repeats,
         ) as made:
             for first in range(done, len(self._tasks), _BLOCK):
-                player = Player(
-                    made.pool,
+                player = made.player(
                     EnginePolicy(self._engine, spec, warm.adapter, is_canceled),
-                    made.turns,
-                    made.rules,
                     numbers=self._numbers(made.rules.max_turn_tokens),
-                    calls=made.reader,
-                    on_end=self._rows(first, append),
+                    on_end=self._rows(first, made.rules, append),
                     check=self._ctx.check_stop,
                 )
                 block = range(first, min(first + _BLOCK, len(self._tasks)))
                 player.play(self._tasks, [(task, range(spec.repeats)) for task in block])
 
-    def _numbers(self, length: int) -> Callable[[Key, int], range]:
+    def _numbers(self, length: int) -> Callable[..., range]:
         """Return what gives the seed of a turn, as a range of `length`."""
 
-        def numbers(key: Key, turn: int) -> range:
+        def numbers(key: Key, turn: int, context: int = 0) -> range:
             fields = {"task": key.task, "sample": key.member, "attempt": key.attempt}
+            if context:
+                fields["context"] = context
             drawn = uniform(1, use="episode", seed=self._spec.seed, turn=turn, **fields)
             start = int(drawn[0] * 2**53)
             return range(start, start + length)
@@ -227,7 +237,7 @@ class Evaluation:
         return numbers
 
     def _rows(
-        self, first: int, append: Callable[[Mapping[str, Any]], None]
+        self, first: int, rules: Rules, append: Callable[[Mapping[str, Any]], None]
     ) -> Callable[[Episode], None]:
         """Return what takes the episodes of a block as they end.
 
@@ -240,8 +250,8 @@ class Evaluation:
         def ended(episode: Episode) -> None:
             nonlocal due
             key = episode.key
-            if episode.failure is not None and key.attempt + 1 < spec.environment_attempts:
-                return  # it is repeated
+            if rules.repeats(episode):
+                return
             over.setdefault(key.task, {})[key.member] = episode
             while len(over.get(due, ())) == spec.repeats:
                 of_task = over.pop(due)
@@ -257,8 +267,8 @@ class Evaluation:
         self._failures = self._failures + 1 if len(failures) == len(episodes) else 0
         if self._failures == MOST_FAILURES:
             raise JobFailed(
-                f"environment: must play an episode of one of {MOST_FAILURES} consecutive tasks, "
-                f"got none; the last one: {failures[-1].words}"
+                f"{self._option}: must play an episode of one of {MOST_FAILURES} consecutive "
+                f"tasks, got none; the last one: {failures[-1].words}"
             )
 
 
@@ -273,7 +283,7 @@ def row_of(spec: EvalSpec, episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def _completion(episode: Episode) -> dict[str, Any]:
-    scores: dict[str, float | None] = {"reward": episode.reward}
+    scores: dict[str, float | None] = {"reward": episode.reward, **episode.parts}
     if episode.success is not None:
         scores["success"] = float(episode.success)
     if episode.failure is None:

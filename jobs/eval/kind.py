@@ -117,6 +117,7 @@ def _evaluate(
             "dataset", *spec.data_sets, readings=[reading], is_text=spec.task == PERPLEXITY
         ),
         environment=spec.environment,
+        agent=spec.agent,
         first_prompt=None
         if prompt is None
         else shown_prompt(prompt, chat_template_of(warm.tokenizer)),
@@ -141,7 +142,7 @@ def _evaluate(
 
     with cancel_on_exit(ctx) as is_canceled:
         try:
-            if spec.environment is not None:
+            if spec.played is not None:
                 evaluation = Evaluation(spec, ctx, warm, engine, questions)
                 evaluation.play(done, is_canceled, append)
             else:

@@ -42,7 +42,7 @@ _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
-    """Evaluate a model: rewards, environments, GSM8K, multiple choice or perplexity."""
+    """Evaluate a model: rewards, environments, agents, GSM8K, multiple choice or perplexity."""
 
     kind: ClassVar[str] = "eval"
     queue: ClassVar[str] = INFER
@@ -62,12 +62,13 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         ),
         goes_with("task", when=is_in(*LIKELIHOOD_TASKS), dataset=GIVEN),
         goes_with("repeats", temperature=ABOVE_0),
-        # An episode is worth what its environment says, and is opened by it.
+        # An episode is worth what its environment or agent says, and is opened by it.
         never_with(
             *("task", "reward", "grader", "reward_timeout", "custom_min_length"),
             *("custom_max_length", "custom_required_term", "custom_forbidden_term"),
             *("custom_format_pattern", "custom_format_bonus", "chat_template", "system"),
             environment=GIVEN,
+            agent=GIVEN,
         ),
     )
 
@@ -84,8 +85,8 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         "JSONL, CSV or Parquet file, folder of them or hub data set (owner/name:config:split) of "
         "records, or arithmetic (built-in problems); for perplexity also text files",
         group="data",
-        default_text=f"arithmetic for reward, {_GSM8K_TEST} for gsm8k, with environment the seeds "
-        "from 0 to samples - 1",
+        default_text=f"arithmetic for reward, {_GSM8K_TEST} for gsm8k, with environment or "
+        "agent the seeds from 0 to samples - 1",
     )
     samples: int | None = option(
         None,
@@ -176,7 +177,7 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         """The data set."""
         if self.dataset is not None:
             return self.dataset
-        if self.environment is not None:
+        if self.played is not None:
             return tasks.SEEDS
         return _GSM8K_TEST if self.variant is not None else problems.ARITHMETIC
 
@@ -233,11 +234,11 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         return questions.taken(found, self.samples, self.source)
 
     def _all_questions(self, reading: Reading) -> Iterator[Question]:
-        if self.environment is not None:
+        if self.played is not None:
             found = tasks.load(
                 self.dataset, template=self.template, samples=self.samples, reading=reading
             )
-            return questions.of_tasks(self.environment, found)
+            return questions.of_tasks(self.played[1], found)
         if self.task == PERPLEXITY:
             return questions.documents(self.source, reading)
         if self.task == CHOICE:
@@ -279,8 +280,8 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         return self.first_prompt_of(replace(self, samples=1).questions()[0])
 
     def first_prompt_of(self, question: Question) -> Content | None:
-        """Return the prompt of a question; None where the environment opens the episode."""
-        return None if self.environment is not None else self.rendered_prompt(question.problem)
+        """Return the prompt of a question; None where an environment or agent has its own."""
+        return None if self.played is not None else self.rendered_prompt(question.problem)
 
     def cut_at(self, positions: int | None) -> int | None:
         return positions
@@ -304,8 +305,8 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         super().check_inputs(model_settings)
         check_generates(model_settings or {})
         found = self.questions()
-        if self.environment is not None:
-            self.check_environment()
+        if self.played is not None:
+            self.check_played()
         elif self.task == REWARD:
             self.check_rewards([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):
@@ -315,7 +316,7 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
             )
 
     def check_chats(self, folder: Path) -> None:
-        if self.task != REWARD or self.environment is not None:
+        if self.task != REWARD or self.played is not None:
             return
         found = (question.problem for question in self.questions())
         check_chats(found, folder, chat_template=self.chat_template, system=self.system)
@@ -327,7 +328,7 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         """
         files = TokenizerFolder(folder)
         limit = files.positions()
-        is_other = self.task in LIKELIHOOD_TASKS or self.environment is not None
+        is_other = self.task in LIKELIHOOD_TASKS or self.played is not None
         if limit is None or self.chat_template or is_other:
             return None
         found = (question.problem for question in self.questions())

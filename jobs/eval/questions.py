@@ -138,7 +138,7 @@ def documents(source: str, reading: Reading) -> Iterator[Question]:
 
 
 def of_tasks(environment: str, tasks: Iterable[Problem]) -> Iterator[Question]:
-    """Yield the tasks of an environment as questions."""
+    """Yield the tasks of an environment or agent as questions."""
     for task in tasks:
         yield Question(task, _identity(environment, task.row, dict(task.columns)))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -127,7 +127,9 @@ class Batch:
     mask: (B, C) int64, 1 for the tokens with a loss. advantages: (B,). Log-probabilities in nats
     and entropies: (B, C) float32. `old`: by the policy at the first of several iterations;
     `sampled`: by the sampler, of int8 completions; `replayed`: by the policy that sampled them, of
-    replayed completions only, which `is_replayed` (B,) bool marks.
+    replayed completions only, which `is_replayed` (B,) bool marks. `contexts`: of each trajectory
+    those after its first one, as [prompt, column of the first token that follows]; None: no
+    trajectory has several.
     """
 
     prompts: list[list[int]]
@@ -140,6 +142,7 @@ class Batch:
     sampled: Tensor | None = None
     replayed: Tensor | None = None
     is_replayed: Tensor | None = None
+    contexts: list[list[list[Any]]] | None = None
 
     @classmethod
     def of(
@@ -164,6 +167,7 @@ class Batch:
         learned = [[] if hides_cut and one.is_cut else one.is_written for one in trajectories]
         is_replayed = [one.is_replayed for one in trajectories]
         replayed = (one.logps if one.is_replayed else [] for one in trajectories)
+        contexts = [[[c.prompt, c.begin] for c in one.contexts[1:]] for one in trajectories]
         return cls(
             prompts=[list(one.prompt.ids) for one in trajectories],
             completions=[one.ids for one in trajectories],
@@ -173,19 +177,23 @@ class Batch:
             sampled=padded(one.logps for one in trajectories) if has_sampled else None,
             replayed=padded(replayed) if any(is_replayed) else None,
             is_replayed=torch.tensor(is_replayed, device=device) if any(is_replayed) else None,
+            contexts=contexts if any(contexts) else None,
         )
 
     @property
     def sequences(self) -> list[Tokens]:
-        """The trajectories that have tokens with a loss, in tables of C columns."""
+        """The contexts that have tokens with a loss, in tables of C columns."""
         found = []
-        rows = zip(self.prompts, self.completions, self.mask.tolist(), strict=True)
-        for row, (prompt, completion, mask) in enumerate(rows):
-            if any(mask):
-                begin = len(prompt)
-                weights = (0.0,) * begin + tuple(map(float, mask[: len(completion)]))
-                ids = (*prompt, *completion)
-                found.append(Tokens(ids, weights, row, column=-begin, shared=begin))
+        further = self.contexts or [[]] * len(self.prompts)
+        rows = zip(self.prompts, further, self.completions, self.mask.tolist(), strict=True)
+        for row, (first, others, completion, mask) in enumerate(rows):
+            begins = [(first, 0), *others, (None, len(completion))]
+            for (prompt, begin), (_, end) in pairwise(begins):
+                if any(mask[begin:end]):
+                    size = len(prompt)
+                    weights = (0.0,) * size + tuple(map(float, mask[begin:end]))
+                    ids = (*prompt, *completion[begin:end])
+                    found.append(Tokens(ids, weights, row, column=begin - size, shared=size))
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""Multi-turn trajectories: episodes in an environment, which also gives the rewards.
+"""Multi-turn trajectories: episodes in an environment or of an agent, which give the rewards, too.
 
 A trajectory has the tokens of the policy and those of the observations between its turns. A failed
 episode has no score and no token with a loss. Imports torch.
@@ -39,7 +39,8 @@ _KEPT_CHECKPOINTS = 2  # that the journals of steps are kept for, in case the la
 class EpisodeSource:
     """Plays the episodes of tasks (rollouts.Source).
 
-    `args`: a GRPOConfig. `stop`: texts that end a turn. Episodes of a step that have ended are in
+    `args`: a GRPOConfig. `option`: that names the environment or agent. `stop`: texts that end a
+    turn. Episodes of a step that have ended are in
     a journal, and are not played again after a kill; those of evaluations are. Its state: the
     consecutive groups without an episode.
     """
@@ -55,6 +56,7 @@ class EpisodeSource:
         tokenizer: Any,
         sampler: Sampler,
         playing: Playing,
+        option: str,
         stop: tuple[str, ...],
         held_out: Sequence[Task] = (),
     ) -> None:
@@ -64,6 +66,7 @@ class EpisodeSource:
         self._model = model
         self._tokenizer = tokenizer
         self._playing = playing
+        self._option = option
         self._stop = stop
         self._tasks = playing.tasks
         self._held_out = held_out
@@ -123,12 +126,11 @@ class EpisodeSource:
         length, seed = self._playing.rules.max_turn_tokens, self._args.seed
         of_row = {(group.row, sample): group for group in groups for sample in group.samples}
 
-        def numbers(key: Key, turn: int) -> NDArray[np.float64]:
+        def numbers(key: Key, turn: int, context: int = 0) -> NDArray[np.float64]:
             # Without the fields of a first turn, an episode of one turn has the numbers of a
             # completion.
-            more = {
-                name: value for name, value in (("attempt", key.attempt), ("turn", turn)) if value
-            }
+            fields = {"attempt": key.attempt, "turn": turn, "context": context}
+            more = {name: value for name, value in fields.items() if value}
             group = of_row[key.task, key.member]
             return group.numbers(key.member, length, seed=seed, **more)
 
@@ -139,13 +141,9 @@ class EpisodeSource:
                 self._tokenizer, stop=self._stop, most_sequences=max(count, 1)
             ) as policy,
         ):
-            player = Player(
-                self._playing.pool,
+            player = self._playing.player(
                 policy,
-                self._playing.turns,
-                self._playing.rules,
                 numbers=numbers,
-                calls=self._playing.reader,
                 known=None if kept is None else kept.known,
                 on_end=None if kept is None else self._keeping(kept, step),
                 # Several processes leave a step together, at its end.
@@ -173,7 +171,7 @@ class EpisodeSource:
             self._ctx.emit(
                 "warning",
                 step=step + 1,
-                message="environment: its files, the weights or the limits of episodes have "
+                message=f"{self._option}: its files, the weights or the limits of episodes have "
                 "changed: the episodes of this step are played again",
             )
         with made:
@@ -206,15 +204,17 @@ class EpisodeSource:
         self._ctx.emit(
             "warning",
             step=step + 1,
-            message=f"environment: episodes are not kept ({error.strerror}): after a kill those of "
-            "this step are played again",
+            message=f"{self._option}: episodes are not kept ({error.strerror}): after a kill those "
+            "of this step are played again",
         )
 
     def _trajectory(self, episode: Episode, task: Task, row: int) -> Trajectory:
         prompt = self._prompt(episode.opening, episode.prompt, task, row)
         written, score = episode.written, episode.reward
         if score is None:  # left out: no token of it has a loss
-            written, score = [Segment(ids=prompt.ids[:1], is_given=True)], math.nan
+            written, score = [], math.nan
+        if not written:
+            written = [Segment(ids=prompt.ids[:1], is_given=True)]
         failure = {} if episode.failure is None else {"error": episode.failure.words}
         return Trajectory(
             prompt,
@@ -226,6 +226,7 @@ class EpisodeSource:
                 "stop": episode.reason,
                 "turns": episode.shown_turns,
                 "success": episode.success,
+                **({"rewards": episode.parts} if episode.parts else {}),
                 **failure,
             },
         )
@@ -260,7 +261,7 @@ class EpisodeSource:
             if self._failures == MOST_FAILURES and self._ctx.ranks.rank == 0:
                 last = failed[-1].failure
                 raise JobFailed(
-                    f"environment: must play an episode of one of {MOST_FAILURES} consecutive "
+                    f"{self._option}: must play an episode of one of {MOST_FAILURES} consecutive "
                     f"groups, got none; the last one: {last.words if last else ''}"
                 )
 

@@ -59,7 +59,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         "columns": problems.columns_fingerprint(training_set + held_out),
     }
     with ExitStack() as stack:
-        if spec.environment is None:
+        if spec.played is None:
             setup = completions_of(spec, ctx, warm, parts, vocabulary, stack)
         else:
             setup = episodes_of(spec, ctx, warm, parts, stack)
@@ -92,7 +92,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             ctx.emit("warning", message=f"model: {words}")
         steps = spec.steps_total
         if checkpoint is not None and (steps is None or step_of(checkpoint) < steps):
-            option = "reward" if spec.environment is None else "environment"
+            option = "reward" if spec.played is None else spec.played[0]
             warn_of_changes(ctx, checkpoint, option)
         with (
             _completions(spec, ctx, checkpoint) as task.completions,

@@ -80,23 +80,25 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         never_with("rollout_dtype", when=is_in("int8"), base_precision="int8"),
         never_with("rollout_dtype", when=is_in("int8"), loss_type="vespo"),
         goes_with("stop", environment=GIVEN),
-        # An episode is worth what its environment says, and is opened by it.
+        # An episode is worth what its environment or agent says, and is opened by it.
         never_with(
             *("reward", "grader", "reward_timeout", "custom_min_length", "custom_max_length"),
             *("custom_required_term", "custom_forbidden_term", "custom_format_pattern"),
             *("custom_format_bonus", "chat_template", "system", "max_prompt_length"),
             "nodes",
             environment=GIVEN,
+            agent=GIVEN,
         ),
     )
 
     dataset: str | None = option(
         None,
         "JSONL, CSV or Parquet file, folder of them or hub data set (owner/name:config:split) of "
-        "question/answer or prompt records, or arithmetic (built-in problems); with environment, "
-        "of records whose columns its reset gets",
+        "question/answer or prompt records, or arithmetic (built-in problems); with environment or "
+        "agent, of records whose columns it gets",
         group="data",
-        default_text=f"{problems.ARITHMETIC}; with environment the seeds from 0 to samples - 1",
+        default_text=f"{problems.ARITHMETIC}; with environment or agent the seeds from 0 to "
+        "samples - 1",
     )
     samples: int | None = option(
         80,
@@ -311,8 +313,8 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
 
     @property
     def source(self) -> str | None:
-        """The data set; None for the seeds of an environment."""
-        if self.dataset is None and self.environment is None:
+        """The data set; None for seeds as tasks."""
+        if self.dataset is None and self.played is None:
             return problems.ARITHMETIC
         return self.dataset
 
@@ -332,7 +334,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         """Return the problems of a job that was submitted with these RULES. Raises SpecError."""
         is_apart = self.eval_dataset is not None
         readings = [self.reading(rules)]
-        if self.environment is not None:
+        if self.played is not None:
             return self._tasks_by(rules)
         training, held_out = problems.load_both(
             self.source or problems.ARITHMETIC,
@@ -355,7 +357,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         return Parts(training, held_out, readings)
 
     def _tasks_by(self, rules: int) -> Parts:
-        """Return the tasks of an environment. Raises SpecError."""
+        """Return the tasks of an environment or agent. Raises SpecError."""
         is_apart = self.eval_dataset is not None
         readings = [self.reading(rules)]
         training, held_out = tasks.load_both(
@@ -377,7 +379,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         return Parts(training, held_out, readings)
 
     def first_prompt(self) -> Content | None:
-        if self.environment is not None:  # it opens each episode
+        if self.played is not None:  # it opens each episode
             return None
         return self.rendered_prompt(
             replace(
@@ -419,8 +421,8 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         super().check_inputs(model_config)
         check_generates(model_config or {})
         training = self.parts.training
-        if self.environment is not None:
-            self.check_environment()
+        if self.played is not None:
+            self.check_played()
         else:
             self.check_rewards([*training, *self.parts.held_out], scored=len(training))
         config = model_config or {}
@@ -444,7 +446,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
             )
 
     def check_chats(self, folder: Path) -> None:
-        if self.environment is not None:
+        if self.played is not None:
             return
         found = [*self.parts.training, *self.parts.held_out]
         check_chats(found, folder, chat_template=self.chat_template, system=self.system)
@@ -454,7 +456,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
 
         Returns how many were left to the job.
         """
-        if self.environment is not None:
+        if self.played is not None:
             return None
         problems = [*self.parts.training, *self.parts.held_out]
         left = check_prompts(

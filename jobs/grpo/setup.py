@@ -102,18 +102,20 @@ def completions_of(
 def episodes_of(
     spec: GrpoSpec, ctx: Context, warm: WarmModel, parts: Parts, stack: ExitStack
 ) -> Setup:
-    """Return the episodes of tasks; the stack ends the processes of the environment."""
+    """Return the episodes of tasks; the stack ends the processes that play them."""
     config = config_of(spec, ctx, warm, ())
+    assert spec.played is not None
+    option, name = spec.played
     made = stack.enter_context(
         playing(
             spec,
+            ctx,
             warm,
-            ctx.code_folders,
             ends=end_tokens(warm.model, warm.tokenizer),
             tasks=[task_of(one) for one in parts.training],
+            sampling={n: getattr(spec, n) for n in ("temperature", "top_p", "top_k", "min_p")},
             most_tokens=int(config.max_completion_length or 0),
             episodes=spec.prompts_per_step * spec.num_generations,
-            ranks=ctx.ranks.size,
         )
     )
 
@@ -125,6 +127,7 @@ def episodes_of(
             tokenizer=warm.tokenizer,
             sampler=sampler,
             playing=made,
+            option=option,
             stop=spec.stop,
             held_out=[task_of(one) for one in parts.held_out],
         )
@@ -132,10 +135,10 @@ def episodes_of(
     return Setup(
         source=source,
         config=config,
-        rewards=["environment"],
+        rewards=[option],
         sources=EnvironmentSources(made.pool),
         about={
-            "environment": spec.environment,
+            option: name,
             "interface": made.pool.interface,
             "tasks": len(parts.training),
             "concurrency": made.pool.size,
@@ -179,14 +182,14 @@ def config_of(
         raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
     batch_size, accumulation = spec.geometry
     limit = positions_in(warm.model.config)
-    if spec.environment is None:
+    if spec.played is None:
         max_completion_length = completion_room(
             prompts,
             limit=limit,
             requested=spec.max_completion_length,
             default=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
         )
-    else:  # the environment decides how long a prompt is
+    else:  # the environment or agent decides how long a prompt is
         most = spec.max_completion_length or EPISODE_LENGTH
         max_completion_length = most if limit is None else min(most, limit - 1)
     return GRPOConfig(
@@ -203,7 +206,7 @@ def config_of(
         top_k=spec.top_k,
         min_p=spec.min_p,
         reward_weights=[reward.weight for reward in spec.reward_specs]
-        if spec.environment is None
+        if spec.played is None
         else [1.0],
         learning_rate=chosen_learning_rate(
             spec,

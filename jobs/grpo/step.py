@@ -163,7 +163,7 @@ class Reinforcement:
             **metrics.of_lengths(found),
             **metrics.of_rewards(scores, self._rewards, self.groups.weights, is_flat),
         }
-        self._tokens_seen += sum(len(one.prompt.ids) + len(one.ids) for one in found)
+        self._tokens_seen += sum(one.num_tokens for one in found)
         self._log_rewards(found, step + 1)
         self._keep(found, self.groups.weights.rewards(scores), values, step + 1)
         return Rollouts(
@@ -464,7 +464,8 @@ class Reinforcement:
             "rewards_std": {name: measured[f"rewards/{name}/std"] for name in self._rewards},
             "completion_length": measured["completions/mean_length"],
             "clipped": measured["completions/clipped_ratio"],
-            "tokens": sum(map(len, batch.prompts)) + int(batch.mask.sum()),
+            "tokens": sum(len(context.prompt) for one in found for context in one.contexts)
+            + int(batch.mask.sum()),
             "samples": [
                 {
                     "prompt": _truncated(one.prompt.text),

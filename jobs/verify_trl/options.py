@@ -42,6 +42,10 @@ def check_kind(kind: str) -> None:
 
 def comparable(spec: Spec) -> tuple[Spec, list[str]]:
     """Return the spec that both sides are trained with, and what it changes, one line each."""
+    if getattr(spec, "agent", None) is not None:
+        raise SpecError(
+            "job", "must not train an agent with --trl: TRL has no trainer of several contexts"
+        )
     known = spec.options()
     wanted = {**_WITHOUT_EQUAL}
     if getattr(spec, "environment", None) is not None:

@@ -24,7 +24,8 @@ from scripted_policy import Script, StockRollouts
 from tool_chats import source_of, tokenizer
 
 from warmd.jobs.environments.calls import CallReader
-from warmd.jobs.environments.episodes import Player, Rules
+from warmd.jobs.environments.environment_player import EnvironmentPlayer
+from warmd.jobs.environments.episodes import Rules
 from warmd.jobs.environments.pool import Limits, Pool, described
 from warmd.jobs.environments.tasks import Task
 from warmd.jobs.environments.turns import ChatTurns
@@ -85,7 +86,7 @@ def main() -> None:
                 stock.play(TURNS)
 
             def warmd(pool: Pool = pool) -> None:
-                player = Player(
+                player = EnvironmentPlayer(
                     pool,
                     Script(tokens, TURNS),
                     ChatTurns(tokens, ends={tokens.eos_token_id}, tools=tools),

@@ -10,7 +10,8 @@ from scripted_policy import Script
 from tool_chats import source_of, tokenizer
 
 from warmd.jobs.environments.calls import CallReader
-from warmd.jobs.environments.episodes import ANSWERED, MAX_TURNS, Episode, Key, Player, Rules
+from warmd.jobs.environments.environment_player import EnvironmentPlayer
+from warmd.jobs.environments.episodes import ANSWERED, MAX_TURNS, Episode, Key, Rules
 from warmd.jobs.environments.pool import Limits, Pool, described
 from warmd.jobs.environments.tasks import Task
 from warmd.jobs.environments.turns import ChatTurns
@@ -29,7 +30,7 @@ def play(*turns: str, row: dict[str, Any] = ROW, environment: str = "games:Table
     tools = described(environment, [FOLDER], 60.0).tools
     assert tools is not None
     with Pool(environment, [FOLDER], size=1, limits=Limits(step_s=20)) as pool:
-        player = Player(
+        player = EnvironmentPlayer(
             pool,
             Script(tokens, [turns]),
             ChatTurns(tokens, ends={tokens.eos_token_id}, tools=tools),

@@ -14,7 +14,8 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.dialogues import Dialogues
 from warmd.jobs.engine.rollouts import Drawing, Segment
 from warmd.jobs.engine.sampling import BatchSampler
-from warmd.jobs.environments.episodes import Episode, Key, Player, Rules
+from warmd.jobs.environments.environment_player import EnvironmentPlayer
+from warmd.jobs.environments.episodes import Episode, Key, Rules
 from warmd.jobs.environments.journal import EpisodeJournal, remove, remove_before
 from warmd.jobs.environments.pool import Limits, Pool
 from warmd.jobs.environments.tasks import Task
@@ -44,7 +45,7 @@ def play(
     known: dict[Key, Episode] | None = None,
     on_end: Callable[[Episode], None] | None = None,
     **rules: Any,
-) -> tuple[list[list[Episode]], Player]:
+) -> tuple[list[list[Episode]], EnvironmentPlayer]:
     how = Drawing(sampler=BatchSampler(), temperature=1.0, max_new_tokens=0, ends=frozenset([END]))
     tokenizer = tiny.tokenizer()
     # Every token may end a turn: a random model seldom writes the one that does.
@@ -52,7 +53,7 @@ def play(
     limits = {"max_turn_tokens": 4, "max_tokens": 60, **rules}
     with Pool(environment, [FOLDER], size=size, limits=Limits(step_s=20)) as pool:
         policy = Dialogues(runner, how, tokenizer, most_sequences=8, stop=stop)
-        player = Player(
+        player = EnvironmentPlayer(
             *(pool, policy, RawTurns(tokenizer), Rules(**limits)),
             numbers=numbers,
             known=known,

@@ -13,7 +13,8 @@ from scripted_policy import Script, StockRollouts
 from tool_chats import source_of, tokenizer
 
 from warmd.jobs.environments.calls import CallReader
-from warmd.jobs.environments.episodes import Episode, Player, Rules
+from warmd.jobs.environments.environment_player import EnvironmentPlayer
+from warmd.jobs.environments.episodes import Episode, Rules
 from warmd.jobs.environments.pool import Limits, Pool, described
 from warmd.jobs.environments.tasks import Task
 from warmd.jobs.environments.turns import ChatTurns
@@ -62,7 +63,7 @@ def played(tokens: Any, turns: list[list[str]]) -> list[Episode]:
     tools = described("games:Table", [FOLDER], 60.0).tools
     assert tools is not None
     with Pool("games:Table", [FOLDER], size=4, limits=Limits(step_s=20)) as pool:
-        player = Player(
+        player = EnvironmentPlayer(
             pool,
             Script(tokens, turns),
             ChatTurns(tokens, ends={tokens.eos_token_id}, tools=tools),

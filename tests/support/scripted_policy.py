@@ -37,7 +37,9 @@ class Script:
     def begin(self, key: Any, prompt: Sequence[int], *, capacity: int) -> None:
         self._ids[key] = list(prompt)
 
-    def go_on(self, key: Any, numbers: Any, given: Sequence[int] = ()) -> int:
+    def go_on(
+        self, key: Any, numbers: Any, given: Sequence[int] = (), *, stop: Sequence[str] = ()
+    ) -> int:
         self._ids[key] += given
         self._due.append(key)
         return 1

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import SpecError
 from ....jobs.files.chats import tool_calls_of
-from ....jobs.infer.options import MESSAGE, MOST_TOP
+from ....jobs.infer.options import MESSAGE, MOST_TOP, InferSpec
 from ..core import answers, sse
 from ..core.answers import Text
 from ..core.sampling import (
@@ -278,12 +278,13 @@ async def submit(
     Clears the large fields of `body`. Raises SpecError, which names options of the infer job, and
     as `answers.submit`.
     """
-    await state.in_thread(state.model_index.check, body.model)
+    if caller.agent is None:  # whose model is that of its job, whatever the request has
+        await state.in_thread(state.model_index.check, body.model)
     reservation: Reservation = request.scope[RESERVATION]
     if reservation.is_large or body.images():
-        submission = await state.in_parser_thread(_submission, body, state)
+        submission = await state.in_parser_thread(_submission, body, state, caller)
     else:
-        submission = _submission(body, state)
+        submission = _submission(body, state, caller)
     # The submission holds copies: no second ones during the wait.
     body.messages.clear()
     body.tools = body.response_format = body.chat_template_kwargs = None
@@ -294,7 +295,7 @@ async def submit(
     return job_id, headers
 
 
-def _submission(body: ChatRequest, state: AppState) -> Submission:
+def _submission(body: ChatRequest, state: AppState, caller: Caller) -> Submission:
     """Return the job for a chat. Raises SpecError."""
     files = state.config.http_files
     found = images.collect(body.images(), "messages", files, state.images) if body.images() else {}
@@ -316,6 +317,8 @@ def _submission(body: ChatRequest, state: AppState) -> Submission:
     options |= _tool_options(body)
     if body.actions in (None, "none"):
         options["reply"] = MESSAGE
+    if caller.agent is not None:  # the defaults of its job are others
+        return Submission(InferSpec.parse(options))
     return Submission(state.parse("infer", options), images=found)
 
 

@@ -21,6 +21,7 @@ from ....jobs.errors import NotFound
 from ....jobs.ids import kind_of
 from ..http.errors import CLIENT_DISCONNECTED, ApiError, unavailable
 from .event_reader import Item, JobState
+from .inbox import SILENCE_S
 from .state import AppState
 from .submitter import Submission
 from .waiters import Caller, disconnected
@@ -70,6 +71,8 @@ async def submit(
 
     Raises WarmdError, or ApiError 429 when the queue is full.
     """
+    if caller.agent is not None:
+        return state.agents.submit(caller, submission.spec), {}
     job_id = state.waiters.take_abandoned(caller)
     if job_id is not None:
         return job_id, {"x-warmd-job": job_id}
@@ -135,6 +138,13 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
 
     Each execution begins with `Begun`. Raises ApiError when the job ends without a result.
     """
+    if (reply := state.agents.reply(job_id)) is not None:
+        try:
+            async for piece in _of_agent(reply):
+                yield piece
+        finally:
+            state.agents.end(job_id)
+        return
     sent, execution, begun, failure = _Sent(), None, None, None
     async for item in _items(state, job_id):
         if isinstance(item, JobState):
@@ -171,6 +181,25 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
                     ) from None
                 if new is not None:
                     yield new
+
+
+async def _of_agent(reply: asyncio.Task[dict[str, Any]]) -> AsyncGenerator[Piece, None]:
+    """Yield a turn of a job that plays with agents: whole, once it is over."""
+    while not (await asyncio.wait({reply}, timeout=SILENCE_S))[0]:
+        yield JobState("started", None)
+    result = reply.result()
+    (choice,) = result["choices"]
+    (prompt_ids,) = result.get("prompt_token_ids", (None,))
+    yield Begun(None)
+    yield Text(
+        0,
+        choice["text"],
+        reasoning=choice.get("reasoning", ""),
+        calls=choice.get("calls", ()),
+        token_ids=choice.get("token_ids"),
+        prompt_ids=prompt_ids,
+    )
+    yield result
 
 
 async def _items(state: AppState, job_id: str) -> AsyncGenerator[Item, None]:

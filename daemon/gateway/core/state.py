@@ -23,6 +23,7 @@ from ..http.client import current
 from ..http.errors import ApiError
 from ..http.open_requests import OpenRequests
 from ..http.tokens import Tokens
+from .agents import AgentRequests
 from .eta import StartEstimator, next_training_s
 from .event_reader import EventReader
 from .file_store import FileStore
@@ -95,7 +96,14 @@ class AppState:
             partial(self.in_control_thread, unready_reason, config, self.client)
         )
         self.stopping = asyncio.Event()
-        self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
+        self.agents = AgentRequests()
+        self.waiters = Waiters(self._cancel, self.stopping)
+
+    async def _cancel(self, job_id: str) -> str:
+        """Cancel a job, or the request of an agent, that nobody waits for; return how."""
+        if self.agents.end(job_id):
+            return "left"
+        return await self.in_thread(self.client.cancel, job_id)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that blocks on disk or Redis in a thread."""

@@ -19,8 +19,10 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
+from ....jobs.environments.agent_keys import AgentKey
 from ....jobs.errors import WarmdError
 from ...host.backoff import backoff_s
+from ..http.client import CLIENT
 from ..http.strict import ParsedRequest
 
 log = logging.getLogger(__name__)
@@ -41,10 +43,13 @@ class Caller:
     key: str | None  # Idempotency-Key
     retry: int | None  # number of earlier tries; None: unknown
     timeout_s: float | None  # of the client; None: unknown
+    agent: AgentKey | None = None  # of an agent, whose requests its job answers
     began: float = field(default_factory=time.monotonic)
 
     def grace_s(self) -> float:
         """How long the job is kept for a retry if the client disconnects now."""
+        if self.agent is not None:  # its job keeps the request
+            return 0.0
         patience = 0.0 if self.key is None else _KEY_GRACE_S
         if self.retry is not None and self.timeout_s is not None:
             gave_up = time.monotonic() - self.began > self.timeout_s - _CLOCK_SLACK_S
@@ -68,6 +73,7 @@ async def _caller(
         key=idempotency_key,
         retry=int(retry) if re.fullmatch(_RETRY_COUNT, retry) else None,
         timeout_s=_seconds(request.headers.get("x-stainless-read-timeout", "")),
+        agent=request.scope[CLIENT].agent,
     )
 
 
@@ -99,7 +105,7 @@ class Waiters:
 
     def take_abandoned(self, caller: Caller) -> str | None:
         """Return the job that an earlier try of the same request abandoned, if any."""
-        if not caller.retry or not self._abandoned.get(caller.fingerprint):
+        if caller.agent or not caller.retry or not self._abandoned.get(caller.fingerprint):
             return None
         return self._abandoned[caller.fingerprint].pop(0)
 

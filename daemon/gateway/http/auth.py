@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ....jobs.environments import agent_keys
 from . import client as clients, rights, session
 from .bodies import SMALL, BodyMemory, Reservation
 from .browser import CHANGING, READING
@@ -42,6 +44,7 @@ _OF_SESSION = (LOGIN, f"{OWN}logout", f"{OWN}tickets")  # they change no more th
 PAGE = "/page/"  # prefix of the dashboard's files
 SESSION = "warmd.session"  # key in the ASGI scope: the Session of the request, where it has one
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
+OF_AGENTS = ("/v1/chat/completions", "/v1/responses")  # what the key of an agent opens
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
 _MAX_READING = 4  # requests that only read at a time, of clients with token and of others
@@ -67,9 +70,14 @@ class AuthMiddleware:
         needs: RouteRights,
         page: str,
         tickets: Tickets,
+        sockets: Path,
     ) -> None:
-        """`requests`: where it notes the open ones. `page`: the setting http_page."""
+        """`requests`: where it notes the open ones. `page`: the setting http_page.
+
+        `sockets`: the folder of the daemon's sockets, where jobs have those of their agents.
+        """
         self.app = app
+        self._sockets = sockets
         self.page = page
         self.tickets = tickets
         self._tokens = tokens
@@ -151,6 +159,8 @@ class AuthMiddleware:
         if not self._is_open(scope["path"]):
             if client is None:
                 return _unknown_token()
+            if client.agent is not None and scope["path"] not in OF_AGENTS:
+                return ApiError(403, f"Authorization: the key of an agent opens {OF_AGENTS} only")
             if needed not in (rights.ANY, rights.OPEN, *client.rights):
                 log.info("http: %s: refused: needs %s", client.name, needed)
                 return rights.refusal(str(client.name), client.rights, needed, scope)
@@ -201,12 +211,14 @@ class AuthMiddleware:
         return client
 
     def _client_of_header(self, scope: Scope, headers: Headers) -> HttpClient | None:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_bearer, secret = scheme.lower() == "bearer", given.strip()
+        if is_bearer and secret.startswith(agent_keys.PREFIX):
+            key = agent_keys.checked(self._sockets, secret)
+            return None if key is None else HttpClient.of_agent(key)
         if not self._tokens.are_set:
             return self._tokens.anyone(address_of(scope))
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        return self._tokens.client(given.strip(), address_of(scope))
+        return self._tokens.client(secret, address_of(scope)) if is_bearer else None
 
 
 def address_of(scope: Scope) -> str:
@@ -229,8 +241,8 @@ def end_unauthorized(tokens: Tokens, requests: OpenRequests) -> None:
 def _unknown_token() -> ApiError:
     return ApiError(
         401,
-        "Authorization: must be a bearer token that this daemon knows: http_token, or one of "
-        "http_tokens",
+        "Authorization: must be a bearer token that this daemon knows: http_token, one of "
+        "http_tokens, or the key of an agent whose job is running",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )

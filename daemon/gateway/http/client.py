@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....configs.tokens import RIGHTS, NamedToken
+from ....jobs.environments.agent_keys import AgentKey
+from .rights import INFER
 
 CLIENT = "warmd.client"  # key in the ASGI scope: the request's HttpClient; None: not authorized
 
@@ -24,6 +26,12 @@ class HttpClient:
     share: str  # clients with the same share count as one
     rights: frozenset[str] = frozenset(RIGHTS)
     token: NamedToken | None = None  # its entry in the file of tokens; None: it has none
+    agent: AgentKey | None = None  # of an agent, whose requests its job answers
+
+    @classmethod
+    def of_agent(cls, key: AgentKey) -> HttpClient:
+        """Return the client with the key of an agent; agents of a job have one share."""
+        return cls("agent", f"agent {key.job}", frozenset((INFER,)), agent=key)
 
 
 _current: ContextVar[HttpClient | None] = ContextVar("client", default=None)

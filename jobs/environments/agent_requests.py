@@ -1,0 +1,88 @@
+"""The requests of agents: what they ask for, and what only the job decides. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SpecError
+from ..files.chats import Messages, read_messages
+from ..files.jsonl import Place
+
+# Options of the infer kind, which the gateway makes of a request, that mean nothing here.
+_WITHOUT_EFFECT = frozenset(("model", "reply", "seed", "parallel_tool_calls", "token_ids"))
+_OF_THE_JOB = ("temperature", "top_p", "top_k", "min_p")  # whatever a request has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a request asks for.
+
+    `tools`: JSON schemas; [] for none. `is_single`: what follows the first call is left out.
+    `ignored`: sampling options that differ from those of the job.
+    """
+
+    messages: Messages
+    tools: list[dict[str, Any]]
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    is_single: bool
+    wants_ids: bool
+    ignored: Mapping[str, Any]
+
+    @property
+    def tools_text(self) -> str:
+        """The tools in a form to be compared; "" for none."""
+        return json.dumps(self.tools, sort_keys=True) if self.tools else ""
+
+
+def read(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> Wanted:
+    """Read the options of an infer job that differ from its defaults. Raises SpecError.
+
+    `sampling`: what the job samples with, by name.
+    """
+    left = dict(options)
+    messages = read_messages(
+        json.loads(left.pop("messages", "[]")), Place("messages", "chat", 0), _refuse_part
+    )
+    for message in messages:
+        if isinstance(message.get("content"), list):
+            message["content"] = "".join(part["text"] for part in message["content"])
+    tools = json.loads(left.pop("tools", "") or "[]")
+    choice = left.pop("tool_choice", "auto")
+    if choice == "none":
+        tools = []
+    elif choice != "auto":
+        raise SpecError(
+            "tool_choice", f"must be auto or none in the request of an agent, got {choice}"
+        )
+    max_tokens, stop = left.pop("max_tokens", None), tuple(left.pop("stop", ()))
+    ignored = {
+        name: value
+        for name in _OF_THE_JOB
+        if (value := left.pop(name, None)) is not None and value != sampling.get(name, value)
+    }
+    is_single = left.get("parallel_tool_calls") is False
+    wants_ids = bool(left.get("token_ids"))
+    for name, value in left.items():
+        if name not in _WITHOUT_EFFECT:
+            raise SpecError(
+                name,
+                "must be unset in the request of an agent, whose turns are trained as they were "
+                f"sampled, got {str(value)[:80]}",
+            )
+    return Wanted(
+        messages=messages,
+        tools=tools,
+        max_tokens=max_tokens,
+        stop=stop,
+        is_single=is_single,
+        wants_ids=wants_ids,
+        ignored=ignored,
+    )
+
+
+def _refuse_part(part: dict[str, Any], place: Place) -> None:
+    raise place.fault("text: images are not supported for agents", f"type {part.get('type')!r}")

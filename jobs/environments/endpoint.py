@@ -1,0 +1,161 @@
+"""The unix socket on which a job gets the requests of its agents, which the gateway passes on.
+
+A connection has one request, a line of JSON, and one reply, which the gateway acknowledges: a reply
+that has not been acknowledged when the connection ends is lost, and the agent will repeat its
+request. A thread serves the connections; the job takes the requests when it has time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 128 << 20  # of a request; the gateway takes 64 MiB
+ACKNOWLEDGED = b"ok\n"
+
+
+@dataclass(eq=False)
+class AgentRequest:
+    """A request: `key` of the agent, `options` of an infer job.
+
+    `fingerprint`: the same for equal requests. `is_retry`: whether the client has sent it before.
+    `is_lost`: whether the connection has ended without an acknowledged reply.
+    """
+
+    key: str
+    fingerprint: str
+    is_retry: bool
+    options: dict[str, Any]
+    _reply: asyncio.Future[dict[str, Any]] = field(repr=False)
+    is_lost: bool = False
+
+    def answer(self, result: dict[str, Any]) -> None:
+        """Send the result of the request."""
+        self._send({"result": result})
+
+    def refuse(self, status: int, message: str, **more: str | None) -> None:
+        """Send an error, as `gateway.http.errors.ApiError` has it."""
+        self._send({"error": {"status": status, "message": message, **more}})
+
+    def _send(self, reply: dict[str, Any]) -> None:
+        def send() -> None:
+            if not self._reply.done():  # else the connection has ended
+                self._reply.set_result(reply)
+
+        with suppress(RuntimeError):  # the thread has ended
+            self._reply.get_loop().call_soon_threadsafe(send)
+
+
+class Endpoint:
+    """Listens while it is open. A context manager.
+
+    `fileno` is readable when `take` has something to return.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._requests: queue.SimpleQueue[AgentRequest] = queue.SimpleQueue()
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._connections: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
+
+    def __enter__(self) -> Endpoint:
+        """Raises OSError."""
+        self._path.unlink(missing_ok=True)  # of an execution that was killed
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            raise
+        self._listener = listener
+        self._inode = self._path.stat().st_ino
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._listener.close()
+        self._wake.close()
+        self._waker.close()
+        with suppress(OSError):  # a newer execution may listen there
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+    def fileno(self) -> int:
+        return self._wake.fileno()
+
+    def take(self) -> list[AgentRequest]:
+        """Return the requests that have arrived, in their order."""
+        with suppress(BlockingIOError):
+            while self._wake.recv(4096):
+                pass
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._requests.get_nowait())
+        return found
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        starting = asyncio.start_unix_server(self._serve, sock=self._listener, limit=MOST_BYTES)
+        server = self._loop.run_until_complete(starting)
+        self._loop.run_forever()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        ending = asyncio.gather(*self._connections, return_exceptions=True)
+        self._loop.run_until_complete(ending)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._answer(reader, writer)
+        except (OSError, ValueError):  # it has ended, or is no gateway
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = json.loads(await reader.readline())
+        request = AgentRequest(**asked, _reply=self._loop.create_future())
+        self._requests.put(request)
+        with suppress(BlockingIOError):  # it is awake
+            self._waker.send(b"\0")
+        ended = asyncio.ensure_future(reader.readline())
+        try:
+            either: set[asyncio.Future[Any]] = {request._reply, ended}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not request._reply.done():
+                return
+            writer.write(json.dumps(request._reply.result()).encode() + b"\n")
+            await writer.drain()
+            await ended
+        finally:
+            is_acknowledged = (
+                ended.done()
+                and not ended.cancelled()
+                and ended.exception() is None
+                and ended.result() == ACKNOWLEDGED
+            )
+            request.is_lost = not is_acknowledged
+            request._reply.cancel()
+            ended.cancel()
