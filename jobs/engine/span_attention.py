@@ -59,7 +59,9 @@ class Attention:
 
         In this order each attends only to keys and values that are there.
         """
-        first, spans, others, row = [], [], [], 0
+        first: list[DecodeRow] = []
+        others: list[DecodeRow] = []
+        spans, row = [], 0
         for part in parts:
             begin, last = part.kv.length, part.kv.length + len(part.ids)
             while begin < last:

@@ -166,7 +166,7 @@ class AgentPlayer(Player):
             wanted = read(request.options, self._sampling)
             self._turns.check(wanted)
         except SpecError as error:
-            request.refuse(400, str(error), param=error.field)
+            request.refuse(400, error.problem, option=error.field)
             return
         for name, value in wanted.ignored.items():
             self._warn(

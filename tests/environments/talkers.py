@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -29,6 +31,7 @@ def client(**settings: Any) -> OpenAI:
 
 
 def ask(messages: list[Any], model: OpenAI | None = None, **more: Any) -> Any:
+    """One turn; `more`: of the request."""
     made = model or client()
     return made.chat.completions.create(model="policy", messages=messages, **more)
 
@@ -53,10 +56,10 @@ class Vowels:
         return f"#{len(action)}", worth(action), self.count == TURNS, False, {}
 
 
-def vowels(task: dict[str, Any]) -> float:
+def vowels(task: dict[str, Any], model: OpenAI | None = None) -> float:
     """Three turns, each worth its vowels; one that is cut ends the episode, as in environments."""
     _note(task, "begun")
-    model, messages = client(), [user(f"{'abcdefghijkl'[task['seed'] % 12]}?")]
+    model, messages = model or client(), [user(f"{'abcdefghijkl'[task['seed'] % 12]}?")]
     total = 0.0
     for _ in range(TURNS):
         choice = ask(messages, model).choices[0]
@@ -67,6 +70,11 @@ def vowels(task: dict[str, Any]) -> float:
         messages += [choice.message.model_dump(exclude_none=True), user(f"#{len(text)}")]
     _note(task, "over")
     return total
+
+
+def patient_vowels(task: dict[str, Any]) -> float:
+    """`vowels`, by a client that waits for a gateway that is started again."""
+    return vowels(task, client(max_retries=20))
 
 
 def slow_vowels(task: dict[str, Any]) -> float:
@@ -96,10 +104,8 @@ def with_other_parts(task: dict[str, Any]) -> dict[str, float]:
 
 async def _gathered(count: int) -> list[str]:
     model = AsyncOpenAI(max_retries=0)
-    made = [
-        model.chat.completions.create(model="policy", messages=[user(f"{'efgh'[n]}?")])
-        for n in range(count)
-    ]
+    asked: list[Any] = [[user(f"{'efgh'[number]}?")] for number in range(count)]
+    made = [model.chat.completions.create(model="policy", messages=one) for one in asked]
     return [one.choices[0].message.content or "" for one in await asyncio.gather(*made)]
 
 
@@ -225,6 +231,7 @@ def refused(task: dict[str, Any]) -> float:
     image = {"type": "image_url", "image_url": {"url": task["image"]}}
     model = client(max_retries=0)
     found = []
+    more: dict[str, Any]
     for more in (
         {"n": 2},
         {"response_format": {"type": "json_object"}},
@@ -234,7 +241,7 @@ def refused(task: dict[str, Any]) -> float:
         {"messages": [{"role": "user", "content": [image]}]},
     ):
         try:
-            ask(**{"messages": [user("a?")], "model": model, **more})
+            ask(more.pop("messages", [user("a?")]), model, **more)
         except APIStatusError as error:
             found.append(f"{error.status_code} {error.param}: {error.message}")
     for path, body in (("/models", None), ("/embeddings", {"model": "x", "input": "a"})):
@@ -244,7 +251,7 @@ def refused(task: dict[str, Any]) -> float:
             )
         except APIStatusError as error:
             found.append(f"{error.status_code} {path}")
-    Path(task["file"]).write_text("\n".join(found))
+    Path(task["found"]).write_text("\n".join(found))
     return vowels(task)
 
 
@@ -266,11 +273,36 @@ def stopping(task: dict[str, Any]) -> float:
     total = 0.0
     messages = [user("a?")]
     for _ in range(2):
-        answer = ask(messages, stop=list("abcdefghijklmnopqrstuvwxyz")).choices[0]
-        assert not any(letter.islower() for letter in answer.message.content or "")
+        answer = ask(messages, stop=list("abcdefghijklmnop")).choices[0]
+        assert not set("abcdefghijklmnop").intersection(answer.message.content or "")
         total += len(answer.message.content or "")
         messages += [{"role": "assistant", "content": answer.message.content}, user("b?")]
     return total / 10
+
+
+NODE = """
+const messages = [{role: "user", content: "a?"}]
+for (let turn = 0; turn < 2; turn++) {
+  const response = await fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {
+    method: "POST",
+    headers: {
+      "Authorization": `Bearer ${process.env.OPENAI_API_KEY}`,
+      "Content-Type": "application/json",
+    },
+    body: JSON.stringify({model: "policy", messages}),
+  })
+  if (!response.ok) throw new Error(await response.text())
+  messages.push((await response.json()).choices[0].message, {role: "user", content: "b?"})
+}
+console.log(JSON.stringify({reward: messages.length / 20}))
+"""
+
+
+def in_node(task: dict[str, Any]) -> float:
+    """A program in another language."""
+    command = ["node", "--input-type=module", "--eval", NODE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["reward"])
 
 
 def _note(task: dict[str, Any], word: str) -> None:

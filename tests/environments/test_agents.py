@@ -254,7 +254,7 @@ def test_a_conversation_without_room_is_refused_as_openai_does(gateway, request)
     made = trained(job, gateway, name_of(request))
     (step,) = measured(made).values()
     assert step["ends"] == {"length": 8}
-    assert "context_length_exceeded" in made.of_type("episode_failed")[0]["message"]
+    assert "leaves no room for a turn" in made.of_type("episode_failed")[0]["message"]
 
 
 def test_a_request_that_is_left_behind_disturbs_nobody(gateway, request):
@@ -276,7 +276,7 @@ def test_a_key_ends_with_its_episode(gateway, request):
 
 
 def test_what_an_agent_cannot_have_is_refused_by_name(gateway, request, tmp_path):
-    task = {"file": str(tmp_path / "found.txt"), "image": PICTURE}
+    task = {"found": str(tmp_path / "found.txt"), "image": PICTURE}
     dataset = rows(tmp_path / "tasks.jsonl", task, task)
     made = trained(
         spec(agent="talkers:refused", dataset=dataset, samples=2), gateway, name_of(request)
@@ -374,11 +374,15 @@ def test_a_killed_gateway_costs_a_retry(gateway, request):
         port = gateway.url.rpartition(":")[2]
         gateway.config = replace(gateway.config, http_port=int(port))
         gateway.start()
+        done.wait()  # the gateway ends with the thread that has started it
 
-    killer = threading.Thread(target=kill)
+    killer, done = threading.Thread(target=kill), threading.Event()
     killer.start()
-    run(spec(), made.ctx)
-    killer.join()
+    try:
+        run(spec(agent="talkers:patient_vowels"), made.ctx)
+    finally:
+        done.set()
+        killer.join()
     assert measured(made) == measured(wanted)
 
 
@@ -390,12 +394,12 @@ def test_an_agent_is_evaluated(gateway, request):
     made = surroundings(gateway, name_of(request))
     result = evaluate(job.located(Path.cwd()), made.ctx)
     metrics = result["metrics"]
-    assert metrics["turns"]["value"] == 3
+    assert 2 < metrics["turns"]["value"] <= 3
     assert metrics["reward"]["n"] == 4
     lines = (made.ctx.run_dir / "rows.jsonl").read_bytes().splitlines()
     one = orjson.loads(lines[0])["completions"][0]
     assert one["finish_reason"] == "returned"
-    assert len(one["messages"]) == 2 * 3
+    assert len(one["messages"]) == 2 * one["turns"]
 
 
 def test_parts_of_a_reward_are_metrics_of_an_evaluation(gateway, request):

@@ -45,9 +45,13 @@ def reward(first: int, second: int | None) -> float:
 EPISODES = [*product(range(ACTIONS), range(ACTIONS))]
 
 
-def written(first: int, second: int, *, is_masked: bool) -> list[Segment]:
+def written(first: int, second: int, case: str) -> list[Segment]:
     given = observation(first)
-    between = Segment(given, is_given=True) if is_masked else Segment(given, [0.0] * len(given))
+    if case == "two contexts":
+        return [Segment([first], [0.0]), Segment([second], [0.0], prompt=[5, *given])]
+    between = Segment(given, [0.0] * len(given))
+    if case == "one context":
+        between = Segment(given, is_given=True)
     return [Segment([first], [0.0]), between, Segment([second], [0.0])]
 
 
@@ -57,16 +61,16 @@ class Played:
     sampler: Any = type("None", (), {"is_int8": False, "rollout_dtype": "float32"})
     num_tasks, num_held_out, can_fail = 1, 0, False
 
-    def __init__(self, *, is_masked: bool) -> None:
+    def __init__(self, case: str) -> None:
         self.next: Sequence[tuple[int, int]] = ()
-        self._is_masked = is_masked
+        self._case = case
 
     def roll_out(
         self, groups: Sequence[Group], state: Mapping[str, Any], ranks: Ranks = ONE_PROCESS
     ) -> Sampled:
         prompt = Prompt("?", PROMPT, None, 0, False, {}, None)
         found = [
-            Trajectory(prompt, written(*one, is_masked=self._is_masked), scores=[reward(*one)])
+            Trajectory(prompt, written(*one, self._case), scores=[reward(*one)])
             for one in self.next
         ]
         return Sampled([found])
@@ -84,13 +88,17 @@ class Played:
         pass
 
 
-def chances(model: Any) -> torch.Tensor:
+def chances(model: Any, case: str) -> torch.Tensor:
     """The probability of each episode, (ACTIONS², ), with a gradient."""
+
+    def logp(before: Sequence[int], token: int) -> torch.Tensor:
+        logits: torch.Tensor = model(input_ids=torch.tensor([before])).logits[0, -1]
+        return logits.float().log_softmax(-1)[token]
+
     found = []
     for first, second in EPISODES:
-        ids = torch.tensor([[*PROMPT, first, *observation(first), second]])
-        logps = model(input_ids=ids).logits.float().log_softmax(-1)[0]
-        found.append(logps[len(PROMPT) - 1, first] + logps[-2, second])
+        seen = [*PROMPT, first] if case != "two contexts" else [5]
+        found.append(logp(PROMPT, first) + logp([*seen, *observation(first)], second))
     return torch.stack(found).exp()
 
 
@@ -108,11 +116,14 @@ def losses(task: Any, played: Played, pairs: Iterator[Any], weights: torch.Tenso
                 (part.value * float(weights[i] * weights[j])).backward()
 
 
-@pytest.mark.parametrize("is_masked", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_the_expected_gradient_is_that_of_the_expected_reward(tmp_path, is_masked):
+@pytest.mark.parametrize(
+    "case",
+    ["one context", "two contexts", pytest.param("without a mask", marks=pytest.mark.slow)],
+)
+def test_the_expected_gradient_is_that_of_the_expected_reward(tmp_path, case):
     model = small("llama", vocab_size=ACTIONS, bos_token_id=1, eos_token_id=2)
     model = model.requires_grad_(True).train()
-    of_all = chances(model)
+    of_all = chances(model, case)
     assert float(of_all.detach().sum()) == pytest.approx(1, abs=1e-5)
     rewards = torch.tensor([reward(*one) for one in EPISODES])
     (-(GROUP - 1) / (GROUP * 2) * (of_all * rewards).sum()).backward()
@@ -133,7 +144,7 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(tmp_path, is_maske
         report_to=[],
         **KEPT_ACTIVATIONS,
     )
-    played = Played(is_masked=is_masked)
+    played = Played(case)
     task = Reinforcement(
         ctx=tiny.surroundings(tmp_path / "run", model).ctx,
         args=config,
@@ -150,7 +161,7 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(tmp_path, is_maske
     pairs = combinations(enumerate(EPISODES), 2)
     losses(task, played, pairs, of_all.detach() * 2**0.5)
     difference = (gradients(model) - expected).norm() / expected.norm()
-    if is_masked:
+    if case != "without a mask":
         assert difference < 1e-6
     else:  # observations are learned, too: the test would notice
         assert difference > 0.05

@@ -48,6 +48,7 @@ ELSEWHERE = {
             "grpo/test_environments.py",
         ),
         "environment_memory": "grpo/test_environments.py",
+        "agent": "environments/test_agents.py",
         "maj_k": "eval/test_eval.py",
         "task": "eval/test_gsm8k.py",
         "reward_timeout": "eval/test_eval.py",

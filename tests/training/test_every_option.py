@@ -54,7 +54,7 @@ ELSEWHERE = {
     "constraint_weight": "mlm/test_loss.py",
     **dict.fromkeys(
         (
-            *("environment", "concurrency", "max_turns", "max_turn_length", "stop"),
+            *("environment", "agent", "concurrency", "max_turns", "max_turn_length", "stop"),
             *("timeout_reward", "environment_attempts", "environment_step_timeout"),
             *("environment_timeout", "environment_reset_timeout", "environment_memory"),
         ),

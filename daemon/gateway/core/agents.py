@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from ..http.errors import ApiError
 from .waiters import Caller
 
 _PREFIX = "agent-"
+_PARAMS = {"json_schema": "response_format"}  # option of the infer kind -> field of a request
 _MOST_BYTES = 64 << 20  # of a reply
 
 
@@ -78,15 +80,24 @@ async def _ask(agent: AgentKey, request: bytes) -> dict[str, Any]:
         writer.close()
     found = orjson.loads(line)
     if (error := found.get("error")) is not None:
-        raise ApiError(
-            error["status"],
-            error["message"],
-            param=error.get("param"),
-            code=error.get("code"),
-            headers={"x-should-retry": "false"},
-        )
+        raise _as_error(error)
     result: dict[str, Any] = found["result"]
     return result
+
+
+def _as_error(error: Mapping[str, Any]) -> ApiError:
+    """Return a refusal of a job; `option`: of an infer job, which may have another name here."""
+    message, param = error["message"], error.get("param")
+    if (option := error.get("option")) is not None:
+        param = _PARAMS.get(option, option)
+        message = f"{param}: {message}"
+    return ApiError(
+        error["status"],
+        message,
+        param=param,
+        code=error.get("code"),
+        headers={"x-should-retry": "false"},
+    )
 
 
 def _ended() -> ApiError:
