@@ -231,26 +231,24 @@ def refused(task: dict[str, Any]) -> float:
     image = {"type": "image_url", "image_url": {"url": task["image"]}}
     model = client(max_retries=0)
     found = []
-    more: dict[str, Any]
-    for more in (
+    asked: list[dict[str, Any]] = [
         {"n": 2},
         {"response_format": {"type": "json_object"}},
         {"logit_bias": {"5": 1}},
         {"logprobs": True},
         {"tools": [TOOL], "tool_choice": "required"},
         {"messages": [{"role": "user", "content": [image]}]},
-    ):
+    ]
+    for more in asked:
         try:
             ask(more.pop("messages", [user("a?")]), model, **more)
         except APIStatusError as error:
             found.append(f"{error.status_code} {error.param}: {error.message}")
-    for path, body in (("/models", None), ("/embeddings", {"model": "x", "input": "a"})):
+    for other in (model.models.list, lambda: model.embeddings.create(model="x", input="a")):
         try:
-            model.get(path, cast_to=object) if body is None else model.post(
-                path, body=body, cast_to=object
-            )
+            other()
         except APIStatusError as error:
-            found.append(f"{error.status_code} {path}")
+            found.append(f"{error.status_code} {error.request.url.path}")
     Path(task["found"]).write_text("\n".join(found))
     return vowels(task)
 

@@ -292,8 +292,8 @@ def test_what_an_agent_cannot_have_is_refused_by_name(gateway, request, tmp_path
         "400 logprobs",
         "400 tool_choice",
         "400 messages",
-        "403 /models",
-        "403 /embeddings",
+        "403 /v1/models",
+        "403 /v1/embeddings",
     ]
 
 

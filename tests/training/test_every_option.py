@@ -54,12 +54,13 @@ ELSEWHERE = {
     "constraint_weight": "mlm/test_loss.py",
     **dict.fromkeys(
         (
-            *("environment", "agent", "concurrency", "max_turns", "max_turn_length", "stop"),
+            *("environment", "concurrency", "max_turns", "max_turn_length", "stop"),
             *("timeout_reward", "environment_attempts", "environment_step_timeout"),
             *("environment_timeout", "environment_reset_timeout", "environment_memory"),
         ),
         "grpo/test_environments.py",
     ),
+    "agent": "environments/test_agents.py",
 }
 
 LORA = {"lora": 2, "learning_rate": 1e-3}
