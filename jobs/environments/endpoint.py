@@ -128,7 +128,8 @@ class Endpoint:
         self._connections.add(task)
         try:
             await self._answer(reader, writer)
-        except (OSError, ValueError):  # it has ended, or is no gateway
+        # It has ended, or is no gateway; or the job has ended.
+        except (OSError, ValueError, TypeError, asyncio.CancelledError):
             pass
         finally:
             self._connections.discard(task)
