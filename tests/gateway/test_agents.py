@@ -41,11 +41,11 @@ class Job:
         stack.callback(self._is_over.set)
         thread.start()
 
-    def openai(self, **settings: Any) -> openai.OpenAI:
+    def client(self, **settings: Any) -> openai.OpenAI:
         return self.gateway.openai(**{"api_key": self.key, **settings})
 
     def ask(self, client: openai.OpenAI | None = None, **more: Any) -> Any:
-        made = client or self.openai()
+        made = client or self.client()
         return made.chat.completions.create(model="any", messages=HELLO, **more)
 
     def _work(self) -> None:
@@ -105,7 +105,7 @@ def test_calls_and_reasoning_come_back_as_of_other_models(job):
 def test_a_key_opens_what_agents_need_whatever_tokens_are_set(locked):
     with job_of(locked) as job:
         assert job.ask().choices[0].message.content == "hi"
-        for request in (lambda: job.openai().models.list(), lambda: job.openai().files.list()):
+        for request in (lambda: job.client().models.list(), lambda: job.client().files.list()):
             with pytest.raises(openai.PermissionDeniedError, match="key of an agent opens"):
                 request()
 
@@ -118,7 +118,7 @@ def test_a_wrong_key_lets_nobody_in(request, is_locked):
             if not is_locked and not key.startswith("warmd-agent-"):
                 continue  # no key at all: everybody may ask then
             with pytest.raises(openai.AuthenticationError):
-                job.ask(job.openai(api_key=key))
+                job.ask(job.client(api_key=key))
         key = job.key
     with pytest.raises(openai.AuthenticationError):  # the job has ended
         gateway.openai(api_key=key).chat.completions.create(model="any", messages=HELLO)
@@ -128,7 +128,7 @@ def test_a_wrong_key_lets_nobody_in(request, is_locked):
 def test_what_the_job_refuses_is_the_answer(job):
     job.answer = lambda one: one.refuse(410, "it has ended", code="episode_ended")
     with pytest.raises(openai.APIStatusError) as error:
-        job.ask(job.openai(max_retries=2))
+        job.ask(job.client(max_retries=2))
     assert (error.value.status_code, error.value.code) == (410, "episode_ended")
     assert len(job.requests) == 1
     job.answer = lambda one: one.refuse(400, "must be unset", option="json_schema")
@@ -149,14 +149,14 @@ def test_a_job_that_ends_meanwhile_has_ended(gateway):
 def test_a_client_that_leaves_is_noticed_by_the_job(job):
     job.answer = None
     with pytest.raises(openai.APITimeoutError):
-        job.ask(job.openai(timeout=0.3))
+        job.ask(job.client(timeout=0.3))
     wait_until(lambda: job.requests and job.requests[0].is_lost)
 
 
 def test_a_retry_says_so_and_has_the_fingerprint_of_the_first_one(job):
     job.answer = None
     with pytest.raises(openai.APITimeoutError):
-        job.ask(job.openai(timeout=0.3, max_retries=1))
+        job.ask(job.client(timeout=0.3, max_retries=1))
     first, second = job.requests
     assert (first.is_retry, second.is_retry) == (False, True)
     assert first.fingerprint == second.fingerprint
