@@ -103,18 +103,21 @@ class Engine(Scheduler):
 
     @property
     def precision(self) -> str:
-        """The served precision: "int8", "bf16" or "native". Known from the first token on."""
-        precision: str = self._runner.precision
-        return precision
+        """The served precision: "int8", "bf16" or "native".
+
+        Known from the first token on; before it, the requested one.
+        """
+        found: str = self._precision if self._runner is None else self._runner.precision
+        return found
 
     @property
     def uncached(self) -> str | None:
         """Why each token is computed from its whole sequence (None: it is not).
 
-        Known from the first token on.
+        Known from the first token on; None before it.
         """
-        why: str | None = self._runner.uncached
-        return why
+        found: str | None = None if self._runner is None else self._runner.uncached
+        return found
 
     @property
     def cached_bytes(self) -> int:

@@ -23,6 +23,7 @@ from .pool import Answer, Failure, Pool
 from .sessions import Asked, Context, Session, plain, shown_of, written_of
 
 RETURNED = "returned"  # the agent has returned: the end of its episode
+_MOST_OPEN = 16  # contexts of an episode that may be continued, the latest ones
 _TOO_LONG = "context_length_exceeded"  # OpenAI's code
 
 
@@ -37,12 +38,13 @@ class Line:
 
 @dataclass(eq=False)
 class _Open:
-    """An episode that is played. `places`: of its contexts, by the keys of the policy."""
+    """An episode that is played. Contexts are named by their numbers in the session."""
 
     episode: Episode
     session: Session
     key: str
     writing: dict[int, tuple[Asked, Wanted]] = field(default_factory=dict)  # by context
+    closed: set[int] = field(default_factory=set)  # contexts that are not continued any more
 
 
 class AgentPlayer(Player):
@@ -50,7 +52,7 @@ class AgentPlayer(Player):
 
     `numbers` returns those that decide the tokens of a turn, by attempt, turn and context.
     `sampling`: what the job samples with, by name: requests cannot change it, and `warn` gets a
-    line when they try. `others`: as of Player.
+    line when they try. `names`: of the rewards of earlier steps, one set. `others`: as of Player.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class AgentPlayer(Player):
         numbers: Callable[..., Any],
         sampling: Mapping[str, Any],
         warn: Callable[[str], None],
+        names: set[frozenset[str]],
         **others: Any,
     ) -> None:
         super().__init__(pool, policy, rules, **others)
@@ -74,7 +77,7 @@ class AgentPlayer(Player):
         self._warn = warn
         self._open: dict[Key, _Open] = {}
         self._by_key: dict[str, _Open] = {}
-        self._names: frozenset[str] | None = None  # of the parts of rewards
+        self._names = names
 
     # Processes.
 
@@ -101,12 +104,12 @@ class AgentPlayer(Player):
 
     def _check_names(self, names: frozenset[str]) -> None:
         """Raise JobFailed for rewards with other names than those of other episodes."""
-        if self._names is not None and names != self._names:
-            one, other = (sorted(some) for some in (self._names, names))
+        if self._names and names not in self._names:
+            one, other = (sorted(some) for some in (*self._names, names))
             raise JobFailed(
                 f"agent: must return the same rewards for all tasks, got {one} and {other}"
             )
-        self._names = names
+        self._names.add(names)
 
     def _fail(self, episode: Episode, failure: Failure) -> None:
         opened = self._open[episode.key]
@@ -141,7 +144,8 @@ class AgentPlayer(Player):
             for request in asked.waiting:
                 _refuse_ended(request)
         for place in range(len(opened.session.contexts)):
-            self._policy.end((key, place))
+            if place not in opened.closed:
+                self._policy.end((key, place))
 
     # Requests.
 
@@ -150,7 +154,7 @@ class AgentPlayer(Player):
             opened = self._by_key.get(request.key)
             if opened is None:
                 _refuse_ended(request)
-            else:
+            elif not request.is_lost:
                 self._take(opened, request)
 
     def _take(self, opened: _Open, request: AgentRequest) -> None:
@@ -164,6 +168,7 @@ class AgentPlayer(Player):
             return
         try:
             wanted = read(request.options, self._sampling)
+            request.options.clear()  # a conversation has all earlier ones
             self._turns.check(wanted)
         except SpecError as error:
             request.refuse(400, error.problem, option=error.field)
@@ -190,8 +195,11 @@ class AgentPlayer(Player):
         continued = session.continued(wanted.messages, tools)
         if continued is not None:
             context, more = continued
-            given = self._turns.observed(more, tools, context.calls)
-        else:
+            try:
+                given = self._turns.observed(more, tools, context.calls)
+            except JobFailed:  # of the template: does it take them in a conversation of its own?
+                continued = None
+        if continued is None:
             try:
                 prompt = self._turns.prompt(wanted.messages, tools)
             except JobFailed as error:
@@ -204,10 +212,10 @@ class AgentPlayer(Player):
             self._policy.begin((key, len(session.contexts) - 1), prompt, capacity=capacity)
         place = session.contexts.index(context)
         mark = len(context.segments), len(context.shown)
-        context.is_open = False
         numbers = self._numbers(key, context.turns, context.digest)[: wanted.max_tokens]
         if not self._policy.go_on((key, place), numbers, given, stop=wanted.stop):
             return False
+        context.is_open = False
         if given:
             context.segments.append(self._policy.given(given))
             context.shown.append(more)
@@ -237,9 +245,21 @@ class AgentPlayer(Player):
         context.calls = [call["name"] for call in choice.get("calls", ())]
         context.turns += 1
         context.is_open = self._turns.has_closed(turn)
+        self._close_some(opened)
         asked.reply = _result(choice, context, turn, wants_ids=wanted.wants_ids)
         for request in asked.waiting:
             request.answer(asked.reply)
+
+    def _close_some(self, opened: _Open) -> None:
+        """Forget the KV caches of contexts that are not continued any more."""
+        contexts = enumerate(opened.session.contexts)
+        idle = [(n, one) for n, one in contexts if n not in (*opened.writing, *opened.closed)]
+        ended = [one for one in idle if not one[1].is_open]
+        ended += [one for one in idle if one[1].is_open][:-_MOST_OPEN]
+        for place, context in ended:
+            context.is_open = False
+            opened.closed.add(place)
+            self._policy.end((opened.episode.key, place))
 
 
 def _refuse_ended(request: AgentRequest) -> None:

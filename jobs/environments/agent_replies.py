@@ -78,7 +78,8 @@ class AgentTurns:
             clean_up_tokenization_spaces=False,
         )
         if not is_closed and reason == "stop":  # a text has ended it, which is not part of it
-            text = text[: min(at for one in wanted.stop if (at := text.find(one)) >= 0)]
+            ends = [at for one in wanted.stop if (at := text.find(one)) >= 0]
+            text = text[: min(ends)] if ends else turn.text
         reply.add(text)
         reply.finish(ids[-1] if is_closed else None, is_whole=is_closed)
         told = reply.told

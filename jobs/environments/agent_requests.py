@@ -34,8 +34,8 @@ class Wanted:
 
     @property
     def tools_text(self) -> str:
-        """The tools in a form to be compared; "" for none."""
-        return json.dumps(self.tools, sort_keys=True) if self.tools else ""
+        """The tools as JSON, to be compared; "" for none."""
+        return json.dumps(self.tools) if self.tools else ""
 
 
 def read(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> Wanted:
@@ -62,7 +62,7 @@ def read(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> Wanted:
     ignored = {
         name: value
         for name in _OF_THE_JOB
-        if (value := left.pop(name, None)) is not None and value != sampling.get(name, value)
+        if (value := left.pop(name, None)) is not None and value != sampling[name]
     }
     is_single = left.get("parallel_tool_calls") is False
     wants_ids = bool(left.get("token_ids"))

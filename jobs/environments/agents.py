@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import SpecError
 from ..user_code.modules import named
@@ -52,10 +53,11 @@ def run(agent: Agent, task: Mapping[str, Any], given: Mapping[str, str]) -> dict
     EnvironmentFault for a reward that is no number.
     """
     os.environ.update(given)
+    local = f"{_LOCAL},{urlsplit(given['OPENAI_BASE_URL']).hostname}"
     for name in ("NO_PROXY", "no_proxy"):
         known = os.environ.get(name)
-        if known is None or _LOCAL not in known:
-            os.environ[name] = _LOCAL if not known else f"{known},{_LOCAL}"
+        if known is None or local not in known:
+            os.environ[name] = local if not known else f"{known},{local}"
     found = agent(dict(task))
     if inspect.isawaitable(found):
         found = asyncio.run(_awaited(found))
@@ -63,14 +65,18 @@ def run(agent: Agent, task: Mapping[str, Any], given: Mapping[str, str]) -> dict
         return {"reward": None}
     if not isinstance(found, Mapping):
         return {"reward": {"": number_of("the reward of the agent", found)}}
+    if not all(isinstance(one, str) and one.isprintable() and len(one) <= 80 for one in found):
+        raise EnvironmentFault(
+            f"the names of rewards must be printable text of at most 80 characters, got "
+            f"{ascii(list(found))[:200]}"
+        )
     if not found or len(found) > MOST_PARTS:
         raise EnvironmentFault(
             f"the rewards of the agent must be 1 to {MOST_PARTS} numbers, got {len(found)}"
         )
     return {
         "reward": {
-            str(name): number_of(f"the reward {str(name)[:80]!r} of the agent", one)
-            for name, one in found.items()
+            name: number_of(f"the reward {name!r} of the agent", one) for name, one in found.items()
         }
     }
 

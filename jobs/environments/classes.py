@@ -27,6 +27,7 @@ _PREFIXES = {"gym": GYMNASIUM, "tools": TOOLS}
 _DEMO = "demo"
 _NO_TOOLS = ("reset", "get_reward")  # public methods of TRL's class that the policy cannot call
 MOST_CHARACTERS = 4_000_000  # of an observation
+MOST_REWARD = 1e15  # of either sign: squares of larger ones overflow float32
 
 
 class EnvironmentFault(Exception):
@@ -298,8 +299,10 @@ def number_of(what: str, found: Any) -> float:
         number = float(found)
     except (TypeError, ValueError, OverflowError):
         raise EnvironmentFault(f"{what} must be a number, got {_kind(found)}") from None
-    if isinstance(found, str) or not isfinite(number):
-        raise EnvironmentFault(f"{what} must be a finite number, got {_kind(found)}")
+    if isinstance(found, str) or not isfinite(number) or abs(number) > MOST_REWARD:
+        raise EnvironmentFault(
+            f"{what} must be a finite number, at most {MOST_REWARD:g}, got {_kind(found)}"
+        )
     return number
 
 

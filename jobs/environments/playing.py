@@ -130,6 +130,7 @@ def _for_agent(
         raise JobFailed(f"agent: its socket cannot be created: {error}") from error
     pool.watch(endpoint)
     warned: set[str] = set()
+    names: set[frozenset[str]] = set()
 
     def warn(words: str) -> None:
         if words not in warned:
@@ -137,7 +138,9 @@ def _for_agent(
             ctx.emit("warning", message=words)
 
     line = Line(endpoint=endpoint, keys=keys, url=url)
-    return partial(_agent_player, pool, turns, rules, line=line, sampling=sampling, warn=warn)
+    return partial(
+        _agent_player, pool, turns, rules, line=line, sampling=sampling, warn=warn, names=names
+    )
 
 
 def _agent_player(

@@ -6,6 +6,7 @@ what the user's code starts can be ended with it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sys
@@ -41,7 +42,7 @@ class _Server:
             return {"error": str(fault)}
         except SpecError as error:
             return {"error": error.problem, "field": error.field}
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             return {"error": tracebacks.reason(error), "trace": tracebacks.trace(error)}
         finally:
             sys.stdout.flush()

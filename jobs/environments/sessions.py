@@ -8,6 +8,7 @@ context. In doubt a context is opened: a token is never taken for another. Impor
 
 from __future__ import annotations
 
+import json
 import zlib
 from array import array
 from collections import Counter
@@ -83,10 +84,13 @@ class Session:
 
         `is_retry`: whether the client says that it has sent the request before.
         """
-        for one in reversed(self.asked):
-            if one.fingerprint == fingerprint and (one.is_abandoned or is_retry):
-                return one
-        return None
+        same = [one for one in self.asked if one.fingerprint == fingerprint]
+        found = next((one for one in same if one.is_abandoned), None)
+        if found is None and is_retry:  # its connection may have ended without a word
+            found = next((one for one in same if one.reply is None), None)
+            if found is None and same and same[-1] is self.asked[-1]:
+                found = same[-1]
+        return found
 
     def continued(
         self, messages: Messages, tools: str
@@ -130,21 +134,30 @@ class Session:
 def plain(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Return messages in the form in which they are compared.
 
-    Clients drop empty fields, merge parts of text, and write arguments of calls anew. The ids of
-    calls and reasoning are left out: templates do not need the first, and drop the second.
+    Clients drop empty fields, merge parts of text, strip what the model wrote, and write arguments
+    of calls anew. The ids of calls and reasoning are left out: templates do not need the first, and
+    drop the second.
     """
     return [
         (
             one["role"],
-            (one.get("content") or "").strip(),
+            _text(one),
             [
-                (call["function"]["name"], call["function"]["arguments"])
+                (
+                    call["function"]["name"],
+                    json.dumps(call["function"]["arguments"], sort_keys=True),
+                )
                 for call in one.get("tool_calls") or ()
             ],
             one.get("name") if one["role"] != "tool" else None,
         )
         for one in messages
     ]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    text: str = message.get("content") or ""
+    return text.strip() if message["role"] == "assistant" else text
 
 
 def written_of(contexts: Sequence[Context]) -> list[Any]:

@@ -209,7 +209,12 @@ class Evaluation:
             warm,
             ends=end_tokens(warm.model, warm.tokenizer),
             tasks=self._tasks,
-            sampling={n: getattr(spec, n) for n in ("temperature", "top_p", "top_k")},
+            sampling={
+                "temperature": spec.temperature,
+                "top_p": spec.top_p,
+                "top_k": spec.top_k,
+                "min_p": 0.0,
+            },
             most_tokens=spec.max_tokens or EPISODE_LENGTH,
             episodes=min(_BLOCK, len(self._tasks) - done) * spec.repeats,
         ) as made:

@@ -113,7 +113,12 @@ def episodes_of(
             warm,
             ends=end_tokens(warm.model, warm.tokenizer),
             tasks=[task_of(one) for one in parts.training],
-            sampling={n: getattr(spec, n) for n in ("temperature", "top_p", "top_k", "min_p")},
+            sampling={
+                "temperature": spec.temperature,
+                "top_p": spec.top_p,
+                "top_k": spec.top_k,
+                "min_p": spec.min_p or 0.0,
+            },
             most_tokens=int(config.max_completion_length or 0),
             episodes=spec.prompts_per_step * spec.num_generations,
         )

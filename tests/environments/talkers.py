@@ -260,6 +260,42 @@ def hot(task: dict[str, Any]) -> float:
     return worth(answer.choices[0].message.content or "")
 
 
+def cold(task: dict[str, Any]) -> float:
+    """Asks for what only some clients have."""
+    ask([user("a?")], extra_body={"min_p": 0.5})
+    return 0.0
+
+
+def with_a_refused_message(task: dict[str, Any]) -> float:
+    """Goes on with a message that the chat template does not take, then with one that it does."""
+    message = ask([user("a?")]).choices[0].message.model_dump(exclude_none=True)
+    with pytest.raises(APIStatusError, match="does not use name"):
+        ask([user("a?"), message, {**user("b?"), "name": "bob"}])
+    return worth(ask([user("a?"), message, user("c?")]).choices[0].message.content or "")
+
+
+def canceled(task: dict[str, Any]) -> float:
+    raise asyncio.CancelledError
+
+
+def oddly_named(task: dict[str, Any]) -> dict[str, float]:
+    return {"\ud800": 1.0}
+
+
+def endlessly_worth(task: dict[str, Any]) -> float:
+    return 1e308
+
+
+def branching(task: dict[str, Any]) -> float:
+    """Begins more conversations than are kept, and goes on with the first and the last one."""
+    first = ask([user("a?")]).choices[0].message.model_dump(exclude_none=True)
+    for _ in range(20):
+        last = ask([user("b?")]).choices[0].message.model_dump(exclude_none=True)
+    ask([user("a?"), first, user("c?")])
+    ask([user("b?"), last, user("c?")])
+    return 0.0
+
+
 def with_tools(task: dict[str, Any]) -> float:
     """Has a tool, which a random model does not call."""
     message = ask([user("a?")], tools=[TOOL]).choices[0].message

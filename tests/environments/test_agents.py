@@ -188,6 +188,13 @@ def test_other_parts_than_those_of_its_siblings_end_the_job(gateway, request):
     [
         ("raising", "agent_error", "LookupError: no such page"),
         ("not_a_number", "agent_error", "must be a finite number"),
+        pytest.param(
+            "endlessly_worth", "agent_error", "must be a finite number", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "oddly_named", "agent_error", "must be printable text", marks=pytest.mark.slow
+        ),
+        pytest.param("canceled", "agent_error", "CancelledError", marks=pytest.mark.slow),
         ("hanging", "timeout", "the episode took longer than 3 s"),
         pytest.param("dying", "process_died", "exit code 3", marks=pytest.mark.slow),
     ],
@@ -305,6 +312,26 @@ def test_the_job_decides_how_turns_are_sampled_and_says_so_once(gateway, request
     assert len(texts) > 4
 
 
+def test_a_sampling_option_that_the_job_has_not_set_is_named_too(gateway, request):
+    made = trained(spec(agent="talkers:cold", samples=2), gateway, name_of(request))
+    words = [one["message"] for one in made.of_type("warning") if "min_p" in one["message"]]
+    assert words == ["agent: a request has min_p 0.5; turns are sampled with the job's, 0"]
+
+
+def test_a_message_that_the_template_refuses_is_refused_to_the_agent_only(gateway, request):
+    made = trained(spec(agent="talkers:with_a_refused_message"), gateway, name_of(request))
+    assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
+
+
+def test_old_conversations_are_begun_anew_and_recent_ones_continued(gateway, request):
+    job = spec(agent="talkers:branching", samples=2, max_turns=30)
+    made = trained(job, gateway, name_of(request))
+    (step,) = measured(made).values()
+    assert step["ends"] == {"returned": 8}
+    assert step["turns"] == 23
+    assert 22 <= step["contexts"] <= 23
+
+
 def test_tools_need_a_model_whose_calls_can_be_read(gateway, request):
     made = trained(
         spec(agent="talkers:with_tools", samples=2, environment_attempts=1),
@@ -383,6 +410,7 @@ def test_a_killed_gateway_costs_a_retry(gateway, request):
     finally:
         done.set()
         killer.join()
+        gateway.process.wait()
     assert measured(made) == measured(wanted)
 
 
@@ -400,6 +428,14 @@ def test_an_agent_is_evaluated(gateway, request):
     one = orjson.loads(lines[0])["completions"][0]
     assert one["finish_reason"] == "returned"
     assert len(one["messages"]) == 2 * one["turns"]
+
+
+def test_an_evaluation_without_a_single_turn_says_why(gateway, request):
+    # Agents that never come to a turn: the engine has computed nothing.
+    job = EvalSpec.parse({"agent": "talkers:canceled", "samples": 3, "environment_attempts": 1})
+    made = surroundings(gateway, name_of(request))
+    with pytest.raises(JobFailed, match="must score at least one completion, got None"):
+        evaluate(job.located(Path.cwd()), made.ctx)
 
 
 def test_parts_of_a_reward_are_metrics_of_an_evaluation(gateway, request):

@@ -78,8 +78,9 @@ def test_arguments_of_calls_are_compared_as_values(request_of):
     result = {"role": "tool", "content": "3", "tool_call_id": "x"}
     same = assistant(None, tool_calls=[call({"b": 2, "a": 1}, id="other")])
     assert session.continued([HELLO, same, result], "") == (context, [result])
-    other = assistant(None, tool_calls=[call({"a": 1, "b": 3})])
-    assert session.continued([HELLO, other, result], "") is None
+    for arguments in ({"a": 1, "b": 3}, {"a": True, "b": 2}):
+        other = assistant(None, tool_calls=[call(arguments)])
+        assert session.continued([HELLO, other, result], "") is None
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ def test_arguments_of_calls_are_compared_as_values(request_of):
         ([HELLO, assistant("ho"), MORE], ""),
         ([MORE, assistant("hi"), MORE], ""),
         ([HELLO, assistant("hi"), MORE], "[]"),
+        ([{**HELLO, "content": "hello "}, assistant("hi"), MORE], ""),
         ([HELLO, assistant("hi")], ""),  # nothing new
         ([HELLO], ""),  # the same again
         ([HELLO, assistant("hi"), assistant("oh"), MORE], ""),  # a turn that it has not sampled
@@ -130,6 +132,22 @@ def test_only_a_request_whose_reply_was_lost_or_that_is_a_retry_is_joined(reques
     assert session.repeated("f", is_retry=False) is asked
     asked.waiting.append(request_of())
     assert session.repeated("f", is_retry=False) is None
+    # A retry of a request that has not arrived is no repetition of one that was answered before.
+    turn(session, session.open([2], [MORE], ""), assistant("oh"), request_of("g"))
+    assert session.repeated("f", is_retry=True) is None
+
+
+def test_equal_requests_that_were_lost_are_joined_one_each(request_of):
+    session, asked = Session(), []
+    for prompt in ([1], [2]):
+        asked.append(
+            turn(session, session.open(prompt, [HELLO], ""), assistant("hi"), request_of())
+        )
+        asked[-1].waiting[0].is_lost = True
+    for expected in asked:
+        found = session.repeated("f", is_retry=True)
+        assert found is expected
+        found.waiting.append(request_of())
 
 
 def test_turns_that_were_not_delivered_are_not_learned(request_of):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx2 as httpx
 import orjson
 import pytest
@@ -283,3 +285,14 @@ def test_errors_for_unknown_path_and_method_have_openais_shape(gateway):
 def test_allow_names_every_method_of_a_path(gateway, path, methods):
     answer = httpx.request("PUT", gateway.url + path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+def test_a_body_of_too_many_levels_is_refused_by_name(gateway):
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(150):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": [tool]}
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "at most 200 levels of objects and lists" in answer.json()["error"]["message"]

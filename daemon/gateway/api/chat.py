@@ -225,6 +225,7 @@ async def create_chat_completion(
         raise as_param(error, {"prompt": "messages", "json_schema": "response_format"}) from error
     head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
     if body.stream:
+        await state.agents.refusal(job_id)
         return sse.response(
             state,
             caller,

@@ -251,6 +251,7 @@ async def create_response(
         raise as_param(error, _PARAMS) from error
     events = ResponseEvents(job_id, echoed)
     if body.stream:
+        await state.agents.refusal(job_id)
         return sse.response(state, caller, job_id, headers, events)
     result = await answers.full(state, request, caller, job_id)
     state.metrics.count_tokens(result["usage"])

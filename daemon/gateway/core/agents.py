@@ -20,6 +20,7 @@ from ..http.errors import ApiError
 from .waiters import Caller
 
 _PREFIX = "agent-"
+_REFUSAL_S = 1.0  # for the job to refuse a request
 _PARAMS = {"json_schema": "response_format"}  # option of the infer kind -> field of a request
 _MOST_BYTES = 64 << 20  # of a reply
 
@@ -28,7 +29,7 @@ class AgentRequests:
     """The open requests of agents, by ids that look like those of jobs. For one event loop."""
 
     def __init__(self) -> None:
-        self._replies: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._open: dict[str, _Request] = {}
 
     def submit(self, caller: Caller, spec: Spec) -> str:
         """Send a request to its job; return its id. `spec`: of the infer job that it would be."""
@@ -46,41 +47,78 @@ class AgentRequests:
             "options": given,
         }
         name = f"{_PREFIX}{uuid.uuid4().hex}"
-        self._replies[name] = asyncio.create_task(_ask(caller.agent, orjson.dumps(request)))
+        self._open[name] = _Request(caller.agent, orjson.dumps(request))
         return name
 
-    def reply(self, name: str) -> asyncio.Task[dict[str, Any]] | None:
+    def reply(self, name: str) -> asyncio.Future[dict[str, Any]] | None:
         """Return the coming result of a request, as an infer job has it; None: it is a job's."""
-        return self._replies.get(name)
+        found = self._open.get(name)
+        return None if found is None else found.reply
+
+    async def refusal(self, name: str) -> None:
+        """Wait a moment for a refusal, which has no status once a stream has begun. Raises it."""
+        if (found := self._open.get(name)) is not None:
+            done, _ = await asyncio.wait({found.reply}, timeout=_REFUSAL_S)
+            if done and found.reply.exception() is not None:
+                self.end(name)
+                found.reply.result()
+
+    def acknowledge(self, name: str) -> None:
+        """Tell the job that the client has got the result of a request."""
+        if (found := self._open.get(name)) is not None:
+            found.is_taken.set()
 
     def end(self, name: str) -> bool:
         """Forget a request, and give it up if it is open; return whether it is not a job's."""
-        if (task := self._replies.pop(name, None)) is not None:
-            task.cancel()
+        if (found := self._open.pop(name, None)) is not None and not found.is_taken.is_set():
+            found.task.cancel()
         return name.startswith(_PREFIX)
 
 
-async def _ask(agent: AgentKey, request: bytes) -> dict[str, Any]:
-    """Return the result of a request. Raises ApiError."""
-    try:
-        reader, writer = await asyncio.open_unix_connection(agent.socket, limit=_MOST_BYTES)
-    except OSError:
-        raise _ended() from None
-    try:
-        writer.write(request + b"\n")
-        await writer.drain()
-        line = await reader.readline()
-        if not line.endswith(b"\n"):
-            raise _ended()
-        writer.write(ACKNOWLEDGED)
-        await writer.drain()
-    except OSError:
-        raise _ended() from None
-    finally:
-        writer.close()
+class _Request:
+    """A request on its way. `is_taken`: whether the client has got the reply."""
+
+    def __init__(self, agent: AgentKey, content: bytes) -> None:
+        self.reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.is_taken = asyncio.Event()
+        self.task = asyncio.create_task(self._send(agent, content))
+
+    async def _send(self, agent: AgentKey, content: bytes) -> None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(agent.socket, limit=_MOST_BYTES)
+        except OSError:
+            self._set(_ended())
+            return
+        try:
+            writer.write(content + b"\n")
+            await writer.drain()
+            del content
+            self._set(_result_of(await reader.readline()))
+            await self.is_taken.wait()
+            writer.write(ACKNOWLEDGED)
+            await writer.drain()
+        except OSError:
+            self._set(_ended())
+        finally:
+            writer.close()
+
+    def _set(self, found: dict[str, Any] | ApiError) -> None:
+        if self.reply.done():
+            return
+        if isinstance(found, ApiError):
+            self.reply.set_exception(found)
+            self.reply.exception()  # retrieved: it may have no reader any more
+        else:
+            self.reply.set_result(found)
+
+
+def _result_of(line: bytes) -> dict[str, Any] | ApiError:
+    """Return what the job has answered; an error if it has ended."""
+    if not line.endswith(b"\n"):
+        return _ended()
     found = orjson.loads(line)
     if (error := found.get("error")) is not None:
-        raise _as_error(error)
+        return _as_error(error)
     result: dict[str, Any] = found["result"]
     return result
 

@@ -139,11 +139,8 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
     Each execution begins with `Begun`. Raises ApiError when the job ends without a result.
     """
     if (reply := state.agents.reply(job_id)) is not None:
-        try:
-            async for piece in _of_agent(reply):
-                yield piece
-        finally:
-            state.agents.end(job_id)
+        async for piece in _of_agent(reply):
+            yield piece
         return
     sent, execution, begun, failure = _Sent(), None, None, None
     async for item in _items(state, job_id):
@@ -183,7 +180,7 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
                     yield new
 
 
-async def _of_agent(reply: asyncio.Task[dict[str, Any]]) -> AsyncGenerator[Piece, None]:
+async def _of_agent(reply: asyncio.Future[dict[str, Any]]) -> AsyncGenerator[Piece, None]:
     """Yield a turn of a job that plays with agents: whole, once it is over."""
     while not (await asyncio.wait({reply}, timeout=SILENCE_S))[0]:
         yield JobState("started", None)
@@ -232,10 +229,14 @@ async def full(state: AppState, request: Request, caller: Caller, job_id: str) -
             await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 wait.is_answered = True
-                return answer.result()
+                result = answer.result()
+                if not left.done():
+                    state.agents.acknowledge(job_id)
+                return result
         finally:
             answer.cancel()
             left.cancel()
+            state.agents.end(job_id)
         raise CLIENT_DISCONNECTED
 
 

@@ -115,11 +115,14 @@ def response(
                         state.metrics.count_tokens(piece["usage"])
                         for one in form.of_result(piece):
                             yield one
+                        state.agents.acknowledge(job_id)
                     last = time.monotonic()
             except Exception as error:  # the status line is sent: report it in a frame
                 state.metrics.count_failed_stream()
                 for one in form.of_error(from_any(error)):
                     yield one
+            finally:
+                state.agents.end(job_id)
 
     return StreamingResponse(
         frames(),

@@ -48,8 +48,6 @@ class Caller:
 
     def grace_s(self) -> float:
         """How long the job is kept for a retry if the client disconnects now."""
-        if self.agent is not None:  # its job keeps the request
-            return 0.0
         patience = 0.0 if self.key is None else _KEY_GRACE_S
         if self.retry is not None and self.timeout_s is not None:
             gave_up = time.monotonic() - self.began > self.timeout_s - _CLOCK_SLACK_S
@@ -128,6 +126,9 @@ class Waiters:
 
     async def _cancel_after_grace(self, job_id: str, caller: Caller) -> None:
         """Cancel an abandoned job after its grace period, unless a retry joins it."""
+        if caller.agent is not None:  # its job keeps the request
+            await self._cancel(job_id)
+            return
         patience = caller.grace_s()
         if patience:
             abandoned = self._abandoned[caller.fingerprint]

@@ -160,7 +160,8 @@ class AuthMiddleware:
             if client is None:
                 return _unknown_token()
             if client.agent is not None and scope["path"] not in OF_AGENTS:
-                return ApiError(403, f"Authorization: the key of an agent opens {OF_AGENTS} only")
+                opened = " and ".join(OF_AGENTS)
+                return ApiError(403, f"Authorization: the key of an agent opens {opened} only")
             if needed not in (rights.ANY, rights.OPEN, *client.rights):
                 log.info("http: %s: refused: needs %s", client.name, needed)
                 return rights.refusal(str(client.name), client.rights, needed, scope)

@@ -32,6 +32,7 @@ PATIENCE_S = 1.0  # before the bodies of another client are given up for it
 MAX_MARKS = 500_000  # commas and opening brackets in a body, including those in strings
 MAX_VALUES = 50_000  # values in all lists and objects of a body
 MAX_MEMBERS = 1_000  # members of one object
+MAX_LEVELS = 200  # of objects and lists in each other; orjson writes 254
 _INLINE = 16 * 1024  # bytes that are parsed faster than handed to a thread
 
 _ESCAPED = ((b"\\\\", b""), (b'\\"', b""))  # within strings of JSON
@@ -208,23 +209,32 @@ def _check_keys(raw: bytes, num_members: int) -> None:
 
 
 def _count_values(value: Any) -> int:
-    """Return the number of members of all objects. Raises ApiError for too many values."""
-    left, members, to_do = MAX_VALUES, 0, [value]
-    while to_do:
-        group = to_do.pop()
-        left -= len(group) if isinstance(group, dict | list) else 0
-        if left < 0:
-            raise ApiError(400, f"the body must have at most {MAX_VALUES:,} values, got more")
-        if isinstance(group, dict):
-            if len(group) > MAX_MEMBERS:
-                raise ApiError(
-                    400, f"an object must have at most {MAX_MEMBERS:,} members, got {len(group):,}"
-                )
-            members += len(group)
-            group = group.values()
-        elif not isinstance(group, list):
-            continue
-        to_do += [inside for inside in group if isinstance(inside, dict | list)]
+    """Return the number of members of all objects.
+
+    Raises ApiError for too many values, and for too many levels of objects and lists.
+    """
+    left, members, levels = MAX_VALUES, 0, 0
+    groups = [value] if isinstance(value, dict | list) else []
+    while groups:
+        levels += 1
+        if levels > MAX_LEVELS:
+            raise ApiError(
+                400, f"the body must have at most {MAX_LEVELS} levels of objects and lists"
+            )
+        within: list[Any] = []
+        for group in groups:
+            found: Any = group
+            left -= len(group)
+            if left < 0:
+                raise ApiError(400, f"the body must have at most {MAX_VALUES:,} values, got more")
+            if isinstance(group, dict):
+                if len(group) > MAX_MEMBERS:
+                    problem = f"an object must have at most {MAX_MEMBERS:,} members, got"
+                    raise ApiError(400, f"{problem} {len(group):,}")
+                members += len(group)
+                found = group.values()
+            within += [inside for inside in found if isinstance(inside, dict | list)]
+        groups = within
     return members
 
 
