@@ -16,7 +16,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from warmd.jobs.errors import JobFailed
+from warmd.jobs.errors import JobFailed, WarmdError
 from warmd.jobs.files.chats import Chat
 from warmd.jobs.models import template_renderer
 from warmd.jobs.models.chat_templates import ChatTemplate, TooLarge, TooSlow, render
@@ -120,27 +120,44 @@ def test_a_template_is_compiled_once_and_a_chat_takes_less_than_a_step(monkeypat
     assert renderers() == [process]
 
 
-@pytest.mark.slow
-def test_templates_that_never_end_do_not_affect_other_chats():
-    errors: list[Exception] = []
+def hang(number: int, *, limit_s: float) -> tuple[list[threading.Thread], list[WarmdError]]:
+    """Render this many endless templates concurrently; return the threads and their errors."""
+    errors: list[WarmdError] = []
 
-    def hang() -> None:
+    def render_one() -> None:
         try:
-            render(ChatTemplate(ENDLESS, {}), CHAT, limit_s=2)
-        except TooSlow as error:
+            render(ChatTemplate(ENDLESS, {}), CHAT, limit_s=limit_s)
+        except WarmdError as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=hang) for _ in range(3)]
+    threads = [threading.Thread(target=render_one) for _ in range(number)]
     for thread in threads:
         thread.start()
-    begun = time.monotonic()
+    return threads, errors
+
+
+@pytest.mark.slow
+def test_templates_that_never_end_do_not_affect_other_chats():
+    threads, errors = hang(3, limit_s=120)
+    hanging = wait_until(lambda: len(found := renderers()) == len(threads) and found)
+    wait_until(lambda: all(one.cpu_times().user > 0.5 for one in hanging))  # a start takes less
     assert render(PLAIN, CHAT) == "abc."
-    assert time.monotonic() - begun < 1.5
+    # It waited for none of them.
+    assert errors == []
+    assert set(hanging) < set(renderers())
+    for process in hanging:
+        process.kill()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == len(threads)
+
+    threads, errors = hang(3, limit_s=0.5)
     for thread in threads:
         thread.join()
     assert [str(error) for error in errors] == [
-        "messages: the chat template takes longer than 2 s"
+        "messages: the chat template takes longer than 0.5 s"
     ] * 3
+    assert render(PLAIN, CHAT) == "abc."
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["waiting", "rendering"])
