@@ -18,12 +18,15 @@ _USUAL_S = 0.1  # of a test that is shorter, on average
 
 
 def sort_by_file(items: list[pytest.Item]) -> None:
-    """Order tests by the total duration of their file, the longest first; keep a file's order."""
+    """Order tests by the total duration of their file, the longest first; keep a file's order.
+
+    The order of files does not depend on the order in which they were collected.
+    """
     known = _read()
     totals: defaultdict[Path, float] = defaultdict(float)
     for item in items:
         totals[item.path] += known.get(_name(item.nodeid), _USUAL_S)
-    items.sort(key=lambda item: -totals[item.path])
+    items.sort(key=lambda item: (-totals[item.path], item.path))
 
 
 class Recorder:
