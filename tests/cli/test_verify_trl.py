@@ -76,10 +76,6 @@ def verified(desk: Desk, job_id: str, *options: str) -> Done:
             ],
             ["resample: 0 on both sides, not 2"],
             id="grpo",
-            marks=pytest.mark.nightly(
-                part="oracles",
-                catches="a GRPO job with a reward function that the command compares wrongly",
-            ),
         ),
         pytest.param(
             "grpo",
