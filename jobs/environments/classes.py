@@ -299,10 +299,10 @@ def number_of(what: str, found: Any) -> float:
         number = float(found)
     except (TypeError, ValueError, OverflowError):
         raise EnvironmentFault(f"{what} must be a number, got {_kind(found)}") from None
-    if isinstance(found, str) or not isfinite(number) or abs(number) > MOST_REWARD:
-        raise EnvironmentFault(
-            f"{what} must be a finite number, at most {MOST_REWARD:g}, got {_kind(found)}"
-        )
+    if isinstance(found, str) or not isfinite(number):
+        raise EnvironmentFault(f"{what} must be a finite number, got {_kind(found)}")
+    if abs(number) > MOST_REWARD:
+        raise EnvironmentFault(f"{what} must be at most {MOST_REWARD:g}, got {_kind(found)}")
     return number
 
 

@@ -272,11 +272,12 @@ def test_a_wrong_token_is_refused_after_a_second(make_gateway):
     for how in ("header", "login"):
         begun = time.monotonic()
         if how == "header":
-            wrong = httpx.get(f"{gateway.url}/v1/models", headers={"authorization": "Bearer x"})
+            headers = {"authorization": "Bearer x"}
+            wrong = httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=60)
         else:
-            wrong = httpx.post(
-                f"{gateway.url}/v1/warmd/login", json={"token": "x"}, headers={"x-warmd": "1"}
-            )
+            headers = {"x-warmd": "1"}
+            url = f"{gateway.url}/v1/warmd/login"
+            wrong = httpx.post(url, json={"token": "x"}, headers=headers, timeout=60)
         assert wrong.status_code == 401
         assert time.monotonic() - begun >= WRONG_S
 
