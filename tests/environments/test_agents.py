@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -109,6 +110,16 @@ def kept(made: tiny.Surroundings) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in lines]
 
 
+def agents_of(process: psutil.Process) -> list[psutil.Process]:
+    """The processes of agents that a process has started."""
+    found = []
+    for one in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "warmd.jobs.environments.server" in one.cmdline():
+                found.append(one)
+    return found
+
+
 def name_of(request: Any) -> str:
     return f"{abs(hash(request.node.name)):x}"
 
@@ -200,7 +211,6 @@ def test_other_parts_than_those_of_its_siblings_end_the_job(gateway, request):
     ],
 )
 def test_an_agent_that_fails_is_left_out_and_none_is_left(gateway, request, agent, reason, words):
-    before = set(psutil.Process().children(recursive=True))
     job = spec(
         agent=f"talkers:{agent}",
         samples=2,
@@ -214,7 +224,7 @@ def test_an_agent_that_fails_is_left_out_and_none_is_left(gateway, request, agen
     (step,) = measured(made).values()
     assert step["ends"] == {reason: 8}
     assert (step["left_out"], step["grad_norm"]) == (2, 0)
-    wait_until(lambda: set(psutil.Process().children(recursive=True)) <= before, timeout_s=5)
+    wait_until(lambda: not agents_of(psutil.Process()), timeout_s=5)
 
 
 def test_a_failed_attempt_is_repeated_in_another_process(gateway, request, tmp_path):
