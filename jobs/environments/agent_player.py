@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import JobFailed, SpecError
-from .agent_keys import Keys
 from .agent_replies import AgentTurns, message_of
 from .agent_requests import Wanted, read
 from .agents import variables
@@ -25,15 +24,6 @@ from .sessions import Asked, Context, Session, plain, shown_of, written_of
 RETURNED = "returned"  # the agent has returned: the end of its episode
 _MOST_OPEN = 16  # contexts of an episode that may be continued, the latest ones
 _TOO_LONG = "context_length_exceeded"  # OpenAI's code
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """How agents reach a job: its endpoint, its keys, and the URL of the gateway."""
-
-    endpoint: Endpoint
-    keys: Keys
-    url: str
 
 
 @dataclass(eq=False)
@@ -50,6 +40,7 @@ class _Open:
 class AgentPlayer(Player):
     """Plays the episodes of a step.
 
+    `endpoint`: where the requests come in; `url`: of the gateway, where agents send them.
     `numbers` returns those that decide the tokens of a turn, by attempt, turn and context.
     `sampling`: what the job samples with, by name: requests cannot change it, and `warn` gets a
     line when they try. `names`: of the rewards of earlier steps, one set. `others`: as of Player.
@@ -62,7 +53,8 @@ class AgentPlayer(Player):
         turns: AgentTurns,
         rules: Rules,
         *,
-        line: Line,
+        endpoint: Endpoint,
+        url: str,
         numbers: Callable[..., Any],
         sampling: Mapping[str, Any],
         warn: Callable[[str], None],
@@ -71,7 +63,8 @@ class AgentPlayer(Player):
     ) -> None:
         super().__init__(pool, policy, rules, **others)
         self._turns = turns
-        self._line = line
+        self._endpoint = endpoint
+        self._url = url
         self._numbers = numbers
         self._sampling = sampling
         self._warn = warn
@@ -82,15 +75,13 @@ class AgentPlayer(Player):
     # Processes.
 
     def _start(self, episode: Episode) -> None:
-        key = self._line.keys.new()
+        key = self._endpoint.new_key()
         self._open[episode.key] = self._by_key[key] = _Open(episode, Session(), key)
         task = self._tasks[episode.key.task]
         row = {"seed": task.seed, **task.row}
         if task.prompt is not None:
             row.setdefault("prompt", task.prompt)
-        self._pool.run(
-            episode.key, seed=task.seed, row=row, variables=variables(self._line.url, key)
-        )
+        self._pool.run(episode.key, seed=task.seed, row=row, variables=variables(self._url, key))
 
     def _answered(self, episode: Episode, answer: Answer) -> None:
         found = answer.found["reward"]
@@ -135,7 +126,6 @@ class AgentPlayer(Player):
             episode.written = written_of(contexts)
             episode.messages = shown_of(contexts)
             episode.turns = sum(not one.is_given for one in episode.written)
-            episode.contexts = len(contexts)
 
     def _drop(self, key: Key) -> None:
         opened = self._open.pop(key)
@@ -150,7 +140,7 @@ class AgentPlayer(Player):
     # Requests.
 
     def _look(self) -> None:
-        for request in self._line.endpoint.take():
+        for request in self._endpoint.take():
             opened = self._by_key.get(request.key)
             if opened is None:
                 _refuse_ended(request)
@@ -234,9 +224,8 @@ class AgentPlayer(Player):
         if not opened.writing:
             opened.episode.asked_at = time.monotonic()
         context = asked.context
-        seed = (
-            f"{tuple(attempt)}/{context.digest}/{context.turns}"  # of ids: the same after a resume
-        )
+        # Ids of calls can be part of a prompt: a resumed job has the same ones.
+        seed = f"{tuple(attempt)}/{context.digest}/{context.turns}"
         choice = self._turns.choice(turn, wanted, seed)
         message = message_of(choice)
         context.segments.append(turn.segment)

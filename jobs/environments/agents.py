@@ -6,16 +6,16 @@ OPENAI_API_KEY, by which the requests of an episode are told from those of other
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import SpecError
 from ..user_code.modules import named
-from .classes import EnvironmentFault, number_of
+from .classes import EnvironmentFault, number_of, settled
 
 MOST_PARTS = 64  # of a reward
 _LOCAL = "127.0.0.1,localhost,::1"
@@ -27,16 +27,15 @@ def resolve(text: str) -> Agent:
     """Return the function `module:function` of the user. Raises SpecError."""
     if not all(text.partition(":")):
         raise SpecError("agent", f"must be module:function, got {text[:80]!r}")
-    found: Any = named("agent", text)
+    found = named("agent", text)
     if not callable(found):
         got = "no such name" if found is None else f"a {type(found).__name__}"
         raise SpecError("agent", f"{text} must be a function, got {got}")
-    try:
-        inspect.signature(found).bind({})
-    except TypeError as error:
-        raise SpecError("agent", f"{text} must take one argument, the task: {error}") from None
-    except ValueError:  # it has no signature
-        pass
+    with suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(found).bind({})
+        except TypeError as error:
+            raise SpecError("agent", f"{text} must take one argument, the task: {error}") from None
     agent: Agent = found
     return agent
 
@@ -58,9 +57,7 @@ def run(agent: Agent, task: Mapping[str, Any], given: Mapping[str, str]) -> dict
         known = os.environ.get(name)
         if known is None or local not in known:
             os.environ[name] = local if not known else f"{known},{local}"
-    found = agent(dict(task))
-    if inspect.isawaitable(found):
-        found = asyncio.run(_awaited(found))
+    found = settled(agent(dict(task)))
     if found is None:
         return {"reward": None}
     if not isinstance(found, Mapping):
@@ -79,7 +76,3 @@ def run(agent: Agent, task: Mapping[str, Any], given: Mapping[str, str]) -> dict
             name: number_of(f"the reward {name!r} of the agent", one) for name, one in found.items()
         }
     }
-
-
-async def _awaited(found: Any) -> Any:
-    return await found

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import SpecError
 from ..files.chats import read_messages
 from ..files.jsonl import Place
+from ..rewards.user_rewards import MOST_REWARD
 from ..user_code.modules import named
 from . import demo
 
@@ -27,7 +28,6 @@ _PREFIXES = {"gym": GYMNASIUM, "tools": TOOLS}
 _DEMO = "demo"
 _NO_TOOLS = ("reset", "get_reward")  # public methods of TRL's class that the policy cannot call
 MOST_CHARACTERS = 4_000_000  # of an observation
-MOST_REWARD = 1e15  # of either sign: squares of larger ones overflow float32
 
 
 class EnvironmentFault(Exception):
@@ -128,7 +128,7 @@ class ToolEnvironment(Environment):
         if name not in tools_of(type(self._instance)):
             raise ValueError(f"Tool {name} not found.")
         found = getattr(self._instance, name)(**arguments)
-        return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+        return settled(found)
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the schemas as TRL makes them, from signatures and docstrings.
@@ -155,9 +155,7 @@ class ToolEnvironment(Environment):
         give = getattr(self._instance, "get_reward", None)
         if not callable(give):
             return None
-        found = give()
-        if inspect.isawaitable(found):
-            found = asyncio.run(_awaited(found))
+        found = settled(give())
         return None if found is None else number_of("get_reward", found)
 
 
@@ -167,8 +165,13 @@ def _close(instance: Any) -> None:
         close()
 
 
-async def _awaited(found: Any) -> Any:
-    return await found
+def settled(found: Any) -> Any:
+    """Return the result of a coroutine; anything else as it is."""
+
+    async def awaited() -> Any:
+        return await found
+
+    return asyncio.run(awaited()) if inspect.isawaitable(found) else found
 
 
 def resolve(text: str) -> tuple[str, dict[str | None, Callable[[], Environment]]]:

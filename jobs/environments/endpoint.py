@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .agent_keys import Keys, remove_dead
+
 MOST_BYTES = 128 << 20  # of a request; the gateway takes 64 MiB
 ACKNOWLEDGED = b"ok\n"
 
@@ -55,13 +57,17 @@ class AgentRequest:
 
 
 class Endpoint:
-    """Listens while it is open. A context manager.
+    """Listens for the agents of a rank of a job while it is open. A context manager.
 
-    `fileno` is readable when `take` has something to return.
+    `new_key` returns the key of another episode. `fileno` is readable when `take` has something to
+    return.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path, job_id: str, rank: int) -> None:
+        """`folder`: of the daemon's sockets."""
+        self._folder = folder
+        self._keys = Keys(folder, job_id, rank)
+        self._path = self._keys.socket
         self._requests: queue.SimpleQueue[AgentRequest] = queue.SimpleQueue()
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -72,12 +78,14 @@ class Endpoint:
 
     def __enter__(self) -> Endpoint:
         """Raises OSError."""
+        remove_dead(self._folder)
         self._path.unlink(missing_ok=True)  # of an execution that was killed
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._path))
             os.chmod(self._path, 0o600)
             listener.listen(128)
+            self._keys.publish()
         except OSError:
             listener.close()
             raise
@@ -87,6 +95,7 @@ class Endpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._keys.revoke()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -96,6 +105,9 @@ class Endpoint:
         with suppress(OSError):  # a newer execution may listen there
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
+
+    def new_key(self) -> str:
+        return self._keys.new()
 
     def fileno(self) -> int:
         return self._wake.fileno()
@@ -147,7 +159,9 @@ class Endpoint:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not request._reply.done():
                 return
-            writer.write(json.dumps(request._reply.result()).encode() + b"\n")
+            # Half of a surrogate pair, which a tokenizer can make, is no text for clients.
+            reply = json.dumps(request._reply.result(), ensure_ascii=False)
+            writer.write(reply.encode(errors="replace") + b"\n")
             await writer.drain()
             await ended
         finally:

@@ -85,11 +85,15 @@ class Episode:
     parts: dict[str, float] = field(default_factory=dict)
     success: bool | None = None
     turns: int = 0
-    contexts: int = 1
     reason: str = ""
     failure: Failure | None = None
     environment_s: float = 0.0
     asked_at: float = 0.0  # when the environment got its latest request
+
+    @property
+    def contexts(self) -> int:
+        """The number of its contexts: an agent can have several."""
+        return 1 + sum(one.prompt is not None for one in self.written)
 
     @property
     def opening(self) -> str:

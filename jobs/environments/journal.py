@@ -119,7 +119,6 @@ def plain(episode: Episode) -> dict[str, Any]:
         "parts": episode.parts,
         "success": episode.success,
         "turns": episode.turns,
-        "contexts": episode.contexts,
         "reason": episode.reason,
         "failure": None if episode.failure is None else asdict(episode.failure),
         "environment_s": episode.environment_s,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import SpecError
 from ..relations import GIVEN, Relation, goes_with, never_with
+from ..rewards.user_rewards import MOST_REWARD
 from ..spec import Spec, option
 from .classes import AGENT, ENVIRONMENT
 
@@ -86,8 +87,8 @@ class EnvironmentSpec(Spec):
         "reward of an episode that exceeds a time limit",
         group=_GROUP,
         default_text="none: such an episode is left out",
-        minimum=-1e15,
-        maximum=1e15,
+        minimum=-MOST_REWARD,
+        maximum=MOST_REWARD,
     )
     environment_attempts: int = option(
         2,

@@ -5,17 +5,19 @@ The same for trainings and evaluations. Imports transformers.
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..context import Context, WarmModel
 from ..errors import JobFailed, SpecError
 from ..models.architectures import positions_in
-from .agent_keys import URL_FILE, Keys
-from .agent_player import AgentPlayer, Line
+from .agent_keys import URL_FILE
+from .agent_player import AgentPlayer
 from .agent_replies import AgentTurns
 from .calls import CallReader
 from .classes import TOOLS
@@ -26,6 +28,8 @@ from .options import EnvironmentSpec
 from .pool import Pool, described
 from .tasks import Task
 from .turns import ChatTurns, RawTurns, Turns
+
+GATEWAY_S = 60.0  # for a gateway to listen, which starts beside the jobs that a restart resumes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ def playing(
         if spec.agent is None:
             player = _in_environment(spec, ctx, warm, pool, rules, ends)
         else:
-            player = _for_agent(ctx, warm, pool, rules, ends, sampling, stack)
+            player = _for_agent(spec, ctx, warm, pool, rules, ends, sampling, stack)
         yield Playing(pool=pool, rules=rules, tasks=tasks, player=player)
 
 
@@ -78,11 +82,8 @@ def _in_environment(
 ) -> Callable[..., Player]:
     tokenizer, calls = warm.tokenizer, None
     is_chat = bool(tokenizer.chat_template)
-    if is_chat and spec.stop:  # observations would follow turns that no end token has closed
-        raise JobFailed(
-            f"stop: must be unset for {warm.name}, whose chat template ends turns, got "
-            f"{spec.stop[0]!r}"
-        )
+    if is_chat:
+        _check_stop(spec, warm)
     tools = None
     if pool.interface == TOOLS:
         if not is_chat:
@@ -103,6 +104,7 @@ def _in_environment(
 
 
 def _for_agent(
+    spec: EnvironmentSpec,
     ctx: Context,
     warm: WarmModel,
     pool: Pool,
@@ -114,21 +116,15 @@ def _for_agent(
     """Open the endpoint of a job until the stack ends it. Raises JobFailed."""
     if not warm.tokenizer.chat_template:
         raise JobFailed(f"agent: needs a model with a chat template, and {warm.name} has none")
+    _check_stop(spec, warm)
     turns = AgentTurns(warm.tokenizer, ends=ends, given=warm.response_template)
+    url = _gateway_url(ctx)
     try:
         folder = ctx.sockets_dir.resolve(strict=True)
-        url = (folder / URL_FILE).read_text()
-    except OSError as error:
-        raise JobFailed(
-            "agent: needs the HTTP API of the daemon, which does not listen: set http_port, and "
-            "see `warmd status`"
-        ) from error
-    try:
-        keys = stack.enter_context(Keys(folder, ctx.job_id, ctx.ranks.rank))
-        endpoint = stack.enter_context(Endpoint(keys.socket))
+        endpoint = stack.enter_context(Endpoint(folder, ctx.job_id, ctx.ranks.rank))
     except OSError as error:
         raise JobFailed(f"agent: its socket cannot be created: {error}") from error
-    pool.watch(endpoint)
+    stack.enter_context(pool.watching(endpoint))
     warned: set[str] = set()
     names: set[frozenset[str]] = set()
 
@@ -137,16 +133,45 @@ def _for_agent(
             warned.add(words)
             ctx.emit("warning", message=words)
 
-    line = Line(endpoint=endpoint, keys=keys, url=url)
-    return partial(
-        _agent_player, pool, turns, rules, line=line, sampling=sampling, warn=warn, names=names
-    )
+    def player(policy: Any, **others: Any) -> Player:
+        return AgentPlayer(
+            *(pool, policy, turns, rules),
+            endpoint=endpoint,
+            url=url,
+            sampling=sampling,
+            warn=warn,
+            names=names,
+            **others,
+        )
+
+    return player
 
 
-def _agent_player(
-    pool: Pool, turns: AgentTurns, rules: Rules, policy: Any, **others: Any
-) -> Player:
-    return AgentPlayer(pool, policy, turns, rules, **others)
+def _gateway_url(ctx: Context) -> str:
+    """Return the URL of the gateway, which may be starting. Raises JobFailed and Stopped."""
+    until = time.monotonic() + GATEWAY_S
+    while True:
+        ctx.check_stop()
+        with suppress(OSError):
+            url = (ctx.sockets_dir / URL_FILE).read_text()
+            at = urlsplit(url)
+            with socket.create_connection((at.hostname, at.port), timeout=1):
+                return url
+        if time.monotonic() >= until:
+            raise JobFailed(
+                "agent: needs the HTTP API of the daemon, which does not listen: set http_port, "
+                "and see `warmd status`"
+            )
+        time.sleep(0.1)
+
+
+def _check_stop(spec: EnvironmentSpec, warm: WarmModel) -> None:
+    """Refuse texts that end turns, which no end token would close. Raises JobFailed."""
+    if spec.stop:
+        raise JobFailed(
+            f"stop: must be unset for {warm.name}, whose chat template ends turns, got "
+            f"{spec.stop[0]!r}"
+        )
 
 
 def _tools(spec: EnvironmentSpec, folders: Sequence[str]) -> dict[str | None, list[dict[str, Any]]]:

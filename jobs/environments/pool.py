@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -281,9 +281,14 @@ class Pool:
         self._waiting.append((episode, request))
         self._fill()
 
-    def watch(self, other: Any) -> None:
-        """Let `poll` return as soon as something can be read from a file or socket, too."""
+    @contextmanager
+    def watching(self, other: Any) -> Iterator[None]:
+        """Let `poll` return, in this block, when something can be read from a file or socket."""
         self._selector.register(other, selectors.EVENT_READ)
+        try:
+            yield
+        finally:
+            self._selector.unregister(other)
 
     def act(self, episode: Hashable, action: Any) -> None:
         """Let the environment answer to what the policy has done."""
@@ -326,7 +331,7 @@ class Pool:
             for key, _ in self._selector.select(left_s):
                 process = key.data
                 if process not in closing:
-                    self._selector.unregister(key.fileobj)
+                    self._selector.unregister(process)
                     continue
                 try:
                     is_done = process.take() is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ class Tally:
     `played`: number of episodes that have not failed. `judged`: number of those whose environment
     reports a success or none; `success`: number of successes. `waited_s`: time in which
     environments worked and no turn was being generated. `retried`: number of repeated attempts.
-    `parts`: of rewards, by name.
+    `parts`: sums of the parts of rewards, by name; `in_parts`: number of episodes that have them.
     """
 
     episodes: int = 0
@@ -30,8 +30,9 @@ class Tally:
     retried: int = 0
     judged: int = 0
     success: float = 0.0
-    ends: Counter[str] = field(default_factory=Counter)
-    parts: Counter[str] = field(default_factory=Counter)
+    ends: dict[str, int] = field(default_factory=Counter)
+    in_parts: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, episodes: Iterable[Episode], *, retried: int, waited_s: float) -> Self:
@@ -45,8 +46,8 @@ class Tally:
                 found.played += 1
                 found.turns += one.turns
                 found.contexts += one.contexts
-                for name, reward in one.parts.items():
-                    found.parts[name] += reward  # type: ignore[assignment]
+                found.in_parts += bool(one.parts)
+                found.parts = _sum(found.parts, one.parts)
                 given = (len(part.ids) for part in one.written if part.is_given)
                 found.observation_tokens += sum(given)
                 if one.success is not None:
@@ -56,7 +57,9 @@ class Tally:
 
     def __add__(self, other: Self) -> Self:
         names = [one.name for one in fields(self)]
-        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return type(self)(
+            **{name: _sum(getattr(self, name), getattr(other, name)) for name in names}
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the event: counts, and means over the played episodes."""
@@ -72,7 +75,14 @@ class Tally:
         if self.contexts > self.played:
             found["contexts"] = self.contexts / self.played
         if self.parts:
-            found["parts"] = {n: total / self.played for n, total in self.parts.items()}
+            found["parts"] = {n: total / self.in_parts for n, total in self.parts.items()}
         if self.judged:
             found["success"] = self.success / self.judged
         return found
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Return the sum of numbers, or of the numbers of each name (Counter drops negative ones)."""
+    if not isinstance(one, Mapping):
+        return one + other
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

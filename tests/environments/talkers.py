@@ -174,7 +174,7 @@ def not_a_number(task: dict[str, Any]) -> float:
 
 def hanging(task: dict[str, Any]) -> float:
     ask([user("a?")])
-    time.sleep(1000)
+    time.sleep(1000)  # longer than the limit of an episode in that test, 3 s: its process is killed
     return 0.0
 
 

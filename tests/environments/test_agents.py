@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -23,9 +25,11 @@ from gateways import Gateway
 from grpo_jobs import rows, same_weights, steps, weights
 from waiting import wait_until
 
+from warmd.jobs.environments import playing
 from warmd.jobs.environments.agent_keys import URL_FILE, Keys, checked
-from warmd.jobs.environments.journal import FOLDER
-from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.environments.endpoint import Endpoint
+from warmd.jobs.environments.journal import FOLDER, EpisodeJournal
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.eval.kind import run as evaluate
 from warmd.jobs.eval.options import EvalSpec
 from warmd.jobs.grpo.kind import run
@@ -35,11 +39,6 @@ pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 HERE = str(Path(__file__).parent)
 TIMES = {"environment_s", "waited_s"}
-TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}a:{{ m['content'] }}<eos>\n"
-    "{% else %}u:{{ m['content'] }}\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}a:{% endif %}"
-)
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -59,19 +58,6 @@ def gateway(home: Gateway) -> Gateway:
     return home
 
 
-def tokenizer() -> Any:
-    made = tiny.tokenizer()
-    made.chat_template = TEMPLATE
-    return made
-
-
-def chat_model() -> Any:
-    """A model most of whose turns end by themselves: digits end them."""
-    made = tiny.model(positions=512)
-    made.generation_config.eos_token_id = [2, *range(3, 13)]
-    return made
-
-
 def spec(**options: Any) -> GrpoSpec:
     """A job of 3 steps, each of 2 groups of 4 episodes."""
     small = {
@@ -88,8 +74,9 @@ def spec(**options: Any) -> GrpoSpec:
 
 
 def surroundings(gateway: Gateway, name: str) -> tiny.Surroundings:
-    made = tiny.surroundings(gateway.home.runs / name, chat_model())
-    cast(tiny.Models, made.ctx.models).tokenizer = tokenizer()
+    model, tokenizer = tiny.chatting()
+    made = tiny.surroundings(gateway.home.runs / name, model)
+    cast(tiny.Models, made.ctx.models).tokenizer = tokenizer
     made.ctx = replace(made.ctx, code_folders=(HERE,), job_id=f"grpo-{name}")
     return made
 
@@ -173,6 +160,51 @@ def test_a_rewritten_history_opens_a_context_and_each_turn_is_learned_once(gatew
     assert roles == ["assistant", *["context", "user", "assistant"] * 2]
     # What was sampled, and nothing else, has a loss.
     assert all(one["tokens"] > 0 for one in kept(made))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replay": 2, "resample": 1},
+        {"lora": 2, "base_precision": "int8"},
+        {"rollout_dtype": "int8"},
+        {"beta": 0.1, "num_iterations": 2},
+    ],
+    ids=["replay", "adapter on int8", "int8", "several iterations"],
+)
+def test_several_contexts_go_with_other_options_and_give_the_same_bits(gateway, request, options):
+    name = name_of(request)
+    made = [
+        trained(spec(agent="talkers:rewriting", concurrency=n, **options), gateway, f"{name}{n}")
+        for n in (1, 4)
+    ]
+    assert measured(made[0]) == measured(made[1])
+    assert any(one["grad_norm"] > 0 for one in measured(made[0]).values())
+    assert all(one["contexts"] == 3 for one in measured(made[0]).values())
+
+
+@pytest.mark.slow
+def test_several_contexts_are_read_from_the_journal_after_a_kill(gateway, request, monkeypatch):
+    name, job = name_of(request), spec(agent="talkers:rewriting")
+    whole = trained(job, gateway, f"{name}a")
+    add, written = EpisodeJournal.add, list[Any]()
+
+    def cut(journal: EpisodeJournal, episode: Any) -> None:
+        if len(written) == 13:  # five of the second step
+            raise KeyboardInterrupt
+        written.append(episode)
+        add(journal, episode)
+
+    monkeypatch.setattr(EpisodeJournal, "add", cut)
+    with pytest.raises(KeyboardInterrupt):
+        trained(job, gateway, f"{name}b")
+    monkeypatch.setattr(EpisodeJournal, "add", add)
+    again = trained(job, gateway, f"{name}b")
+    done = again.of_type("begin")[0]["resumed_from"] or 0
+    expected = measured(whole)
+    assert measured(again) == {step: expected[step] for step in range(done + 1, 4)}
+    assert same_weights(weights(again.ctx.run_dir / "model"), weights(whole.ctx.run_dir / "model"))
 
 
 def test_conversations_at_the_same_time_are_contexts_of_one_episode(gateway, request):
@@ -462,14 +494,45 @@ def test_a_model_without_chat_template_is_refused(gateway, request):
         run(spec(), made.ctx)
 
 
-def test_without_a_gateway_the_job_says_what_it_needs(tmp_path):
-    (tmp_path / "home" / "runs").mkdir(parents=True)
-    (tmp_path / "home" / "sockets").mkdir()
-    made = tiny.surroundings(tmp_path / "home" / "runs" / "job", chat_model())
-    cast(tiny.Models, made.ctx.models).tokenizer = tokenizer()
+@pytest.fixture
+def without_gateway(tmp_path: Path) -> tiny.Surroundings:
+    """A job in a home without a gateway."""
+    for name in ("runs", "sockets"):
+        (tmp_path / "home" / name).mkdir(parents=True)
+    model, tokenizer = tiny.chatting()
+    made = tiny.surroundings(tmp_path / "home" / "runs" / "job", model)
+    cast(tiny.Models, made.ctx.models).tokenizer = tokenizer
     made.ctx = replace(made.ctx, code_folders=(HERE,))
+    return made
+
+
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:1"])  # of a gateway that was killed
+def test_without_a_gateway_the_job_says_what_it_needs(without_gateway, monkeypatch, url):
+    monkeypatch.setattr(playing, "GATEWAY_S", 0.5)
+    if url is not None:
+        (without_gateway.ctx.sockets_dir / URL_FILE).write_text(url)
     with pytest.raises(JobFailed, match=r"agent: needs the HTTP API .* set http_port"):
-        run(spec(), made.ctx)
+        run(spec(), without_gateway.ctx)
+
+
+def test_a_job_waits_for_a_gateway_that_starts_later_and_can_be_stopped(without_gateway):
+    stopping = threading.Timer(1, without_gateway.stop.set)
+    stopping.start()
+    with pytest.raises(Stopped):
+        run(spec(), without_gateway.ctx)
+    stopping.join()
+
+
+@pytest.mark.slow
+def test_a_job_that_begins_before_the_gateway_finds_it(gateway, request):
+    file = gateway.home.sockets / URL_FILE
+    url = file.read_text()
+    file.unlink()
+    late = threading.Timer(2, file.write_text, [url])
+    late.start()
+    made = trained(spec(agent="talkers:silent", samples=2), gateway, name_of(request))
+    late.join()
+    assert len(measured(made)) == 1
 
 
 @pytest.mark.parametrize(
@@ -503,19 +566,44 @@ def test_what_is_no_agent_is_refused_at_submission(monkeypatch, agent, words):
 
 
 def test_a_key_is_valid_for_its_running_job_only(tmp_path):
-    with Keys(tmp_path, "grpo-a", 0) as keys, Keys(tmp_path, "grpo-b", 0) as others:
-        key = keys.new()
-        found = checked(tmp_path, key)
-        assert found is not None
-        assert found.socket == keys.socket
-        assert stat.S_IMODE(next(tmp_path.glob("*.key")).stat().st_mode) == 0o600
-        forged = others.new()
-        name, other = key.split("-")[2], forged.split("-")[2]
-        assert checked(tmp_path, forged.replace(other, name)) is None
-        assert checked(tmp_path, key[:-1]) is None
-        assert checked(tmp_path, key + "0") is None
-        assert checked(tmp_path, f"warmd-agent-../../x-{'0' * 16}-{'0' * 32}") is None
+    keys, others = Keys(tmp_path, "grpo-a", 0), Keys(tmp_path, "grpo-b", 0)
+    key = keys.new()
     assert checked(tmp_path, key) is None
+    for one in (keys, others):
+        one.publish()
+    found = checked(tmp_path, key)
+    assert found is not None
+    assert found.socket == keys.socket
+    assert {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.glob("*.key")} == {0o600}
+    forged = others.new()
+    name, other = key.split("-")[2], forged.split("-")[2]
+    assert checked(tmp_path, forged.replace(other, name)) is None
+    assert checked(tmp_path, key[:-1]) is None
+    assert checked(tmp_path, key + "0") is None
+    assert checked(tmp_path, f"warmd-agent-../../x-{'0' * 16}-{'0' * 32}") is None
+    keys.revoke()
+    assert checked(tmp_path, key) is None
+    again = Keys(tmp_path, "grpo-b", 0)  # the next execution of a job that was killed
+    again.publish()
+    assert checked(tmp_path, forged) is None
+    others.revoke()  # not what is another execution's
+    assert checked(tmp_path, again.new()) is not None
+
+
+def test_files_of_killed_jobs_go_with_the_next_job(tmp_path):
+    killed = Keys(tmp_path, "grpo-killed", 0)
+    killed.publish()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(killed.socket))
+    with Endpoint(tmp_path, "grpo-a", 0) as running:
+        assert killed.socket.exists()  # it may have been bound a moment ago
+        long_ago = time.time() - 3600
+        for path in tmp_path.iterdir():
+            os.utime(path, (long_ago, long_ago))
+        with Endpoint(tmp_path, "grpo-b", 0):
+            assert len(list(tmp_path.iterdir())) == 4
+            assert not killed.socket.exists()
+            assert checked(tmp_path, running.new_key()) is not None
     assert not list(tmp_path.iterdir())
 
 

@@ -30,9 +30,8 @@ class Job:
 
     def __init__(self, gateway: Gateway, stack: ExitStack) -> None:
         self.gateway = gateway
-        keys = stack.enter_context(Keys(gateway.home.sockets, "grpo-1", 0))
-        self._endpoint = stack.enter_context(Endpoint(keys.socket))
-        self.key = keys.new()
+        self._endpoint = stack.enter_context(Endpoint(gateway.home.sockets, "grpo-1", 0))
+        self.key = self._endpoint.new_key()
         self.requests: list[AgentRequest] = []
         self.answer: Callable[[AgentRequest], None] | None = lambda one: one.answer(RESULT)
         self._is_over = threading.Event()
@@ -138,12 +137,13 @@ def test_what_the_job_refuses_is_the_answer(job):
 
 
 def test_a_job_that_ends_meanwhile_has_ended(gateway):
-    with ExitStack() as stack:
-        keys = stack.enter_context(Keys(gateway.home.sockets, "grpo-2", 0))
-        client = gateway.openai(api_key=keys.new())
-        with pytest.raises(openai.APIStatusError, match="the job of this key has ended") as error:
-            client.chat.completions.create(model="any", messages=HELLO)
-        assert error.value.status_code == 410
+    keys = Keys(gateway.home.sockets, "grpo-2", 0)
+    keys.publish()
+    client = gateway.openai(api_key=keys.new())
+    with pytest.raises(openai.APIStatusError, match="the job of this key has ended") as error:
+        client.chat.completions.create(model="any", messages=HELLO)
+    assert error.value.status_code == 410
+    keys.revoke()
 
 
 def test_a_client_that_leaves_is_noticed_by_the_job(job):
@@ -151,6 +151,19 @@ def test_a_client_that_leaves_is_noticed_by_the_job(job):
     with pytest.raises(openai.APITimeoutError):
         job.ask(job.client(timeout=0.3))
     wait_until(lambda: job.requests and job.requests[0].is_lost)
+
+
+def test_a_client_that_leaves_a_stream_is_noticed_by_the_job(job):
+    job.answer = None
+    with pytest.raises(openai.APITimeoutError):
+        list(job.ask(job.client(timeout=0.3), stream=True))
+    wait_until(lambda: job.requests and job.requests[0].is_lost)
+
+
+def test_half_of_a_surrogate_pair_is_shown_as_another_character(job):
+    choice = {"index": 0, "text": "a\ud800", "finish_reason": "stop"}
+    job.answer = lambda one: one.answer({**RESULT, "choices": [choice]})
+    assert job.ask().choices[0].message.content == "a?"
 
 
 def test_a_retry_says_so_and_has_the_fingerprint_of_the_first_one(job):

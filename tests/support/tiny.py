@@ -38,6 +38,22 @@ def tokenizer() -> Any:
     )
 
 
+# Of a chat, append-only: what was written of a turn stays whatever follows.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}a:{{ m['content'] }}<eos>\n"
+    "{% else %}u:{{ m['content'] }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def chatting() -> tuple[Any, Any]:
+    """A model with a chat template, and its tokenizer; digits end its turns, so most are short."""
+    made, of_chats = model(positions=512), tokenizer()
+    made.generation_config.eos_token_id = [2, *range(3, 13)]
+    of_chats.chat_template = CHAT_TEMPLATE
+    return made, of_chats
+
+
 def model(seed: int = 0, *, positions: int = 64, dropout: float = 0.0) -> Any:
     """A Llama of two layers and about 10,000 parameters, in eval mode."""
     torch.manual_seed(seed)

@@ -20,20 +20,13 @@ from warmd.jobs import spec_class
 pytestmark = pytest.mark.slow
 
 AGENTS = Path(__file__).parents[1] / "environments"
-TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}a:{{ m['content'] }}<eos>\n"
-    "{% else %}u:{{ m['content'] }}\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}a:{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def daemon(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with a model whose chat template takes agents."""
     folder = tmp_path_factory.mktemp("talking")
-    model, tokenizer = tiny.model(positions=512), tiny.tokenizer()
-    model.generation_config.eos_token_id = [2, *range(3, 13)]  # digits end a turn
-    tokenizer.chat_template = TEMPLATE
+    model, tokenizer = tiny.chatting()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     control.load_model(shared_daemon.config, ModelConfig(name="talking", path=str(folder)))

@@ -1,7 +1,7 @@
 """The requests of agents: each goes to the job that plays with the agent, not into the queue.
 
-The job listens on a unix socket (jobs/environments/endpoint.py). It keeps what it has begun for a
-client that comes back, so nothing is kept here: when the client leaves, the connection is closed.
+The job listens on a unix socket (jobs/environments/endpoint.py). It keeps the turn of a request for
+a client that repeats it, so nothing is kept here: when the client leaves, the connection is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ....jobs.spec import Spec
 from ..http.errors import ApiError
 from .waiters import Caller
 
-_PREFIX = "agent-"
 _REFUSAL_S = 1.0  # for the job to refuse a request
 _PARAMS = {"json_schema": "response_format"}  # option of the infer kind -> field of a request
 _MOST_BYTES = 64 << 20  # of a reply
@@ -46,8 +45,11 @@ class AgentRequests:
             "is_retry": bool(caller.retry),
             "options": given,
         }
-        name = f"{_PREFIX}{uuid.uuid4().hex}"
+        name = f"agent-{uuid.uuid4().hex}"
         self._open[name] = _Request(caller.agent, orjson.dumps(request))
+        current = asyncio.current_task()  # it answers the client: when it ends, all is over
+        assert current is not None
+        current.add_done_callback(lambda _: self._end(name))
         return name
 
     def reply(self, name: str) -> asyncio.Future[dict[str, Any]] | None:
@@ -59,8 +61,7 @@ class AgentRequests:
         """Wait a moment for a refusal, which has no status once a stream has begun. Raises it."""
         if (found := self._open.get(name)) is not None:
             done, _ = await asyncio.wait({found.reply}, timeout=_REFUSAL_S)
-            if done and found.reply.exception() is not None:
-                self.end(name)
+            if done:
                 found.reply.result()
 
     def acknowledge(self, name: str) -> None:
@@ -68,11 +69,11 @@ class AgentRequests:
         if (found := self._open.get(name)) is not None:
             found.is_taken.set()
 
-    def end(self, name: str) -> bool:
-        """Forget a request, and give it up if it is open; return whether it is not a job's."""
-        if (found := self._open.pop(name, None)) is not None and not found.is_taken.is_set():
+    def _end(self, name: str) -> None:
+        """Forget a request; the job learns that a reply without acknowledgement is lost."""
+        found = self._open.pop(name)
+        if not found.is_taken.is_set():
             found.task.cancel()
-        return name.startswith(_PREFIX)
 
 
 class _Request:
@@ -97,7 +98,7 @@ class _Request:
             await self.is_taken.wait()
             writer.write(ACKNOWLEDGED)
             await writer.drain()
-        except OSError:
+        except (OSError, ValueError):  # it has ended, or its answer is none
             self._set(_ended())
         finally:
             writer.close()

@@ -236,7 +236,6 @@ async def full(state: AppState, request: Request, caller: Caller, job_id: str) -
         finally:
             answer.cancel()
             left.cancel()
-            state.agents.end(job_id)
         raise CLIENT_DISCONNECTED
 
 

@@ -166,7 +166,8 @@ class EventReader:
         in_thread = self._in_page_thread if is_paced else self._in_thread
         path = self._client.home.runs / job_id / "events.jsonl"
         newest = await in_thread(events.newest, path, 1)
-        is_in_file = not newest or newest[0]["seq"] > after  # else a long file is not read in vain
+        # The newest event tells whether the file has any to yield; reading all of it takes long.
+        is_in_file = not newest or newest[0]["seq"] > after
         offset = 0
         while True:
             found: list[Event] = []

@@ -121,8 +121,6 @@ def response(
                 state.metrics.count_failed_stream()
                 for one in form.of_error(from_any(error)):
                     yield one
-            finally:
-                state.agents.end(job_id)
 
     return StreamingResponse(
         frames(),

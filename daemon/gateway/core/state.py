@@ -97,13 +97,7 @@ class AppState:
         )
         self.stopping = asyncio.Event()
         self.agents = AgentRequests()
-        self.waiters = Waiters(self._cancel, self.stopping)
-
-    async def _cancel(self, job_id: str) -> str:
-        """Cancel a job, or the request of an agent, that nobody waits for; return how."""
-        if self.agents.end(job_id):
-            return "left"
-        return await self.in_thread(self.client.cancel, job_id)
+        self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that blocks on disk or Redis in a thread."""

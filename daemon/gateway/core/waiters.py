@@ -118,17 +118,16 @@ class Waiters:
             self._waiting[job_id] -= 1
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
-            # A stopping gateway leaves the jobs alone: they stay in the queue.
-            if not wait.is_answered and not self._stopping.is_set():
+            # A stopping gateway leaves the jobs alone: they stay in the queue. A request of an
+            # agent is no job of its own.
+            is_over = wait.is_answered or caller.agent is not None
+            if not is_over and not self._stopping.is_set():
                 task = asyncio.create_task(self._cancel_after_grace(job_id, caller))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     async def _cancel_after_grace(self, job_id: str, caller: Caller) -> None:
         """Cancel an abandoned job after its grace period, unless a retry joins it."""
-        if caller.agent is not None:  # its job keeps the request
-            await self._cancel(job_id)
-            return
         patience = caller.grace_s()
         if patience:
             abandoned = self._abandoned[caller.fingerprint]

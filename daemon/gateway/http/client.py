@@ -31,7 +31,7 @@ class HttpClient:
     @classmethod
     def of_agent(cls, key: AgentKey) -> HttpClient:
         """Return the client with the key of an agent; agents of a job have one share."""
-        return cls("agent", f"agent {key.job}", frozenset((INFER,)), agent=key)
+        return cls(f"agent of {key.job}", f"agent {key.job}", frozenset((INFER,)), agent=key)
 
 
 _current: ContextVar[HttpClient | None] = ContextVar("client", default=None)
