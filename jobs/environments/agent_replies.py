@@ -11,9 +11,9 @@ from typing import Any
 
 from ..errors import SpecError
 from ..files.chats import Messages, tool_calls_of
-from ..models.replies import Reply
 from ..models.response_templates import described
 from .agent_requests import Wanted
+from .calls import UNREADABLE, TurnReader
 from .turns import ChatTurns
 
 _KEPT = 64  # lists of tools whose turns are kept
@@ -31,7 +31,8 @@ class AgentTurns:
     ) -> None:
         self._tokenizer = tokenizer
         self._ends = ends
-        self._form = described(tokenizer, given)
+        form = described(tokenizer, given)
+        self._reader = None if form is None else TurnReader(tokenizer, form)
         self._turns: dict[str, ChatTurns] = {}
         self._of("")
 
@@ -45,12 +46,8 @@ class AgentTurns:
 
     def check(self, wanted: Wanted) -> None:
         """Raise SpecError for tools whose calls cannot be read."""
-        if wanted.tools and self._form is None:
-            raise SpecError(
-                "tools",
-                "need a model whose tool calls can be read, and neither the model nor TRL has a "
-                "response template: `warmd load --response-template FILE` gives one",
-            )
+        if wanted.tools and self._reader is None:
+            raise SpecError("tools", UNREADABLE)
 
     def has_closed(self, turn: Any) -> bool:
         """Whether a turn ended by an end token, so that messages may follow it."""
@@ -58,31 +55,19 @@ class AgentTurns:
 
     def choice(self, turn: Any, wanted: Wanted, seed: str) -> dict[str, Any]:
         """Return a turn as the choice of an infer job's result. `seed`: of the ids of calls."""
-        ids, is_closed = turn.segment.ids, self.has_closed(turn)
+        is_closed = self.has_closed(turn)
         reason = "length" if turn.reason == "length" else "stop"
         found: dict[str, Any] = {"index": 0, "finish_reason": reason}
-        if self._form is None:
+        if self._reader is None:
             return {**found, "text": turn.text}
-        reply = Reply(
-            self._form.template,
-            self._tokenizer,
-            turn.before,
+        told = self._reader.reply(
+            turn,
             wanted.tools or None,
+            is_closed=is_closed,
+            stop=wanted.stop,
             seed=seed,
             is_single=wanted.is_single,
-            is_limited=not self._form.is_of_trl,
-        )
-        text = self._tokenizer.decode(
-            ids[:-1] if is_closed else ids,
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
-        if not is_closed and reason == "stop":  # a text has ended it, which is not part of it
-            ends = [at for one in wanted.stop if (at := text.find(one)) >= 0]
-            text = text[: min(ends)] if ends else turn.text
-        reply.add(text)
-        reply.finish(ids[-1] if is_closed else None, is_whole=is_closed)
-        told = reply.told
+        ).told
         found["text"] = told.content
         if told.reasoning:
             found["reasoning"] = told.reasoning

@@ -1,14 +1,60 @@
-"""The tool calls of a turn, by the parser of the model's messages. Imports transformers."""
+"""Turns as messages, and the tool calls in them. Imports transformers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import JobFailed
 from ..models.replies import Reply
-from ..models.response_templates import described
+from ..models.response_templates import Described, described
+
+UNREADABLE = (
+    "need a model whose tool calls can be read, and neither the model nor TRL has a response "
+    "template: `warmd load --response-template FILE` gives one"
+)
+
+
+class TurnReader:
+    """Reads an `engine.dialogues.Turn` by the response template `form` of the model."""
+
+    def __init__(self, tokenizer: Any, form: Described) -> None:
+        self._tokenizer = tokenizer
+        self._form = form
+
+    def reply(
+        self,
+        turn: Any,
+        tools: list[dict[str, Any]] | None,
+        *,
+        is_closed: bool = True,
+        stop: Sequence[str] = (),
+        **others: Any,
+    ) -> Reply:
+        """Return the message of a turn.
+
+        `is_closed`: whether an end token has ended it; else a text of `stop`, which is not part of
+        the message, or its length. `tools` and `others`: as Reply takes them.
+        """
+        ids = turn.segment.ids
+        text = self._tokenizer.decode(
+            ids[:-1] if is_closed else ids,
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+        if not is_closed and turn.reason == "stop":
+            places = [at for one in stop if (at := text.find(one)) >= 0]
+            text = text[: min(places)] if places else turn.text
+        is_limited = not self._form.is_of_trl
+        found = Reply(
+            *(self._form.template, self._tokenizer, turn.before, tools),
+            is_limited=is_limited,
+            **others,
+        )
+        found.add(text)
+        found.finish(ids[-1] if is_closed else None, is_whole=is_closed)
+        return found
 
 
 class CallReader:
@@ -27,40 +73,19 @@ class CallReader:
 
         `given`: a response template that takes the place of the model's.
         """
-        found = described(tokenizer, given)
-        if found is None:
-            raise JobFailed(
-                "environment: tools need a model whose tool calls can be read, and neither the "
-                "model nor TRL has a response template: `warmd load --response-template FILE` "
-                "gives one"
-            )
-        self._form = found
+        form = described(tokenizer, given)
+        if form is None:
+            raise JobFailed(f"environment: tools {UNREADABLE}")
+        self._reader = TurnReader(tokenizer, form)
         self._tools = tools
-        self._tokenizer = tokenizer
 
     def of(self, turn: Any, name: str | None) -> list[dict[str, Any]]:
         """Return the calls of an `engine.dialogues.Turn`, each with `name` and `arguments`.
 
         `name`: of the environment's class.
         """
-        reply = Reply(
-            self._form.template,
-            self._tokenizer,
-            turn.before,
-            self._tools.get(name) or [],
-            seed="",
-            is_limited=not self._form.is_of_trl,
-        )
-        ids = turn.segment.ids
-        reply.add(self._text(ids[:-1]))
-        reply.finish(ids[-1], is_whole=True)
+        reply = self._reader.reply(turn, self._tools.get(name) or [], seed="")
         return [
             {"name": call["name"], "arguments": json.loads(call["arguments"])}
             for call in reply.message.calls
         ]
-
-    def _text(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
