@@ -12,11 +12,11 @@ import copy
 import inspect
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import Cache
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 from transformers.utils.generic import ModelOutput
 
 from ..compute.levels import NATIVE
@@ -90,10 +90,17 @@ class FallbackRunner:
         """Compute the parts; return the wanted logits, in the order of the parts: (N, V)."""
         wanted = []
         for part in parts:
-            logits = self._logits(part, self._cache_name)
+            logits = [self._logits(step, self._cache_name) for step in self._steps(part)]
             if part.num_logits:
-                wanted.append(logits)
+                wanted.append(torch.cat(logits)[-part.num_logits :])
         return torch.cat(wanted) if wanted else torch.empty(0, 0)
+
+    def _steps(self, part: Part) -> list[Part]:
+        """Return a part as what can be appended to its sequence in one pass each."""
+        if not part.kv.length or self._cache_name is None or _is_of_attention(part.kv.cache):
+            return [part]
+        # Several tokens begin the state of recurrent layers anew in some models (Mamba).
+        return [replace(part, ids=(token,)) for token in part.ids]
 
     def _logits(self, part: Part, cache_name: str | None) -> torch.Tensor:
         """Append tokens to a sequence; return the logits wanted, at least the last: (N, V).
@@ -191,6 +198,15 @@ class FallbackRunner:
         self._logits(Part(sequence, (3,), True), self._cache_name)
         each = _num_bytes(sequence.cache) - of_two
         return of_two - 2 * each, each
+
+
+def _is_of_attention(cache: Any) -> bool:
+    """Whether a cache consists of the keys and values of attention."""
+    layers = cache.layers if isinstance(cache, Cache) else []
+    return bool(layers) and all(
+        isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionLayer)
+        for layer in layers
+    )
 
 
 def _num_bytes(cache: Any) -> int:

@@ -70,7 +70,7 @@ class Adapter:
         """
         return cls([_updates(layer) for layer in layers], is_batch_invariant=False)
 
-    def joined(self) -> Adapter:
+    def joined(self, *, is_batch_invariant: bool = False) -> Adapter:
         """Return a copy of the weights as they are now, with one update per fused layer.
 
         Two small GEMMs instead of up to six, and the scale in B: for a generation during which the
@@ -80,7 +80,7 @@ class Adapter:
             {name: [_joined(updates)] if updates else [] for name, updates in layer.items()}
             for layer in self.layers
         ]
-        return Adapter(found, is_batch_invariant=self.is_batch_invariant)
+        return Adapter(found, is_batch_invariant=is_batch_invariant)
 
     @classmethod
     def served(cls, layers: Sequence[Any]) -> Adapter:

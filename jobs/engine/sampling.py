@@ -139,6 +139,7 @@ class BatchSampler:
         tokens. Entropies are at this temperature, before top-k and top-p; NaN if a logit is -inf.
         Raises NotFiniteError.
         """
+        count, logits = len(logits), _with_company(logits)
         shifted = logits if self.temperature == 1 else logits / self.temperature
         shifted = shifted - shifted.amax(-1, keepdim=True)
         weights = shifted.exp()
@@ -146,7 +147,7 @@ class BatchSampler:
         if not bool(torch.isfinite(total).all()):
             raise NotFiniteError
         entropies = total.log() - torch.linalg.vecdot(weights, shifted) / total
-        return self.tokens(weights, uniform), entropies
+        return self.tokens(weights[:count], uniform), entropies[:count]
 
     def tokens(self, weights: Tensor, uniform: Tensor) -> Tensor:
         """Return tokens (B,) int64 drawn in proportion to weights (B, V), which are changed."""
@@ -249,9 +250,17 @@ def _sample_rows(sampling: Sampling, logits: Tensor, uniform: Tensor) -> list[in
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:
     """Return the entropy of softmax(logits / temperature) in nats: (B, V) to (B,)."""
-    log_p = torch.log_softmax(logits / temperature, dim=-1)
+    log_p = torch.log_softmax(_with_company(logits) / temperature, dim=-1)
     nats: Tensor = -torch.linalg.vecdot(log_p.exp(), log_p)
-    return nats
+    return nats[: len(logits)]
+
+
+def _with_company(logits: Tensor) -> Tensor:
+    """Return one row of logits twice, several as they are.
+
+    torch sums a single row with all threads, and so in an order that gives other bits.
+    """
+    return logits.expand(2, -1) if len(logits) == 1 else logits
 
 
 def logp(logits: Tensor, temperature: float, tokens: Tensor) -> Tensor:

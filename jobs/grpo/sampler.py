@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ class Sampler:
         self._adapter: Adapter | None = None  # if there is one and the decoder generates
         if self._packs and self._tuned is not None:
             self._adapter = Adapter.live(text_model(model).layers)
-        self._make_own: Callable[[], Any] | None = None  # of a model that is not packed
+        self._is_padded: bool | None = None  # see _own_batch; None: not known yet
         self._generation = GenerationConfig(
             max_new_tokens=config.max_completion_length,
             do_sample=True,
@@ -115,7 +115,7 @@ class Sampler:
         # An evaluation runs on rank 0 alone.
         ranks = ranks if self._model.training else ONE_PROCESS
         own = run_of(len(prompts), ranks)
-        adapter = None if self._adapter is None else self._adapter.joined()
+        adapter = self._adapter and self._adapter.joined()
         # The same linear layers on every rank.
         with self._runner(len(prompts)) as runner:
             found = []
@@ -134,9 +134,8 @@ class Sampler:
 
         What is in the batch does not change a token: episodes come and go.
         """
-        adapter = None if self._adapter is None else self._adapter.joined()
-        whole = nullcontext(self._batch_invariant()) if self._packs else None
-        with whole or self._runner(0) as runner:
+        adapter = self._adapter and self._adapter.joined(is_batch_invariant=True)
+        with self._runner(None) as runner:
             yield Dialogues(
                 *(runner, self._drawing(0), tokenizer),
                 most_sequences=most_sequences,
@@ -168,26 +167,33 @@ class Sampler:
         )
 
     @contextmanager
-    def _runner(self, rows: int) -> Iterator[Any]:
-        """Yield what computes the logits of `rows` sequences with the current weights."""
+    def _runner(self, rows: int | None) -> Iterator[Any]:
+        """Yield what computes the logits of `rows` sequences with the current weights.
+
+        None: of sequences that come and go; what is in the batch does not change their tokens.
+        """
         if self._packs:
-            yield self._decoder(rows)
+            yield self._batch_invariant() if rows is None else self._decoder(rows)
             return
         was_training = self._model.training
         self._model.eval()
         try:
-            if self._make_own is None:
-                self._make_own = self._own()
-            yield self._make_own()  # anew: the KV cache ends with the completions
+            yield self._own_pass if rows is None else self._own_batch()
         finally:
             self._model.train(was_training)
 
-    def _own(self) -> Callable[[], Any]:
-        """Return what makes the runner of a model's own forward pass."""
-        if PaddedRunner(self._model, self._pad_id).is_exact():
-            return partial(PaddedRunner, self._model, self._pad_id)
-        runner = FallbackRunner(self._model)
-        return lambda: runner
+    def _own_batch(self) -> PaddedRunner | FallbackRunner:
+        """Return the runner of a batch by the model's own forward pass."""
+        if self._is_padded is None:
+            self._is_padded = PaddedRunner(self._model, self._pad_id).is_exact()
+        if self._is_padded:
+            return PaddedRunner(self._model, self._pad_id)  # its KV cache ends with the completions
+        return self._own_pass
+
+    @cached_property
+    def _own_pass(self) -> FallbackRunner:
+        """The model's own forward pass, one sequence after another."""
+        return FallbackRunner(self._model)
 
     def _decoder(self, rows: int) -> Decoder:
         """Return a decoder of the current weights for `rows` sequences.

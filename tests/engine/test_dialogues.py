@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
 import torch
+from dialogues import END, PLANS, SAMPLER, Plans, check, exact, numbers, played
 from engines import NATIVE_SIZES, make
 
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.dialogues import Dialogues, Turn
+from warmd.jobs.engine.dialogues import Dialogues
 from warmd.jobs.engine.fallback import FallbackRunner
 from warmd.jobs.engine.kv_cache import CHUNK, KVCache
 from warmd.jobs.engine.rollouts import Drawing
-from warmd.jobs.engine.sampling import BatchSampler
-from warmd.jobs.keyed_numbers import uniform
-
-END = 5
-SAMPLER = BatchSampler(temperature=1.0)
 
 
 @pytest.fixture(scope="module", params=["pytorch", "native", "fallback"])
@@ -43,65 +38,8 @@ def dialogues(
     return Dialogues(runner, how, tiny.tokenizer(), **{"most_sequences": 8, **settings})
 
 
-def numbers(key: Hashable, turn: int, count: int = 6) -> Any:
-    return uniform(count, key=key, turn=turn)
-
-
-def played(made: Dialogues, plans: dict[Hashable, tuple[list[int], list[list[int]]]]) -> Any:
-    """Play dialogues: a prompt, and what is given before each turn but the first."""
-    turns: dict[Hashable, list[Turn]] = {key: [] for key in plans}
-    for key, (prompt, _) in plans.items():
-        made.begin(key, prompt, capacity=120)
-        made.go_on(key, numbers(key, 0))
-    while not made.is_idle:
-        for key, turn in made.step().items():
-            turns[key].append(turn)
-            given = plans[key][1]
-            if len(turns[key]) <= len(given):
-                made.go_on(key, numbers(key, len(turns[key])), given[len(turns[key]) - 1])
-    return turns
-
-
-PLANS: dict[Hashable, tuple[list[int], list[list[int]]]] = {
-    "a": ([7, 8, 9], [[10, 11], [12]]),
-    "b": ([7, 8, 9], [[10]]),
-    "c": (list(range(6, 46)), [list(range(6, 40)), [20, 21, 22]]),
-    "d": (list(range(6, 46)), []),
-}
-
-
-def exact(turns: dict[Hashable, list[Turn]]) -> dict[Hashable, Any]:
-    return {
-        key: [
-            (t.segment.ids, t.segment.entropies, t.segment.logps, t.text, t.reason) for t in of_key
-        ]
-        for key, of_key in turns.items()
-    }
-
-
-@torch.no_grad()
-def check(runner: Any, plans: dict[Hashable, tuple[list[int], list[list[int]]]]) -> None:
-    """Check that turns are those of the model without a cache."""
-    turns = played(dialogues(runner), plans)
-    for key, (prompt, given) in plans.items():
-        ids = list(prompt)
-        for number, turn in enumerate(turns[key]):
-            ids += given[number - 1] if number else []
-            for place, token in enumerate(turn.segment.ids):
-                logits = runner.model_of_test(torch.tensor([ids])).logits[:, -1].float()
-                uniform_ = torch.tensor([numbers(key, number)[place]], dtype=torch.float64)
-                drawn, nats = SAMPLER.draw(logits, uniform_)
-                assert token == int(drawn)
-                assert turn.segment.entropies[place] == pytest.approx(float(nats), abs=1e-4)
-                logp = float(logits.log_softmax(-1)[0, token])
-                assert turn.segment.logps[place] == pytest.approx(logp, abs=1e-4)
-                ids.append(token)
-            assert turn.reason == ("stop" if turn.segment.ids[-1] == END else "length")
-        assert len(turns[key]) == len(given) + 1
-
-
 def test_turns_are_those_of_the_model_without_a_cache(runner):
-    check(runner, PLANS)
+    check(played(dialogues(runner), PLANS), PLANS, runner.model_of_test)
 
 
 def test_an_observation_may_begin_anywhere_on_the_grid_of_attention(runner, monkeypatch):
@@ -115,7 +53,8 @@ def test_an_observation_may_begin_anywhere_on_the_grid_of_attention(runner, monk
 
     monkeypatch.setattr(runner, "new", filled)
     sizes = range(CHUNK - 8, CHUNK + 2)
-    check(runner, {size: ([*range(6, 6 + size)], [[10] * 9, [11] * 40]) for size in sizes})
+    plans: Plans = {size: ([*range(6, 6 + size)], [[10] * 9, [11] * 40]) for size in sizes}
+    check(played(dialogues(runner), plans), plans, runner.model_of_test)
 
 
 def test_a_dialogue_has_the_same_bits_alone_and_among_others(runner):

@@ -30,7 +30,7 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.fallback import FallbackRunner
 from warmd.jobs.engine.padded import PaddedRunner
 from warmd.jobs.engine.rollouts import Drawing, Segment, generate
-from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
+from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError, entropy, logp
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.keyed_numbers import uniform
 from warmd.jobs.sequences import passes
@@ -413,6 +413,22 @@ def test_tokens_are_drawn_with_their_probabilities(options):
     torch.testing.assert_close(found, expected, rtol=0, atol=2 / draws)
     p = torch.softmax(logits[0] / options.get("temperature", 1.0), -1)
     torch.testing.assert_close(entropies[0], -(p * p.log()).sum())
+
+
+@pytest.mark.parametrize("size", [97, 50_257, 151_936])
+def test_a_token_and_its_numbers_have_the_same_bits_alone_and_among_others(size):
+    torch.manual_seed(0)
+    logits, uniform = 3 * torch.randn(5, size), torch.rand(5, dtype=torch.float64)
+
+    def drawn(rows: slice) -> tuple[torch.Tensor, ...]:
+        own = logits[rows].clone()
+        tokens, nats = BatchSampler(temperature=0.7, top_p=0.9).draw(own, uniform[rows])
+        return tokens, nats, entropy(own, 0.7), logp(own, 0.7, tokens)
+
+    together = drawn(slice(5))
+    for count in (1, 2, 3):
+        for found, expected in zip(drawn(slice(count)), together, strict=True):
+            assert torch.equal(found, expected[:count])
 
 
 @pytest.mark.parametrize("number", [0.0, math.nextafter(1, 0)])

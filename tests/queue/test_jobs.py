@@ -121,8 +121,7 @@ def test_a_huge_error_message_is_truncated_in_events_and_redis(daemon: Daemon):
 def test_time_limit_saves_stops_and_fails_the_job_with_the_reason(daemon: Daemon):
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", timeout_s=1, save_every=100)
-    wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
-    started = daemon.events(job_id, "started")[0]["time"]
+    started = wait_until(lambda: daemon.events(job_id, "started"))[0]["time"]
     wait_until(lambda: datetime.now().timestamp() > started + 1.5)
     (daemon.folder / "gate").unlink()
     job = daemon.wait(job_id)
