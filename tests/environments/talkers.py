@@ -1,19 +1,21 @@
-"""Agents for tests: functions that request turns with OpenAI's client, unchanged."""
+"""Agents for tests: functions that request turns by plain HTTP, which imports in no time.
+
+Those that need a client of OpenAI's are in `openai_talkers`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-import pytest
-from openai import APIStatusError, APITimeoutError, AsyncOpenAI, OpenAI
+from urllib.parse import urlsplit
 
 TURNS = 3
 TOOL = {
@@ -26,14 +28,25 @@ TOOL = {
 }
 
 
-def client(**settings: Any) -> OpenAI:
-    return OpenAI(**{"max_retries": 2, "timeout": 60, **settings})
+def ask(messages: list[Any], **more: Any) -> Any:
+    """The answer to a request of one turn, as JSON; `more`: of the request."""
+    url = urlsplit(os.environ["OPENAI_BASE_URL"])
+    headers = {
+        "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
+        "Content-Type": "application/json",
+    }
+    with closing(http.client.HTTPConnection(url.netloc, timeout=60)) as connection:
+        body = json.dumps({"model": "policy", "messages": messages, **more})
+        connection.request("POST", f"{url.path}/chat/completions", body, headers)
+        response = connection.getresponse()
+        found = json.loads(response.read())
+    if response.status != 200:
+        raise OSError(f"{response.status}: {found}")
+    return found
 
 
-def ask(messages: list[Any], model: OpenAI | None = None, **more: Any) -> Any:
-    """One turn; `more`: of the request."""
-    made = model or client()
-    return made.chat.completions.create(model="policy", messages=messages, **more)
+def content_of(answer: Any) -> str:
+    return answer["choices"][0]["message"]["content"] or ""
 
 
 def worth(text: str) -> float:
@@ -56,25 +69,20 @@ class Vowels:
         return f"#{len(action)}", worth(action), self.count == TURNS, False, {}
 
 
-def vowels(task: dict[str, Any], model: OpenAI | None = None) -> float:
+def vowels(task: dict[str, Any]) -> float:
     """Three turns, each worth its vowels; one that is cut ends the episode, as in environments."""
-    _note(task, "begun")
-    model, messages = model or client(), [user(f"{'abcdefghijkl'[task['seed'] % 12]}?")]
+    note(task, "begun")
+    messages = [user(f"{'abcdefghijkl'[task['seed'] % 12]}?")]
     total = 0.0
     for _ in range(TURNS):
-        choice = ask(messages, model).choices[0]
-        if choice.finish_reason == "length":
+        choice = ask(messages)["choices"][0]
+        if choice["finish_reason"] == "length":
             break
-        text = choice.message.content or ""
+        text = choice["message"]["content"] or ""
         total += worth(text)
-        messages += [choice.message.model_dump(exclude_none=True), user(f"#{len(text)}")]
-    _note(task, "over")
+        messages += [choice["message"], user(f"#{len(text)}")]
+    note(task, "over")
     return total
-
-
-def patient_vowels(task: dict[str, Any]) -> float:
-    """`vowels`, by a client that waits for a gateway that is started again."""
-    return vowels(task, client(max_retries=20))
 
 
 def slow_vowels(task: dict[str, Any]) -> float:
@@ -87,61 +95,19 @@ def rewriting(task: dict[str, Any]) -> float:
     """Each turn sees the latest answer only."""
     total, text = 0.0, "b?"
     for _ in range(TURNS):
-        text = ask([user(text[-8:] or "c?")]).choices[0].message.content or ""
+        text = content_of(ask([user(text[-8:] or "c?")]))
         total += worth(text)
     return total
 
 
 def in_parts(task: dict[str, Any]) -> dict[str, float]:
-    text = ask([user("d?")]).choices[0].message.content or ""
+    text = content_of(ask([user("d?")]))
     return {"vowels": worth(text), "length": -len(text) / 100}
 
 
 def with_other_parts(task: dict[str, Any]) -> dict[str, float]:
     in_parts(task)
     return {"odd" if task["seed"] % 2 else "even": 1.0}
-
-
-async def _gathered(count: int) -> list[str]:
-    model = AsyncOpenAI(max_retries=0)
-    asked: list[Any] = [[user(f"{'efgh'[number]}?")] for number in range(count)]
-    made = [model.chat.completions.create(model="policy", messages=one) for one in asked]
-    return [one.choices[0].message.content or "" for one in await asyncio.gather(*made)]
-
-
-async def at_once(task: dict[str, Any]) -> float:
-    """Four conversations at the same time, in an agent that is a coroutine."""
-    return sum(map(worth, await _gathered(4)))
-
-
-def streaming(task: dict[str, Any]) -> float:
-    """`vowels`, streamed."""
-    messages, total = [user(f"{'abcdefghijkl'[task['seed'] % 12]}?")], 0.0
-    for _ in range(TURNS):
-        stream = ask(messages, stream=True, stream_options={"include_usage": True})
-        chunks = list(stream)
-        assert chunks[-1].usage.completion_tokens > 0
-        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
-        if choices[-1].finish_reason == "length":
-            break
-        text = "".join(choice.delta.content or "" for choice in choices)
-        total += worth(text)
-        messages += [{"role": "assistant", "content": text}, user(f"#{len(text)}")]
-    return total
-
-
-def by_responses(task: dict[str, Any]) -> float:
-    """`vowels`, by the Responses API."""
-    items: list[Any] = [user(f"{'abcdefghijkl'[task['seed'] % 12]}?")]
-    total = 0.0
-    for _ in range(TURNS):
-        response = client().responses.create(model="policy", input=items)
-        if response.status == "incomplete":
-            break
-        text = response.output_text
-        total += worth(text)
-        items += [{"role": "assistant", "content": text}, user(f"#{len(text)}")]
-    return total
 
 
 def silent(task: dict[str, Any]) -> float:
@@ -187,91 +153,24 @@ def endless(task: dict[str, Any]) -> float:
     """Requests turns until it may not."""
     messages = [user("a?")]
     while True:
-        message = ask(messages).choices[0].message
-        messages += [message.model_dump(exclude_none=True), user("b?")]
-
-
-def bounded(task: dict[str, Any]) -> float:
-    """Requests turns until it may not, and has a reward all the same."""
-    with pytest.raises(APIStatusError) as ended:
-        endless(task)
-    assert (ended.value.status_code, ended.value.code) == (400, "max_turns")
-    return 0.5
+        message = ask(messages)["choices"][0]["message"]
+        messages += [message, user("b?")]
 
 
 def leaving_one(task: dict[str, Any]) -> float:
     """Leaves a request in a thread when it returns."""
     messages = [user("a?")]
     thread = threading.Thread(target=ask, args=([user("z?")],), daemon=True)
-    text = ask(messages).choices[0].message.content or ""
+    text = content_of(ask(messages))
     thread.start()
     return worth(text)
-
-
-def aborting(task: dict[str, Any]) -> float:
-    """Gives up a request, then sends another one."""
-    with suppress(APITimeoutError):
-        ask([user("y?" * 20)], client(timeout=0.001, max_retries=0))
-    return worth(ask([user("a?")]).choices[0].message.content or "")
-
-
-def late(task: dict[str, Any]) -> float:
-    """Requests a turn with the key of the episode before, if there was one in this process."""
-    former = os.environ.get("FORMER_KEY")
-    os.environ["FORMER_KEY"] = os.environ["OPENAI_API_KEY"]
-    if former is not None:
-        with pytest.raises(APIStatusError) as ended:
-            ask([user("a?")], client(api_key=former, max_retries=0))
-        assert (ended.value.status_code, ended.value.code) == (410, "episode_ended")
-    return vowels(task)
-
-
-def refused(task: dict[str, Any]) -> float:
-    """Requests what an agent cannot have; what it gets for each is in a file."""
-    image = {"type": "image_url", "image_url": {"url": task["image"]}}
-    model = client(max_retries=0)
-    found = []
-    asked: list[dict[str, Any]] = [
-        {"n": 2},
-        {"response_format": {"type": "json_object"}},
-        {"logit_bias": {"5": 1}},
-        {"logprobs": True},
-        {"tools": [TOOL], "tool_choice": "required"},
-        {"messages": [{"role": "user", "content": [image]}]},
-    ]
-    for more in asked:
-        try:
-            ask(more.pop("messages", [user("a?")]), model, **more)
-        except APIStatusError as error:
-            found.append(f"{error.status_code} {error.param}: {error.message}")
-    for other in (model.models.list, lambda: model.embeddings.create(model="x", input="a")):
-        try:
-            other()
-        except APIStatusError as error:
-            found.append(f"{error.status_code} {error.request.url.path}")
-    Path(task["found"]).write_text("\n".join(found))
-    return vowels(task)
 
 
 def hot(task: dict[str, Any]) -> float:
     """Asks for another temperature and fewer tokens."""
     answer = ask([user("a?")], temperature=0, max_tokens=2)
-    assert answer.usage.completion_tokens <= 2
-    return worth(answer.choices[0].message.content or "")
-
-
-def cold(task: dict[str, Any]) -> float:
-    """Asks for what only some clients have."""
-    ask([user("a?")], extra_body={"min_p": 0.5})
-    return 0.0
-
-
-def with_a_refused_message(task: dict[str, Any]) -> float:
-    """Goes on with a message that the chat template does not take, then with one that it does."""
-    message = ask([user("a?")]).choices[0].message.model_dump(exclude_none=True)
-    with pytest.raises(APIStatusError, match="does not use name"):
-        ask([user("a?"), message, {**user("b?"), "name": "bob"}])
-    return worth(ask([user("a?"), message, user("c?")]).choices[0].message.content or "")
+    assert answer["usage"]["completion_tokens"] <= 2
+    return worth(content_of(answer))
 
 
 def canceled(task: dict[str, Any]) -> float:
@@ -288,9 +187,9 @@ def endlessly_worth(task: dict[str, Any]) -> float:
 
 def branching(task: dict[str, Any]) -> float:
     """Begins more conversations than are kept, and goes on with the first and the last one."""
-    first = ask([user("a?")]).choices[0].message.model_dump(exclude_none=True)
+    first = ask([user("a?")])["choices"][0]["message"]
     for _ in range(20):
-        last = ask([user("b?")]).choices[0].message.model_dump(exclude_none=True)
+        last = ask([user("b?")])["choices"][0]["message"]
     ask([user("a?"), first, user("c?")])
     ask([user("b?"), last, user("c?")])
     return 0.0
@@ -298,8 +197,8 @@ def branching(task: dict[str, Any]) -> float:
 
 def with_tools(task: dict[str, Any]) -> float:
     """Has a tool, which a random model does not call."""
-    message = ask([user("a?")], tools=[TOOL]).choices[0].message
-    return float(bool(message.tool_calls))
+    message = ask([user("a?")], tools=[TOOL])["choices"][0]["message"]
+    return float(bool(message.get("tool_calls")))
 
 
 def stopping(task: dict[str, Any]) -> float:
@@ -307,10 +206,10 @@ def stopping(task: dict[str, Any]) -> float:
     total = 0.0
     messages = [user("a?")]
     for _ in range(2):
-        answer = ask(messages, stop=list("abcdefghijklmnop")).choices[0]
-        assert not set("abcdefghijklmnop").intersection(answer.message.content or "")
-        total += len(answer.message.content or "")
-        messages += [{"role": "assistant", "content": answer.message.content}, user("b?")]
+        answer = ask(messages, stop=list("abcdefghijklmnop"))
+        assert not set("abcdefghijklmnop").intersection(content_of(answer))
+        total += len(content_of(answer))
+        messages += [{"role": "assistant", "content": content_of(answer)}, user("b?")]
     return total / 10
 
 
@@ -339,7 +238,7 @@ def in_node(task: dict[str, Any]) -> float:
     return float(json.loads(done.stdout)["reward"])
 
 
-def _note(task: dict[str, Any], word: str) -> None:
+def note(task: dict[str, Any], word: str) -> None:
     if "file" in task:
         with open(task["file"], "a") as log:
             log.write(f"{word}\n")

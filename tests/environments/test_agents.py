@@ -39,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 HERE = str(Path(__file__).parent)
 TIMES = {"environment_s", "waited_s"}
+_trained: dict[str, tiny.Surroundings] = {}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -87,6 +88,14 @@ def trained(job: GrpoSpec, gateway: Gateway, name: str) -> tiny.Surroundings:
     return made
 
 
+@pytest.fixture
+def plain(gateway: Gateway) -> tiny.Surroundings:
+    """The job without options, trained once."""
+    if "plain" not in _trained:
+        _trained["plain"] = trained(spec(), gateway, "plain")
+    return _trained["plain"]
+
+
 def measured(made: tiny.Surroundings) -> dict[int, dict[str, Any]]:
     found = steps(made.events)
     return {step: {k: v for k, v in one.items() if k not in TIMES} for step, one in found.items()}
@@ -111,12 +120,10 @@ def name_of(request: Any) -> str:
     return f"{abs(hash(request.node.name)):x}"
 
 
-def test_an_agent_learns_what_the_same_environment_learns(gateway, request):
-    name = name_of(request)
-    played = trained(spec(), gateway, f"{name}a")
+def test_an_agent_learns_what_the_same_environment_learns(gateway, plain, request):
     same = spec(agent=None, environment="talkers:Vowels")
-    wanted = trained(same, gateway, f"{name}b")
-    shown = [[(one["turns"], one["reward"]) for one in kept(made)] for made in (played, wanted)]
+    wanted = trained(same, gateway, name_of(request))
+    shown = [[(one["turns"], one["reward"]) for one in kept(made)] for made in (plain, wanted)]
     texts = [
         [[turn["content"] for turn in turns if turn["role"] == "assistant"] for turns, _ in of]
         for of in shown
@@ -124,30 +131,27 @@ def test_an_agent_learns_what_the_same_environment_learns(gateway, request):
     assert texts[0] == texts[1]
     assert [reward for _, reward in shown[0]] == [reward for _, reward in shown[1]]
     assert any(len(of) == 3 for of in texts[0])
-    assert same_weights(
-        weights(played.ctx.run_dir / "model"), weights(wanted.ctx.run_dir / "model")
-    )
-    (begin,) = played.of_type("begin")
+    assert same_weights(weights(plain.ctx.run_dir / "model"), weights(wanted.ctx.run_dir / "model"))
+    (begin,) = plain.of_type("begin")
     assert (begin["agent"], begin["interface"], begin["tasks"]) == ("talkers:vowels", "agent", 6)
-    assert all(one["ends"] == {"returned": 8} for one in measured(played).values())
-    assert any(one["grad_norm"] > 0 for one in steps(played.events).values())
+    assert all(one["ends"] == {"returned": 8} for one in measured(plain).values())
+    assert any(one["grad_norm"] > 0 for one in steps(plain.events).values())
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"concurrency": 3, "agent": "talkers:slow_vowels"},
-        pytest.param({"agent": "talkers:streaming"}, marks=pytest.mark.slow),
-        pytest.param({"agent": "talkers:by_responses"}, marks=pytest.mark.slow),
+        {"agent": "openai_talkers:vowels"},
+        pytest.param({"agent": "openai_talkers:streaming"}, marks=pytest.mark.slow),
+        pytest.param({"agent": "openai_talkers:by_responses"}, marks=pytest.mark.slow),
         pytest.param({"concurrency": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_the_same_bits_whatever_runs_at_once_and_however_it_asks(gateway, request, options):
-    name = name_of(request)
-    wanted = trained(spec(), gateway, f"{name}a")
-    found = trained(spec(**options), gateway, f"{name}b")
-    assert measured(found) == measured(wanted)
-    assert same_weights(weights(found.ctx.run_dir / "model"), weights(wanted.ctx.run_dir / "model"))
+def test_the_same_bits_whatever_runs_at_once_and_however_it_asks(gateway, plain, request, options):
+    found = trained(spec(**options), gateway, name_of(request))
+    assert measured(found) == measured(plain)
+    assert same_weights(weights(found.ctx.run_dir / "model"), weights(plain.ctx.run_dir / "model"))
 
 
 def test_a_rewritten_history_opens_a_context_and_each_turn_is_learned_once(gateway, request):
@@ -208,7 +212,7 @@ def test_several_contexts_are_read_from_the_journal_after_a_kill(gateway, reques
 
 
 def test_conversations_at_the_same_time_are_contexts_of_one_episode(gateway, request):
-    made = trained(spec(agent="talkers:at_once"), gateway, name_of(request))
+    made = trained(spec(agent="openai_talkers:at_once"), gateway, name_of(request))
     assert all(one["contexts"] == 4 == one["turns"] for one in measured(made).values())
 
 
@@ -283,7 +287,7 @@ def test_an_agent_that_requests_nothing_has_its_reward(gateway, request):
 
 
 def test_more_turns_than_allowed_are_refused(gateway, request):
-    made = trained(spec(agent="talkers:bounded", max_turns=2), gateway, name_of(request))
+    made = trained(spec(agent="openai_talkers:bounded", max_turns=2), gateway, name_of(request))
     assert all(one["turns"] == 2 and one["reward"] == 0.5 for one in measured(made).values())
 
 
@@ -313,14 +317,14 @@ def test_a_request_that_is_left_behind_disturbs_nobody(gateway, request):
 
 
 def test_a_turn_that_the_agent_has_given_up_is_not_learned(gateway, request):
-    made = trained(spec(agent="talkers:aborting"), gateway, name_of(request))
+    made = trained(spec(agent="openai_talkers:aborting"), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
     texts = [turn["content"] for one in kept(made) for turn in one["turns"]]
     assert not any("y?y?" in text for text in [*texts, *(one["prompt"] for one in kept(made))])
 
 
 def test_a_key_ends_with_its_episode(gateway, request):
-    made = trained(spec(agent="talkers:late", concurrency=2), gateway, name_of(request))
+    made = trained(spec(agent="openai_talkers:late", concurrency=2), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
 
 
@@ -328,7 +332,7 @@ def test_what_an_agent_cannot_have_is_refused_by_name(gateway, request, tmp_path
     task = {"found": str(tmp_path / "found.txt"), "image": PICTURE}
     dataset = rows(tmp_path / "tasks.jsonl", task, task)
     made = trained(
-        spec(agent="talkers:refused", dataset=dataset, samples=2), gateway, name_of(request)
+        spec(agent="openai_talkers:refused", dataset=dataset, samples=2), gateway, name_of(request)
     )
     (step,) = measured(made).values()
     assert step["ends"] == {"returned": 8}
@@ -355,13 +359,13 @@ def test_the_job_decides_how_turns_are_sampled_and_says_so_once(gateway, request
 
 
 def test_a_sampling_option_that_the_job_has_not_set_is_named_too(gateway, request):
-    made = trained(spec(agent="talkers:cold", samples=2), gateway, name_of(request))
+    made = trained(spec(agent="openai_talkers:cold", samples=2), gateway, name_of(request))
     words = [one["message"] for one in made.of_type("warning") if "min_p" in one["message"]]
     assert words == ["agent: a request has min_p 0.5; turns are sampled with the job's, 0"]
 
 
 def test_a_message_that_the_template_refuses_is_refused_to_the_agent_only(gateway, request):
-    made = trained(spec(agent="talkers:with_a_refused_message"), gateway, name_of(request))
+    made = trained(spec(agent="openai_talkers:with_a_refused_message"), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
 
 
@@ -432,10 +436,8 @@ def test_a_killed_job_ends_with_the_same_bits_and_no_episode_twice(gateway, requ
     assert 24 <= over[1] <= 24 + 8  # those that were over and not yet in the journal
 
 
-def test_a_killed_gateway_costs_a_retry(gateway, request):
-    name = name_of(request)
-    wanted = trained(spec(), gateway, f"{name}a")
-    made = surroundings(gateway, f"{name}b")
+def test_a_killed_gateway_costs_a_retry(gateway, plain, request):
+    made = surroundings(gateway, name_of(request))
 
     def kill() -> None:
         wait_until(lambda: made.of_type("step"))
@@ -448,12 +450,12 @@ def test_a_killed_gateway_costs_a_retry(gateway, request):
     killer, done = threading.Thread(target=kill), threading.Event()
     killer.start()
     try:
-        run(spec(agent="talkers:patient_vowels"), made.ctx)
+        run(spec(agent="openai_talkers:patient_vowels"), made.ctx)
     finally:
         done.set()
         killer.join()
         gateway.process.wait()
-    assert measured(made) == measured(wanted)
+    assert measured(made) == measured(plain)
 
 
 def test_an_agent_is_evaluated(gateway, request):
@@ -555,7 +557,7 @@ def test_options_that_do_not_go_with_an_agent_are_refused(options, words):
         ("talkers", "agent: must be module:function, got 'talkers'"),
         ("talkers:nothing", "agent: talkers:nothing must be a function, got no such name"),
         ("talkers:TOOL", "agent: talkers:TOOL must be a function, got a dict"),
-        ("talkers:client", "agent: talkers:client must take one argument, the task"),
+        ("openai_talkers:client", "agent: openai_talkers:client must take one argument, the task"),
         ("no_such_module:f", "agent: no_such_module:f must import, got ModuleNotFoundError"),
     ],
 )

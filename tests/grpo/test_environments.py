@@ -146,15 +146,32 @@ SLOW = [pytest.param(ended, {}, marks=pytest.mark.slow) for ended in (0, 1, 7, 8
 SLOW += [pytest.param(ended, TAKEN_AGAIN, marks=pytest.mark.slow) for ended in (9, 20, 50)]
 
 
-@pytest.mark.parametrize(("ended", "more"), [(5, {}), (30, {}), (60, TAKEN_AGAIN), *SLOW])
-def test_after_a_kill_no_episode_that_was_over_is_played_again(tmp_path, monkeypatch, ended, more):
-    def job(file: Path) -> GrpoSpec:
-        file.touch()
-        tasks = [{"file": str(file)}] * 12
-        options = {"environment": "games:CountedDigits", "max_completion_length": 1000, **more}
-        return spec(dataset=rows(file.with_suffix(".jsonl"), *tasks), **options)
+def counted(file: Path, more: dict[str, Any]) -> GrpoSpec:
+    """A job that writes to `file` which episodes are over."""
+    file.touch()
+    tasks = [{"file": str(file)}] * 12
+    options = {"environment": "games:CountedDigits", "max_completion_length": 1000, **more}
+    return spec(dataset=rows(file.with_suffix(".jsonl"), *tasks), **options)
 
-    whole = trained(job(tmp_path / "whole.txt"), tmp_path / "whole")
+
+_wholes: dict[str, tuple[Path, tiny.Surroundings]] = {}
+
+
+@pytest.fixture
+def whole(more: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The file and the job of `more` that is not killed, trained once."""
+    if str(more) not in _wholes:
+        folder = tmp_path_factory.mktemp("whole")
+        file = folder / "whole.txt"
+        _wholes[str(more)] = file, trained(counted(file, more), folder / "run")
+    return _wholes[str(more)]
+
+
+@pytest.mark.parametrize(("ended", "more"), [(5, {}), (30, {}), (60, TAKEN_AGAIN), *SLOW])
+def test_after_a_kill_no_episode_that_was_over_is_played_again(
+    tmp_path, whole, monkeypatch, ended, more
+):
+    file, undisturbed = whole
     add = EpisodeJournal.add
     written: list[str] = []
 
@@ -165,7 +182,7 @@ def test_after_a_kill_no_episode_that_was_over_is_played_again(tmp_path, monkeyp
         add(journal, episode)
 
     monkeypatch.setattr(EpisodeJournal, "add", cut)
-    died = job(tmp_path / "died.txt")
+    died = counted(tmp_path / "died.txt", more)
     with pytest.raises(PowerCut):
         trained(died, tmp_path / "died")
     before = (tmp_path / "died.txt").read_text().count("over")
@@ -173,13 +190,14 @@ def test_after_a_kill_no_episode_that_was_over_is_played_again(tmp_path, monkeyp
     again = trained(died, tmp_path / "died")
     resumed = again.of_type("begin")[0]["resumed_from"] or 0
     assert resumed in ((0, 3) if more else (3,) if ended >= 24 else (0,))
-    expected = measured(whole)
+    expected = measured(undisturbed)
     assert measured(again) == {step: expected[step] for step in range(resumed + 1, 7)}
-    assert same_weights(weights(tmp_path / "died/model"), weights(tmp_path / "whole/model"))
+    model = undisturbed.ctx.run_dir / "model"
+    assert same_weights(weights(tmp_path / "died/model"), weights(model))
     # Those of the steps that are repeated are read, and none of them ends by `length`.
     assert set(written) <= {"terminated", "length"}
     total = (tmp_path / "died.txt").read_text().count("over")
-    of_whole = (tmp_path / "whole.txt").read_text().count("over")
+    of_whole = file.read_text().count("over")
     not_written = before - written.count("terminated")  # over, but killed before they were kept
     assert total == of_whole + not_written
     assert 0 <= not_written <= 8
