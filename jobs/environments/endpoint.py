@@ -73,7 +73,8 @@ class Endpoint:
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._ending = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
 
     def __enter__(self) -> Endpoint:
@@ -96,7 +97,7 @@ class Endpoint:
 
     def __exit__(self, *_: object) -> None:
         self._keys.revoke()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
         self._loop.close()
         self._listener.close()
@@ -125,27 +126,36 @@ class Endpoint:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        starting = asyncio.start_unix_server(self._serve, sock=self._listener, limit=MOST_BYTES)
-        server = self._loop.run_until_complete(starting)
-        self._loop.run_forever()
-        server.close()
-        for task in self._connections:
-            task.cancel()
-        ending = asyncio.gather(*self._connections, return_exceptions=True)
-        self._loop.run_until_complete(ending)
+        self._loop.run_until_complete(self._listen())
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            await self._answer(reader, writer)
-        # It has ended, or is no gateway; or the job has ended.
-        except (OSError, ValueError, TypeError, asyncio.CancelledError):
-            pass
-        finally:
+    async def _listen(self) -> None:
+        server = await asyncio.start_unix_server(
+            self._connected, sock=self._listener, limit=MOST_BYTES
+        )
+        await self._ending.wait()
+        own = asyncio.current_task()
+        # Those that are not ours are asyncio's, for connections that have just been accepted; they
+        # fail and leave their sockets open if the server is closed first.
+        while others := [task for task in asyncio.all_tasks() if task is not own]:
+            for task in self._connections:
+                task.cancel()
+            await asyncio.wait(others)
+        server.close()
+        await asyncio.sleep(0)  # closed sockets end in the next iteration of the loop
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def over(task: asyncio.Task[None]) -> None:
             self._connections.discard(task)
             writer.close()
+
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(over)  # also of a task that is canceled before it has begun
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # It has ended, or is no gateway.
+        with suppress(OSError, ValueError, TypeError):
+            await self._answer(reader, writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = json.loads(await reader.readline())

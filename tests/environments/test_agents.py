@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -37,7 +38,8 @@ from warmd.jobs.grpo.options import GrpoSpec
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
-HERE = str(Path(__file__).parent)
+HERE = Path(__file__).parent
+AGENTS = str(HERE.parent / "support")  # `talkers` and `openai_talkers`
 TIMES = {"environment_s", "waited_s"}
 _trained: dict[str, tiny.Surroundings] = {}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
@@ -78,7 +80,7 @@ def surroundings(gateway: Gateway, name: str) -> tiny.Surroundings:
     model, tokenizer = tiny.chatting()
     made = tiny.surroundings(gateway.home.runs / name, model)
     cast(tiny.Models, made.ctx.models).tokenizer = tokenizer
-    made.ctx = replace(made.ctx, code_folders=(HERE,), job_id=f"grpo-{name}")
+    made.ctx = replace(made.ctx, code_folders=(AGENTS,), job_id=f"grpo-{name}")
     return made
 
 
@@ -406,7 +408,6 @@ def test_a_killed_job_ends_with_the_same_bits_and_no_episode_twice(gateway, requ
         "test_agents.trained(job, home, sys.argv[4])\n"
     )
     name = name_of(request)
-    support = str(Path(HERE).parent / "support")
 
     def dataset(of: str) -> tuple[str, Path]:
         log = tmp_path / f"{of}.txt"
@@ -415,7 +416,7 @@ def test_a_killed_job_ends_with_the_same_bits_and_no_episode_twice(gateway, requ
     whole_rows, whole_log = dataset("whole")
     whole = trained(spec(dataset=whole_rows), gateway, f"{name}a")
     killed_rows, killed_log = dataset("killed")
-    command = [sys.executable, "-c", script, HERE, support, str(gateway.home.runs)]
+    command = [sys.executable, "-c", script, str(HERE), AGENTS, str(gateway.home.runs)]
     process = subprocess.Popen([*command, f"{name}b", killed_rows])
     folder = gateway.home.runs / f"{name}b" / FOLDER
     try:
@@ -504,7 +505,7 @@ def without_gateway(tmp_path: Path) -> tiny.Surroundings:
     model, tokenizer = tiny.chatting()
     made = tiny.surroundings(tmp_path / "home" / "runs" / "job", model)
     cast(tiny.Models, made.ctx.models).tokenizer = tokenizer
-    made.ctx = replace(made.ctx, code_folders=(HERE,))
+    made.ctx = replace(made.ctx, code_folders=(AGENTS,))
     return made
 
 
@@ -562,7 +563,7 @@ def test_options_that_do_not_go_with_an_agent_are_refused(options, words):
     ],
 )
 def test_what_is_no_agent_is_refused_at_submission(monkeypatch, agent, words):
-    monkeypatch.chdir(HERE)
+    monkeypatch.chdir(AGENTS)
     with pytest.raises(SpecError, match=words):
         spec(agent=agent).check_played()
 
@@ -615,3 +616,17 @@ def test_the_gateway_says_where_it_listens_while_it_does(gateway):
     gateway.process.terminate()
     gateway.process.wait()
     assert not file.exists()
+
+
+@pytest.mark.slow
+def test_an_endpoint_ends_with_all_its_sockets_while_connections_arrive(tmp_path):
+    path = Path(Keys(tmp_path, "grpo-a", 0).socket)
+    for number in range(100):
+        with ExitStack() as clients, Endpoint(tmp_path, "grpo-a", 0):
+            for sent in (b"", b'{"x": 1}\n', b"{"):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.connect(str(path))
+                client.sendall(sent)
+            if number % 2:
+                time.sleep(0.002)
+    gc.collect()  # a socket that is left is a warning, and so an error

@@ -19,7 +19,7 @@ from warmd.jobs import spec_class
 
 pytestmark = pytest.mark.slow
 
-AGENTS = Path(__file__).parents[1] / "environments"
+AGENTS = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
