@@ -66,16 +66,15 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Zygote:
 
 
 @pytest.mark.slow
-def test_a_grpo_job_imports_no_module_but_its_own(
-    shared_daemon: Daemon, tmp_path: Path, zygote: Zygote
-):
+def test_a_grpo_job_imports_no_module_but_its_own(daemon: Daemon, tmp_path: Path, zygote: Zygote):
+    # In a daemon of its own: the zygote of one in which other tests have loaded models has more.
     seen = tmp_path / "seen.json"
     (tmp_path / "mods.py").write_text(REWARD.format(path=str(seen)))
     options = {"model": "tiny", "samples": 2, "num_generations": 2, "max_completion_length": 4}
     with contextlib.chdir(tmp_path):
         spec = spec_class("grpo").parse({**options, "reward": ["mods:write"]})
-        job_id = shared_daemon.client.submit(spec)
-    assert shared_daemon.wait(job_id)["status"] == "finished"
+        job_id = daemon.client.submit(spec)
+    assert daemon.wait(job_id)["status"] == "finished"
     late = [name for name in json.loads(seen.read_text()) if name not in zygote.modules]
     assert [name for name in late if name.startswith(("warmd.jobs", "torch", "trl"))] == []
 
