@@ -102,8 +102,8 @@ def test_a_row_chooses_among_several_environments():
 @pytest.mark.parametrize(
     ("action", "reason", "words"),
     [
-        ("sleep", "timeout", "act took longer than 1 s"),
-        ("deaf", "timeout", "act took longer than 1 s"),
+        ("sleep", "timeout", "act took longer than 3 s"),
+        ("deaf", "timeout", "act took longer than 3 s"),
         ("exit", "process_died", "its process ended with exit code 3"),
         ("segv", "process_died", "its process ended with signal SIGSEGV"),
         ("raise", "environment_error", "RuntimeError: no more cards"),
@@ -118,7 +118,7 @@ def test_a_row_chooses_among_several_environments():
 )
 def test_a_failed_episode_is_named_and_the_others_do_not_notice(action, reason, words):
     with pool(
-        "games:Playful", step_s=1.0 if reason == "timeout" else 60, memory_bytes=200_000_000
+        "games:Playful", step_s=3.0 if reason == "timeout" else 60, memory_bytes=200_000_000
     ) as made:
         for name in ("failing", "other"):
             made.reset(name, seed=1, row={})

@@ -104,7 +104,7 @@ def test_a_stopped_evaluation_goes_on_with_the_next_task(tmp_path, model):
 
 
 def test_failed_episodes_are_unscored_and_a_broken_environment_ends_the_job(tmp_path, model):
-    late = {"environment": "games:LateDigits", "environment_step_timeout": 0.5}
+    late = {"environment": "games:LateDigits", "environment_step_timeout": 3}
     made = job(tmp_path / "late", model)
     result = run(spec(**late, samples=2, environment_attempts=1), made.ctx)
     odd = rows_of(made)[1]["completions"]

@@ -260,7 +260,7 @@ def test_held_out_tasks_are_measured_before_and_after(tmp_path):
 
 
 def test_late_episodes_are_left_out_or_have_the_reward_that_was_asked_for(tmp_path):
-    late = {"environment": "games:LateDigits", "environment_step_timeout": 0.5, "samples": 2}
+    late = {"environment": "games:LateDigits", "environment_step_timeout": 3, "samples": 2}
     made = trained(spec(**late, environment_attempts=1), tmp_path / "out")
     (step,) = measured(made).values()
     failed = made.of_type("episode_failed")
