@@ -40,7 +40,7 @@ class LowRank:
     scale: float
     part: str  # of FUSED
     outputs: slice  # of the fused layer
-    native: Any = None  # if joined: native.low_rank.LowRankUpdates with the same weights, or None
+    native: Any = None  # native.low_rank.LowRankUpdates with the same weights, if it is used
 
     @property
     def is_joined(self) -> bool:
@@ -77,7 +77,10 @@ class Adapter:
         weights do not change.
         """
         found = [
-            {name: [_joined(updates)] if updates else [] for name, updates in layer.items()}
+            {
+                name: [_joined(updates, is_batch_invariant=is_batch_invariant)] if updates else []
+                for name, updates in layer.items()
+            }
             for layer in self.layers
         ]
         return Adapter(found, is_batch_invariant=is_batch_invariant)
@@ -199,7 +202,7 @@ def _onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return onednn.linear(x, weight, None)
 
 
-def _joined(updates: Sequence[LowRank]) -> LowRank:
+def _joined(updates: Sequence[LowRank], *, is_batch_invariant: bool) -> LowRank:
     """Return the updates of a fused layer as one: A stacked, B block-diagonal with the scales."""
     begin, end = updates[0].outputs.start, updates[-1].outputs.stop
     ranks = [len(update.a) for update in updates]
@@ -210,7 +213,8 @@ def _joined(updates: Sequence[LowRank]) -> LowRank:
         b[rows, column : column + rank] = update.b * update.scale
         column += rank
     a = torch.cat([update.a for update in updates])
-    return LowRank(a, b, 1.0, _JOINED, slice(begin, end), _native(updates))
+    packed = None if is_batch_invariant else _native(updates)
+    return LowRank(a, b, 1.0, _JOINED, slice(begin, end), packed)
 
 
 def _native(updates: Sequence[LowRank]) -> Any:

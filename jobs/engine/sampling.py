@@ -139,7 +139,7 @@ class BatchSampler:
         tokens. Entropies are at this temperature, before top-k and top-p; NaN if a logit is -inf.
         Raises NotFiniteError.
         """
-        count, logits = len(logits), _with_company(logits)
+        count, logits = len(logits), _at_least_two_rows(logits)
         shifted = logits if self.temperature == 1 else logits / self.temperature
         shifted = shifted - shifted.amax(-1, keepdim=True)
         weights = shifted.exp()
@@ -250,13 +250,13 @@ def _sample_rows(sampling: Sampling, logits: Tensor, uniform: Tensor) -> list[in
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:
     """Return the entropy of softmax(logits / temperature) in nats: (B, V) to (B,)."""
-    log_p = torch.log_softmax(_with_company(logits) / temperature, dim=-1)
+    log_p = torch.log_softmax(_at_least_two_rows(logits) / temperature, dim=-1)
     nats: Tensor = -torch.linalg.vecdot(log_p.exp(), log_p)
     return nats[: len(logits)]
 
 
-def _with_company(logits: Tensor) -> Tensor:
-    """Return one row of logits twice, several as they are.
+def _at_least_two_rows(logits: Tensor) -> Tensor:
+    """Return a single row of logits twice, several rows as they are.
 
     torch sums a single row with all threads, and so in an order that gives other bits.
     """

@@ -630,3 +630,10 @@ def test_an_endpoint_ends_with_all_its_sockets_while_connections_arrive(tmp_path
             if number % 2:
                 time.sleep(0.002)
     gc.collect()  # a socket that is left is a warning, and so an error
+
+
+def test_an_endpoint_may_end_as_soon_as_it_has_begun(tmp_path):
+    for _ in range(200):
+        with Endpoint(tmp_path, "grpo-a", 0):
+            pass
+    assert not list(tmp_path.iterdir())
