@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from ..errors import SpecError
 from ..user_code.modules import named
-from .classes import EnvironmentFault, number_of, settled
+from .classes import settled
+from .interface import EnvironmentFault, number_of
 
 MOST_PARTS = 64  # of a reward
 _LOCAL = "127.0.0.1,localhost,::1"

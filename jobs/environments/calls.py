@@ -79,13 +79,22 @@ class CallReader:
         self._reader = TurnReader(tokenizer, form)
         self._tools = tools
 
-    def of(self, turn: Any, name: str | None) -> list[dict[str, Any]]:
-        """Return the calls of an `engine.dialogues.Turn`, each with `name` and `arguments`.
+    def of(self, turn: Any, name: str | None) -> dict[str, Any]:
+        """Return the message of an `engine.dialogues.Turn`, as TRL has it.
 
-        `name`: of the environment's class.
+        With `content` and, if it calls tools, `tool_calls`. `name`: of the environment's class.
         """
-        reply = self._reader.reply(turn, self._tools.get(name) or [], seed="")
-        return [
-            {"name": call["name"], "arguments": json.loads(call["arguments"])}
-            for call in reply.message.calls
-        ]
+        found = self._reader.reply(turn, self._tools.get(name) or [], seed="").message
+        message: dict[str, Any] = {"role": "assistant", "content": found.content}
+        if found.calls:
+            message["tool_calls"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": call["name"],
+                        "arguments": json.loads(call["arguments"]),
+                    },
+                }
+                for call in found.calls
+            ]
+        return message

@@ -1,70 +1,35 @@
 """A user's class as an environment: Gymnasium's `reset` and `step`, or TRL's tool methods.
 
 Runs in the process of the environment. Both kinds become an `Environment`, whose answers are plain
-values. Source of the two interfaces: gymnasium.Env 1.x with text as observation and action;
-environment_factory of TRL's GRPOTrainer 1.16.
+values.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from inspect import Parameter
-from math import isfinite
 from typing import Any
 
 from ..errors import SpecError
-from ..files.chats import read_messages
-from ..files.jsonl import Place
-from ..rewards.user_rewards import MOST_REWARD
 from ..user_code.modules import named
 from . import demo
+from .interface import (
+    GYMNASIUM,
+    TOOLS,
+    Environment,
+    EnvironmentFault,
+    close,
+    info_of,
+    kind_of,
+    number_of,
+    observation_of,
+)
 
-ENVIRONMENT, AGENT = "environment", "agent"  # options that name what plays
-GYMNASIUM, TOOLS = "gymnasium", "tools"
 _PREFIXES = {"gym": GYMNASIUM, "tools": TOOLS}
 _DEMO = "demo"
 _NO_TOOLS = ("reset", "get_reward")  # public methods of TRL's class that the policy cannot call
-MOST_CHARACTERS = 4_000_000  # of an observation
-
-
-class EnvironmentFault(Exception):
-    """The environment did what its interface does not allow; the message says what."""
-
-
-class Environment(ABC):
-    """One instance of the user's class, used for one episode after another."""
-
-    def __init__(self, instance: Any) -> None:
-        self._instance = instance
-
-    @abstractmethod
-    def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin an episode; return its `observation`, or for tools what to add to the prompt.
-
-        An observation is text or a list of messages, None for nothing. Raises EnvironmentFault.
-        """
-
-    @abstractmethod
-    def act(self, action: Any) -> dict[str, Any]:
-        """Do what the policy has chosen; return the `observation`, and what ends the episode.
-
-        `action`: text, or for tools a list of calls with `name` and `arguments`.
-        """
-
-    def rewards(self) -> float | None:
-        """Return the reward of the episode that the environment itself gives; None for none."""
-        return None
-
-    def tools(self) -> list[dict[str, Any]]:
-        """Return the JSON schemas of what the policy can call."""
-        return []
-
-    def close(self) -> None:
-        """Release what the instance holds."""
-        _close(self._instance)
 
 
 class GymnasiumEnvironment(Environment):
@@ -78,26 +43,26 @@ class GymnasiumEnvironment(Environment):
         """`reset` gets what it names: `seed`, `options` (the row), and columns of the row."""
         offered = {**row, "seed": seed, "options": dict(row)}
         given = {name: value for name, value in offered.items() if self._takes(name)}
-        found = self._instance.reset(**given)
+        found = self.instance.reset(**given)
         if not (isinstance(found, tuple) and len(found) == 2):
-            raise EnvironmentFault(f"reset must return (observation, info), got {_kind(found)}")
+            raise EnvironmentFault(f"reset must return (observation, info), got {kind_of(found)}")
         observation, info = found
-        return {"observation": _observation("reset", observation), "info": _info("reset", info)}
+        return {"observation": observation_of("reset", observation), "info": info_of("reset", info)}
 
     def act(self, action: Any) -> dict[str, Any]:
-        found = self._instance.step(action)
+        found = self.instance.step(action)
         if not (isinstance(found, tuple) and len(found) == 5):
             raise EnvironmentFault(
                 "step must return (observation, reward, terminated, truncated, info), got "
-                f"{_kind(found)}"
+                f"{kind_of(found)}"
             )
         observation, reward, terminated, truncated, info = found
         return {
-            "observation": _observation("step", observation),
+            "observation": observation_of("step", observation),
             "reward": number_of("the reward of step", reward),
             "terminated": bool(terminated),
             "truncated": bool(truncated),
-            "info": _info("step", info),
+            "info": info_of("step", info),
         }
 
 
@@ -105,10 +70,10 @@ class ToolEnvironment(Environment):
     """`reset(**row)`, and public methods that the policy calls as tools."""
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._instance.reset(**row)
+        found = self.instance.reset(**row)
         if found is not None and not isinstance(found, str | list):
-            raise EnvironmentFault(f"reset must return text or None, got {_kind(found)}")
-        return {"observation": _observation("reset", found), "info": {}}
+            raise EnvironmentFault(f"reset must return text or None, got {kind_of(found)}")
+        return {"observation": observation_of("reset", found), "info": {}}
 
     def act(self, action: Any) -> dict[str, Any]:
         """Each result is a message of role `tool`. What a tool raises is told to the model."""
@@ -122,29 +87,32 @@ class ToolEnvironment(Environment):
                 result = {"error": str(error)}
             content = result if isinstance(result, list) else str(result)
             messages.append({"role": "tool", "name": call["name"], "content": content})
-        return {"observation": _observation("a tool", messages), "failures": failures}
+        return {"observation": observation_of("a tool", messages), "failures": failures}
+
+    def check_reward(self) -> None:
+        if not callable(getattr(self.instance, "get_reward", None)):
+            raise EnvironmentFault(
+                f"{type(self.instance).__name__} must have a method get_reward, or the job a "
+                "reward, got neither"
+            )
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        if name not in tools_of(type(self._instance)):
+        if name not in tools_of(type(self.instance)):
             raise ValueError(f"Tool {name} not found.")
-        found = getattr(self._instance, name)(**arguments)
+        found = getattr(self.instance, name)(**arguments)
         return settled(found)
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the schemas as TRL makes them, from signatures and docstrings.
 
-        Raises EnvironmentFault for a class without a tool, or without a reward.
+        Raises EnvironmentFault for a tool that they do not describe.
         """
         from transformers.utils.chat_template_utils import get_json_schema
 
-        if not callable(getattr(self._instance, "get_reward", None)):
-            raise EnvironmentFault(
-                f"{type(self._instance).__name__} must have a method get_reward, got none"
-            )
         found = []
-        for name in tools_of(type(self._instance)):
+        for name in tools_of(type(self.instance)):
             try:
-                found.append(get_json_schema(getattr(self._instance, name)))
+                found.append(get_json_schema(getattr(self.instance, name)))
             except Exception as error:  # of any type: it reads docstrings and type hints
                 raise EnvironmentFault(
                     f"the tool {name} must have type hints and a docstring with Args: {error}"
@@ -152,17 +120,11 @@ class ToolEnvironment(Environment):
         return found
 
     def rewards(self) -> float | None:
-        give = getattr(self._instance, "get_reward", None)
+        give = getattr(self.instance, "get_reward", None)
         if not callable(give):
             return None
         found = settled(give())
         return None if found is None else number_of("get_reward", found)
-
-
-def _close(instance: Any) -> None:
-    close = getattr(instance, "close", None)
-    if callable(close):
-        close()
 
 
 def settled(found: Any) -> Any:
@@ -178,8 +140,8 @@ def resolve(text: str) -> tuple[str, dict[str | None, Callable[[], Environment]]
     """Return the interface of an environment, and what makes one, by its name in the data.
 
     `text`: `demo:NAME`, `module:Class`, or `module:dict` of factories; `gym:` or `tools:` before it
-    decides for a class that has both interfaces. A single class has the name None. Raises
-    SpecError.
+    decides for a class that has both interfaces; or the URL of an OpenEnv server. A single class
+    has the name None. Raises SpecError.
     """
     first, _, rest = text.partition(":")
     if first == _DEMO:
@@ -189,11 +151,10 @@ def resolve(text: str) -> tuple[str, dict[str | None, Callable[[], Environment]]
         factory = demo.ENVIRONMENTS[rest]
         return GYMNASIUM, {None: lambda: GymnasiumEnvironment(factory())}
     if "://" in text:
-        raise SpecError(
-            "environment",
-            f"must be module:Class, got {text[:80]!r}: environments behind a URL (OpenEnv) are not "
-            "supported",
-        )
+        from . import openenv  # its libraries of HTTP are 5 MB in the process of an environment
+
+        interface, make = openenv.resolve(text)
+        return interface, {None: make}
     wanted, name = (_PREFIXES[first], rest) if first in _PREFIXES and ":" in rest else (None, text)
     if not all(name.partition(":")):
         raise SpecError("environment", f"must be module:Class, got {text[:80]!r}")
@@ -230,7 +191,7 @@ def _interface(name: str, factory: Any, wanted: str | None) -> str:
     if not inspect.isclass(factory):  # a function that makes one
         instance = factory()
         factory = type(instance)
-        _close(instance)
+        close(instance)
     has_step = callable(getattr(factory, "step", None))
     if not callable(getattr(factory, "reset", None)):
         raise SpecError("environment", f"{name}: the class must have a method reset, got none")
@@ -260,62 +221,3 @@ def _keywords(function: Callable[..., Any]) -> Callable[[str], bool]:
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     names = {name for name, one in parameters.items() if one.kind in kinds}
     return names.__contains__
-
-
-def _observation(where: str, found: Any) -> Any:
-    """Return an observation as text or messages. Raises EnvironmentFault."""
-    if isinstance(found, Mapping):
-        found = [found]
-    if isinstance(found, list):
-        plain: Any = _messages(where, found)
-        size = sum(len(str(one)) for one in plain)
-    elif found is None or isinstance(found, str):
-        size, plain = len(found or ""), found
-    else:
-        raise EnvironmentFault(
-            f"{where} must return text, a message or a list of messages as the observation, got "
-            f"{_kind(found)}"
-        )
-    if size > MOST_CHARACTERS:
-        raise EnvironmentFault(
-            f"{where}: an observation must have at most {MOST_CHARACTERS:,} characters, got "
-            f"{size:,}"
-        )
-    return plain
-
-
-def _messages(where: str, found: list[Any]) -> Any:
-    """Return messages, or the text of content parts. Raises EnvironmentFault."""
-    place = Place("environment", f"the observation of {where}", 0)
-    has_parts = bool(found) and all(isinstance(one, Mapping) and "type" in one for one in found)
-    try:
-        if has_parts:
-            return read_messages([{"role": "user", "content": found}], place)[0]["content"]
-        return read_messages(found, place)
-    except SpecError as error:
-        raise EnvironmentFault(error.problem) from error
-
-
-def number_of(what: str, found: Any) -> float:
-    """Return a finite number. Raises EnvironmentFault."""
-    try:
-        number = float(found)
-    except (TypeError, ValueError, OverflowError):
-        raise EnvironmentFault(f"{what} must be a number, got {_kind(found)}") from None
-    if isinstance(found, str) or not isfinite(number):
-        raise EnvironmentFault(f"{what} must be a finite number, got {_kind(found)}")
-    if abs(number) > MOST_REWARD:
-        raise EnvironmentFault(f"{what} must be at most {MOST_REWARD:g}, got {_kind(found)}")
-    return number
-
-
-def _info(where: str, found: Any) -> dict[str, Any]:
-    """Return what is reported of an info: `success`. Raises EnvironmentFault."""
-    if not isinstance(found, Mapping):
-        raise EnvironmentFault(f"the info of {where} must be a dict, got {_kind(found)}")
-    return {"success": bool(found["success"])} if "success" in found else {}
-
-
-def _kind(found: Any) -> str:
-    text = repr(found)
-    return f"{type(found).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

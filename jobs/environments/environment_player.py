@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..files.chats import Messages
@@ -20,15 +20,15 @@ from .episodes import (
     Rules,
 )
 from .pool import Answer, Failure, Pool
-from .turns import Turns
+from .turns import Turns, messages_of
 
 
 class EnvironmentPlayer(Player):
     """Plays the episodes of a step.
 
     `numbers` returns those that decide the tokens of a turn, by attempt and turn. `calls` returns
-    the tools that a turn calls, as `ToolEnvironment.act` takes them, none for an answer; None where
-    an action is the text itself. `others`: as of Player.
+    the message of a turn, whose `tool_calls` are the action; None where an action is the text
+    itself. `weights`: of the reward functions, by name. `others`: as of Player.
     """
 
     def __init__(
@@ -39,14 +39,17 @@ class EnvironmentPlayer(Player):
         rules: Rules,
         *,
         numbers: Callable[[Key, int], Any],
-        calls: Callable[[Any, str | None], list[dict[str, Any]]] | None = None,
+        calls: Callable[[Any, str | None], dict[str, Any]] | None = None,
+        weights: Mapping[str, float] | None = None,
         **others: Any,
     ) -> None:
         super().__init__(pool, policy, rules, **others)
         self._turns = turns
         self._numbers = numbers
         self._calls = calls
+        self._weights = weights or {}
         self._called: dict[Key, list[str]] = {}  # the tools that its latest turn has called
+        self._chats: dict[Key, list[dict[str, Any]]] = {}  # what followed the prompt, as messages
         self._begun: set[Key] = set()  # those that the policy has begun
 
     def _start(self, episode: Episode) -> None:
@@ -59,8 +62,7 @@ class EnvironmentPlayer(Player):
         elif answer.request == "act":
             self._observe(episode, answer)
         else:
-            reward = answer.found["reward"]
-            episode.reward = episode.reward if reward is None else reward
+            self._score(episode, answer.found["reward"], answer.found["parts"])
             self._end(episode)
 
     def _open(self, episode: Episode, answer: Answer) -> None:
@@ -68,6 +70,7 @@ class EnvironmentPlayer(Player):
         opening = _opening(self._tasks[key.task].prompt, observation)
         episode.prompt = self._turns.prompt(opening, self._tasks[key.task].name)
         episode.messages.append(opening)
+        self._chats[key] = []
         capacity = self._rules.capacity(len(episode.prompt))
         if len(episode.prompt) >= capacity:
             words = (
@@ -96,15 +99,19 @@ class EnvironmentPlayer(Player):
         episode.written.append(turn.segment)
         episode.messages.append(turn.text)
         if turn.reason == "length":
+            self._chats[key].append({"role": "assistant", "content": turn.text})
             self._finish(episode, LENGTH)
             return
         action: Any = turn.text
+        message = {"role": "assistant", "content": turn.text}
         if self._calls is not None:
-            action = self._calls(turn, self._tasks[key.task].name)
+            message = self._calls(turn, self._tasks[key.task].name)
+            action = [call["function"] for call in message.get("tool_calls", ())]
             self._called[key] = [call["name"] for call in action]
-            if not action:
-                self._finish(episode, ANSWERED)
-                return
+        self._chats[key].append(message)
+        if self._calls is not None and not action:
+            self._finish(episode, ANSWERED)
+            return
         episode.asked_at = time.monotonic()
         self._pool.act(key, action)
 
@@ -123,6 +130,7 @@ class EnvironmentPlayer(Player):
         else:
             observation = found["observation"]
             episode.messages.append(observation)
+            self._chats[episode.key] += messages_of(observation)
             calls = self._called.get(episode.key, ())
             self._go_on(episode, self._turns.observed(observation, calls))
 
@@ -131,13 +139,40 @@ class EnvironmentPlayer(Player):
         episode.reason = reason
         if self._calls is None:
             episode.reward = episode.reward or 0.0
+        if self._calls is None and not self._weights:
             self._end(episode)
         else:
             episode.asked_at = time.monotonic()
-            self._pool.rewards(episode.key)
+            self._pool.rewards(episode.key, self._played(episode) if self._weights else {})
+
+    def _played(self, episode: Episode) -> dict[str, Any]:
+        """Return an episode as reward functions get it: chats as messages."""
+        task = self._tasks[episode.key.task]
+        opening, is_chat = episode.messages[0], self._turns.is_chat
+        return {
+            "prompt": messages_of(opening) if is_chat else episode.opening,
+            "completion": self._chats[episode.key] if is_chat else episode.transcript,
+            "text": episode.transcript,
+            "completion_ids": [token for one in episode.written for token in one.ids],
+            "row": task.row,
+        }
+
+    def _score(
+        self, episode: Episode, given: float | None, scores: Mapping[str, float | None]
+    ) -> None:
+        """Add up what the environment gives and the weighted scores; None if there is neither."""
+        given = episode.reward if given is None else given
+        known = {name: score for name, score in scores.items() if score is not None}
+        if not self._weights:
+            episode.reward = given
+            return
+        episode.parts = known if given is None else {**known, "environment": given}
+        weighted = [self._weights[name] * score for name, score in known.items()]
+        episode.reward = sum(weighted, given or 0.0) if episode.parts else None
 
     def _drop(self, key: Key) -> None:
         self._called.pop(key, None)
+        self._chats.pop(key, None)
         if key in self._begun:
             self._begun.remove(key)
             self._policy.end(key)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import SpecError
 from ..relations import GIVEN, Relation, goes_with, never_with
+from ..rewards import rewards
+from ..rewards.options import RewardsSpec
+from ..rewards.problems import Problem, columns_of
 from ..rewards.user_rewards import MOST_REWARD
-from ..spec import Spec, option
-from .classes import AGENT, ENVIRONMENT
+from ..spec import option
+from .interface import AGENT, ENVIRONMENT
 
 if TYPE_CHECKING:
     from .episodes import Rules
@@ -26,8 +29,8 @@ _GROUP = "environment"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentSpec(Spec):
-    """An environment or an agent, and the limits of its episodes."""
+class EnvironmentSpec(RewardsSpec):
+    """An environment or an agent, the limits of its episodes, and functions that score them."""
 
     relations: ClassVar[tuple[Relation, ...]] = (
         goes_with(
@@ -39,13 +42,23 @@ class EnvironmentSpec(Spec):
         ),
         goes_with("environment_step_timeout", environment=GIVEN),
         never_with("agent", environment=GIVEN),
+        never_with("reward", agent=GIVEN),  # it returns its own
+        # With an environment functions are called in its processes, within the limit of step.
+        never_with(
+            *("grader", "reward_timeout", "custom_min_length", "custom_max_length"),
+            *("custom_required_term", "custom_forbidden_term", "custom_format_pattern"),
+            "custom_format_bonus",
+            environment=GIVEN,
+            agent=GIVEN,
+        ),
     )
 
     environment: str | None = option(
         None,
         "environment that the policy plays in: module:Class with the methods reset and step of "
-        "Gymnasium, or with tools and get_reward as TRL takes it, module:dict of such classes, or "
-        "demo:higher-lower; it runs as your own code, not sandboxed",
+        "Gymnasium, or with tools and get_reward as TRL takes it, module:dict of such classes, "
+        "demo:higher-lower, or ws://HOST:PORT of an OpenEnv server; it runs as your own code, not "
+        "sandboxed",
         group=_GROUP,
         default_text="none: completions of prompts",
     )
@@ -131,6 +144,9 @@ class EnvironmentSpec(Spec):
         super().check()
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
+        for name in self.episode_rewards:
+            if name in rewards.NAMES:
+                raise SpecError("reward", f"must be module:function with environment, got {name}")
 
     @property
     def played(self) -> tuple[str, str] | None:
@@ -138,13 +154,30 @@ class EnvironmentSpec(Spec):
         names = (ENVIRONMENT, AGENT)
         return next(((n, value) for n in names if (value := getattr(self, n)) is not None), None)
 
-    def check_played(self) -> None:
-        """Import the environment or agent, in a process of its own. Raises SpecError."""
+    @property
+    def episode_rewards(self) -> dict[str, float]:
+        """The weights of the functions that score episodes, by name; {}: the environment does."""
+        if self.environment is None or self.reward == self.options()["reward"].default:
+            return {}
+        return {one.name: one.weight for one in self.reward_specs}
+
+    def check_played(self, found: Sequence[Problem]) -> None:
+        """Import the environment or agent, in a process of its own. Raises SpecError.
+
+        `found`: the tasks, whose columns reward functions may take.
+        """
         from .pool import described
 
         assert self.played is not None
         option, name = self.played
-        described(name, [str(Path.cwd())], self.environment_reset_timeout, option=option)
+        described(
+            name,
+            [str(Path.cwd())],
+            self.environment_reset_timeout,
+            option=option,
+            rewards=list(self.episode_rewards),
+            columns=columns_of(one.columns for one in found),
+        )
 
     @property
     def limits(self) -> Limits:
@@ -174,14 +207,24 @@ class EnvironmentSpec(Spec):
             timeout_reward=self.timeout_reward,
         )
 
-    def pool(self, folders: Sequence[str], episodes: int, ranks: int = 1) -> Pool:
+    def pool(
+        self, folders: Sequence[str], episodes: int, ranks: int = 1, columns: Sequence[str] = ()
+    ) -> Pool:
         """Return the processes of the environment or agent, whose modules are in `folders`.
 
-        `episodes`: that are played together. `ranks`: that divide them.
+        `episodes`: that are played together. `ranks`: that divide them. `columns`: of the tasks.
         """
         from .pool import Pool
 
         assert self.played is not None
         option, name = self.played
         size = max(min(self.concurrency or MOST_CONCURRENT, episodes) // ranks, 1)
-        return Pool(name, folders, size=size, limits=self.limits, option=option)
+        return Pool(
+            name,
+            folders,
+            size=size,
+            limits=self.limits,
+            option=option,
+            rewards=list(self.episode_rewards),
+            columns=columns,
+        )

@@ -16,14 +16,15 @@ from urllib.parse import urlsplit
 from ..context import Context, WarmModel
 from ..errors import JobFailed, SpecError
 from ..models.architectures import positions_in
+from ..rewards.problems import columns_of
 from .agent_keys import URL_FILE
 from .agent_player import AgentPlayer
 from .agent_replies import AgentTurns
 from .calls import CallReader
-from .classes import TOOLS
 from .endpoint import Endpoint
 from .environment_player import EnvironmentPlayer
 from .episodes import Player, Rules
+from .interface import TOOLS
 from .options import EnvironmentSpec
 from .pool import Pool, described
 from .tasks import Task
@@ -64,9 +65,13 @@ def playing(
     JobFailed.
     """
     rules = spec.rules(most_tokens, positions_in(warm.model.config))
-    with spec.pool(ctx.code_folders, episodes, ctx.ranks.size) as pool, ExitStack() as stack:
+    columns = columns_of(task.row for task in tasks)
+    with (
+        spec.pool(ctx.code_folders, episodes, ctx.ranks.size, columns) as pool,
+        ExitStack() as stack,
+    ):
         if spec.agent is None:
-            player = _in_environment(spec, ctx, warm, pool, rules, ends)
+            player = _in_environment(spec, ctx, warm, pool, rules, ends, columns)
         else:
             player = _for_agent(spec, ctx, warm, pool, rules, ends, sampling, stack)
         yield Playing(pool=pool, rules=rules, tasks=tasks, player=player)
@@ -79,6 +84,7 @@ def _in_environment(
     pool: Pool,
     rules: Rules,
     ends: Collection[int],
+    columns: Sequence[str],
 ) -> Callable[..., Player]:
     tokenizer, calls = warm.tokenizer, None
     is_chat = bool(tokenizer.chat_template)
@@ -90,7 +96,7 @@ def _in_environment(
             raise JobFailed(
                 f"environment: tools need a model with a chat template, and {warm.name} has none"
             )
-        tools = _tools(spec, ctx.code_folders)
+        tools = _tools(spec, ctx.code_folders, columns)
         calls = CallReader(tokenizer, tools, warm.response_template)
     turns: Turns = RawTurns(tokenizer)
     if is_chat:
@@ -98,7 +104,9 @@ def _in_environment(
     reader = None if calls is None else calls.of
 
     def player(policy: Any, **others: Any) -> Player:
-        return EnvironmentPlayer(pool, policy, turns, rules, calls=reader, **others)
+        return EnvironmentPlayer(
+            pool, policy, turns, rules, calls=reader, weights=spec.episode_rewards, **others
+        )
 
     return player
 
@@ -174,10 +182,18 @@ def _check_stop(spec: EnvironmentSpec, warm: WarmModel) -> None:
         )
 
 
-def _tools(spec: EnvironmentSpec, folders: Sequence[str]) -> dict[str | None, list[dict[str, Any]]]:
+def _tools(
+    spec: EnvironmentSpec, folders: Sequence[str], columns: Sequence[str]
+) -> dict[str | None, list[dict[str, Any]]]:
     """Return the JSON schemas of the tools of each class. Raises JobFailed."""
     try:
-        found = described(str(spec.environment), folders, spec.environment_reset_timeout)
+        found = described(
+            str(spec.environment),
+            folders,
+            spec.environment_reset_timeout,
+            rewards=list(spec.episode_rewards),
+            columns=columns,
+        )
     except SpecError as error:
         raise JobFailed(str(error)) from error
     return found.tools or {}

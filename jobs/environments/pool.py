@@ -23,7 +23,7 @@ import psutil
 from ..errors import JobFailed, SpecError
 from ..user_code.child import SpawnedChild
 from ..user_code.child_server import encoded
-from .classes import ENVIRONMENT, TOOLS
+from .interface import ENVIRONMENT, TOOLS
 
 Reason = Literal["timeout", "environment_error", "agent_error", "process_died", "memory"]
 
@@ -185,18 +185,26 @@ class Described:
 
 
 def described(
-    name: str, folders: Sequence[str], limit_s: float, *, option: str = ENVIRONMENT
+    name: str,
+    folders: Sequence[str],
+    limit_s: float,
+    *,
+    option: str = ENVIRONMENT,
+    rewards: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> Described:
     """Import an environment or agent in a process of its own, and ask what it is.
 
-    `option`: that names it. `limit_s`: 0 for none. Raises SpecError.
+    `option`: that names it. `limit_s`: 0 for none. `rewards`: names of reward functions, which may
+    take `columns` of the data. Raises SpecError.
     """
     try:
         process = _Process()
     except OSError as error:
         raise SpecError(option, f"a process for it cannot be started: {error}") from error
     try:
-        interface = process.load(_to_load(option, name, folders), limit_s)["interface"]
+        request = _to_load(option, name, folders, rewards, columns)
+        interface = process.load(request, limit_s)["interface"]
         if interface != TOOLS:
             return Described(interface, None)
         found = process.ask_whole({"do": "tools"}, option, name, limit_s)
@@ -205,15 +213,24 @@ def described(
         process.end()
 
 
-def _to_load(option: str, name: str, folders: Sequence[str]) -> dict[str, Any]:
-    return {"do": "load", "option": option, "name": name, "folders": list(folders)}
+def _to_load(
+    option: str, name: str, folders: Sequence[str], rewards: Sequence[str], columns: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "do": "load",
+        "option": option,
+        "name": name,
+        "folders": list(folders),
+        "rewards": list(rewards),
+        "columns": list(columns),
+    }
 
 
 class Pool:
     """At most `size` processes of an environment or agent. A context manager: it ends them.
 
     `name`: as `classes.resolve` or, with the `option` agent, `agents.resolve` takes it, of modules
-    in `folders`.
+    in `folders`. `rewards`: names of functions that score episodes, which may take `columns`.
 
     `interface`: of its classes; `sources`: the digests of its files, by path.
 
@@ -230,8 +247,10 @@ class Pool:
         size: int,
         limits: Limits,
         option: str = ENVIRONMENT,
+        rewards: Sequence[str] = (),
+        columns: Sequence[str] = (),
     ) -> None:
-        self._load = _to_load(option, name, folders)
+        self._load = _to_load(option, name, folders, rewards, columns)
         self._option = option
         self._name = name
         self.size = size
@@ -294,9 +313,13 @@ class Pool:
         """Let the environment answer to what the policy has done."""
         self._begin(self._busy[episode], {"do": "act", "action": action}, self._limits.step_s)
 
-    def rewards(self, episode: Hashable) -> None:
-        """Ask for the reward that the environment itself gives."""
-        self._begin(self._busy[episode], {"do": "rewards"}, self._limits.step_s)
+    def rewards(self, episode: Hashable, played: Mapping[str, Any]) -> None:
+        """Ask for the reward that the environment itself gives, and for those of functions.
+
+        `played`: the episode as `EpisodeRewards.score` takes it; {} without functions.
+        """
+        request = {"do": "rewards", "played": played}
+        self._begin(self._busy[episode], request, self._limits.step_s)
 
     def release(self, episode: Hashable) -> None:
         """End an episode: its process begins another one."""

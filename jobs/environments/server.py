@@ -10,17 +10,18 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import JobFailed, SpecError
 from ..files import umask
 from ..user_code import tracebacks
 from ..user_code.child_server import parent, serve
 from ..user_code.modules import digests, own_modules
 from . import agents
-from .classes import AGENT, Environment, EnvironmentFault, resolve
+from .classes import resolve
+from .interface import AGENT, Environment, EnvironmentFault
 
 
 class _Server:
@@ -32,6 +33,7 @@ class _Server:
         self._instances: dict[str | None, Environment] = {}
         self._current: Environment | None = None
         self._agent: agents.Agent | None = None
+        self._rewards_of: Callable[..., dict[str, float | None]] = _unscored
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do one request. What the user's code raises is the `error` of the answer."""
@@ -42,23 +44,42 @@ class _Server:
             return {"error": str(fault)}
         except SpecError as error:
             return {"error": error.problem, "field": error.field}
+        except JobFailed as error:  # of a reward function, which it names
+            return {"error": str(error)}
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             return {"error": tracebacks.reason(error), "trace": tracebacks.trace(error)}
         finally:
             sys.stdout.flush()
         return found
 
-    def _load(self, option: str, name: str, folders: list[str]) -> dict[str, Any]:
+    def _load(
+        self,
+        option: str,
+        name: str,
+        folders: list[str],
+        rewards: list[str],
+        columns: list[str],
+    ) -> dict[str, Any]:
         self._stack.enter_context(own_modules(folders))
         if option == AGENT:
             interface, self._agent = AGENT, agents.resolve(name)
         else:
             interface, self._makers = resolve(name)
+        if rewards:
+            from .rewards import EpisodeRewards
+
+            self._rewards_of = EpisodeRewards(rewards, columns).score
         return {"interface": interface, "sources": digests()}
 
     def _tools(self) -> dict[str, Any]:
         """Return the tools of each class, in a list of [name, schemas]."""
-        return {"tools": [[name, make().tools()] for name, make in self._makers.items()]}
+        found = []
+        for name, make in self._makers.items():
+            made = make()
+            if self._rewards_of is _unscored:
+                made.check_reward()
+            found.append([name, made.tools()])
+        return {"tools": found}
 
     def _reset(self, seed: int, row: dict[str, Any]) -> dict[str, Any]:
         name = row.get("environment") if None not in self._makers else None
@@ -80,15 +101,21 @@ class _Server:
         _seed_everything(seed)
         return agents.run(self._agent, row, variables)
 
-    def _rewards(self) -> dict[str, Any]:
+    def _rewards(self, played: dict[str, Any]) -> dict[str, Any]:
         assert self._current is not None
-        return {"reward": self._current.rewards()}
+        reward = self._current.rewards()
+        parts = self._rewards_of(self._current.instance, **played) if played else {}
+        return {"reward": reward, "parts": parts}
 
     def _close(self) -> dict[str, Any]:
         while self._instances:
             _, instance = self._instances.popitem()
             instance.close()
         return {}
+
+
+def _unscored(*_: object, **__: object) -> dict[str, float | None]:
+    raise AssertionError("no reward functions were given")
 
 
 def _seed_everything(seed: int) -> None:

@@ -17,7 +17,7 @@ class Tally:
     `played`: number of episodes that have not failed. `judged`: number of those whose environment
     reports a success or none; `success`: number of successes. `waited_s`: time in which
     environments worked and no turn was being generated. `retried`: number of repeated attempts.
-    `parts`: sums of the parts of rewards, by name; `in_parts`: number of episodes that have them.
+    `parts`: sums of the parts of rewards, by name; `in_parts`: number of episodes that have each.
     """
 
     episodes: int = 0
@@ -31,7 +31,7 @@ class Tally:
     judged: int = 0
     success: float = 0.0
     ends: dict[str, int] = field(default_factory=Counter)
-    in_parts: int = 0
+    in_parts: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -46,7 +46,7 @@ class Tally:
                 found.played += 1
                 found.turns += one.turns
                 found.contexts += one.contexts
-                found.in_parts += bool(one.parts)
+                found.in_parts = _sum(found.in_parts, dict.fromkeys(one.parts, 1))
                 found.parts = _sum(found.parts, one.parts)
                 given = (len(part.ids) for part in one.written if part.is_given)
                 found.observation_tokens += sum(given)
@@ -75,7 +75,7 @@ class Tally:
         if self.contexts > self.played:
             found["contexts"] = self.contexts / self.played
         if self.parts:
-            found["parts"] = {n: total / self.in_parts for n, total in self.parts.items()}
+            found["parts"] = {n: total / self.in_parts[n] for n, total in self.parts.items()}
         if self.judged:
             found["success"] = self.success / self.judged
         return found

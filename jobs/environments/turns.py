@@ -23,7 +23,9 @@ _USER = {"role": "user", "content": "dummy"}
 
 
 class Turns(Protocol):
-    """How the tokens between the turns of the policy are made."""
+    """How the tokens between the turns of the policy are made; `is_chat`: by a chat template."""
+
+    is_chat: bool
 
     def prompt(self, opening: str | Messages, name: str | None) -> list[int]:
         """Return the tokens before the policy's first turn; `name`: of the environment's class."""
@@ -35,8 +37,15 @@ class Turns(Protocol):
         """
 
 
+def messages_of(given: str | Messages) -> Messages:
+    """Return text as a message of the user; messages as they are."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 class RawTurns:
     """Of a model without a chat template: observations are appended as they are."""
+
+    is_chat = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -57,6 +66,8 @@ class ChatTurns:
     environment, by its name. `option`: that an error names. Raises JobFailed for a template that
     writes earlier turns otherwise once others follow, and that TRL has no variant of.
     """
+
+    is_chat = True
 
     def __init__(
         self,
@@ -86,13 +97,12 @@ class ChatTurns:
             self._check(name)
 
     def prompt(self, opening: str | Messages, name: str | None = None) -> list[int]:
-        messages = opening if isinstance(opening, list) else [{"role": "user", "content": opening}]
+        messages = messages_of(opening)
         inputs = TemplateInputs(self._tools.get(name), self._without_tools.arguments)
         return self._ids(messages, inputs)
 
     def observed(self, observation: Any, calls: Sequence[str] = ()) -> list[int]:
-        if isinstance(observation, str):
-            observation = [{"role": "user", "content": observation}]
+        observation = messages_of(observation)
         called = calls[0] if calls else None
         # Many observations are the same: a rendering takes milliseconds, in a process of its own.
         return list(self._rendered(json.dumps(observation), called))

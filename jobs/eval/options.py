@@ -62,11 +62,9 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         ),
         goes_with("task", when=is_in(*LIKELIHOOD_TASKS), dataset=GIVEN),
         goes_with("repeats", temperature=ABOVE_0),
-        # An episode is worth what its environment or agent says, and is opened by it.
+        # An episode is opened by its environment or agent.
         never_with(
-            *("task", "reward", "grader", "reward_timeout", "custom_min_length"),
-            *("custom_max_length", "custom_required_term", "custom_forbidden_term"),
-            *("custom_format_pattern", "custom_format_bonus", "chat_template", "system"),
+            *("task", "chat_template", "system"),
             environment=GIVEN,
             agent=GIVEN,
         ),
@@ -306,7 +304,7 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         check_generates(model_settings or {})
         found = self.questions()
         if self.played is not None:
-            self.check_played()
+            self.check_played([question.problem for question in found])
         elif self.task == REWARD:
             self.check_rewards([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):

@@ -80,12 +80,9 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         never_with("rollout_dtype", when=is_in("int8"), base_precision="int8"),
         never_with("rollout_dtype", when=is_in("int8"), loss_type="vespo"),
         goes_with("stop", environment=GIVEN),
-        # An episode is worth what its environment or agent says, and is opened by it.
+        # An episode is opened by its environment or agent.
         never_with(
-            *("reward", "grader", "reward_timeout", "custom_min_length", "custom_max_length"),
-            *("custom_required_term", "custom_forbidden_term", "custom_format_pattern"),
-            *("custom_format_bonus", "chat_template", "system", "max_prompt_length"),
-            "nodes",
+            *("chat_template", "system", "max_prompt_length", "nodes"),
             environment=GIVEN,
             agent=GIVEN,
         ),
@@ -422,7 +419,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         check_generates(model_config or {})
         training = self.parts.training
         if self.played is not None:
-            self.check_played()
+            self.check_played([*training, *self.parts.held_out])
         else:
             self.check_rewards([*training, *self.parts.held_out], scored=len(training))
         config = model_config or {}

@@ -21,7 +21,7 @@ class RewardsSpec(Spec):
     reward: tuple[str, ...] = option(
         ("correctness",),
         f"reward function: {', '.join(rewards.NAMES)} or module:function, optionally =WEIGHT; "
-        "several are summed",
+        "several are summed; with environment module:function, added to what the environment gives",
         group="reward",
     )
     grader: str | None = option(

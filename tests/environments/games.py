@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -254,3 +255,36 @@ class Undocumented(Unpaid):
 
     def get_reward(self):
         return 0.0
+
+
+def noted(prompts, completions, completion_ids, environments, key, **others):
+    """Note what a reward function gets of each episode; the reward is the number of reads."""
+    with open(os.environ["NOTED"], "a") as file:
+        for rows in zip(prompts, completions, completion_ids, environments, key, strict=True):
+            prompt, completion, ids, environment, number = rows
+            got = [number, prompt, completion, ids, environment.reads, sorted(others)]
+            file.write(json.dumps(got) + "\n")
+    return [float(one.reads) for one in environments]
+
+
+async def right(completions, environments, **others):
+    """1 if the last message has the number in question, None if the table was not read."""
+    return [
+        float(str(one.cells[one.key]) in chat[-1]["content"]) if one.reads else None
+        for chat, one in zip(completions, environments, strict=True)
+    ]
+
+
+def length(prompts, completions, answers):
+    """The number of digits, of text."""
+    return [float(sum(c.isdigit() for c in text)) for text in completions]
+
+
+def broken(completions, **others):
+    raise RuntimeError("no more ideas")
+
+
+class Unrewarded(Table):
+    """TRL's interface without a reward of its own."""
+
+    get_reward = None

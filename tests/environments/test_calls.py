@@ -84,7 +84,7 @@ def test_each_class_of_a_dict_has_its_own_tools():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Unpaid", "Unpaid must have a method get_reward, got none"),
+        ("Unpaid", "Unpaid must have a method get_reward, or the job a reward, got neither"),
         ("Undocumented", "the tool read must have type hints and a docstring with Args"),
     ],
 )

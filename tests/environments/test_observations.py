@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from warmd.jobs.environments.classes import EnvironmentFault, GymnasiumEnvironment
+from warmd.jobs.environments.classes import GymnasiumEnvironment
 from warmd.jobs.environments.episodes import Episode, Key
+from warmd.jobs.environments.interface import EnvironmentFault
 
 
 class Answering:

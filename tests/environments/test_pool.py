@@ -189,7 +189,6 @@ def test_environments_are_closed_at_the_end_and_one_that_hangs_is_ended(tmp_path
         ("gym:games:Table", "games:Table: must have a method step (gym:), got none"),
         ("games:FOLDER", "games:FOLDER must be a class"),
         ("games", "must be module:Class, got 'games'"),
-        ("ws://localhost:1", "environments behind a URL (OpenEnv) are not supported"),
         ("demo:chess", "must be module:Class, or demo:higher-lower, got 'demo:chess'"),
     ],
 )

@@ -75,6 +75,7 @@ class StockRollouts:
         folder: Path,
         *,
         most_turns: int,
+        rewards: Sequence[Any] = (),
     ) -> None:
         self._tokens = tokens
         self._data = [{"prompt": [{"role": "user", "content": ""}], **row} for row in rows]
@@ -96,7 +97,7 @@ class StockRollouts:
             processing_class=tokens,
             train_dataset=Dataset.from_list(self._data),
             environment_factory=environment,
-            reward_funcs=[],
+            reward_funcs=list(rewards),
         )
         trainer._generate_single_turn = self._write
         trainer.model.train()
