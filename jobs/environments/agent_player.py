@@ -163,11 +163,8 @@ class AgentPlayer(Player):
         except SpecError as error:
             request.refuse(400, error.problem, option=error.field)
             return
-        for name, value in wanted.ignored.items():
-            self._warn(
-                f"agent: a request has {name} {value:g}; turns are sampled with the job's, "
-                f"{self._sampling[name]:g}"
-            )
+        for words in wanted.warnings:
+            self._warn(words)
         if session.turns >= self._rules.max_turns:
             session.limit = MAX_TURNS
             words = f"max_turns: the episode has had {self._rules.max_turns} turns"

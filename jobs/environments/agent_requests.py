@@ -21,7 +21,7 @@ class Wanted:
     """What a request asks for.
 
     `tools`: JSON schemas; [] for none. `is_single`: what follows the first call is left out.
-    `ignored`: sampling options that differ from those of the job.
+    `warnings`: what the job decides otherwise, a line each.
     """
 
     messages: Messages
@@ -30,7 +30,7 @@ class Wanted:
     stop: tuple[str, ...]
     is_single: bool
     wants_ids: bool
-    ignored: Mapping[str, Any]
+    warnings: tuple[str, ...]
 
     @property
     def tools_text(self) -> str:
@@ -54,16 +54,18 @@ def read(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> Wanted:
     choice = left.pop("tool_choice", "auto")
     if choice == "none":
         tools = []
-    elif choice != "auto":
-        raise SpecError(
-            "tool_choice", f"must be auto or none in the request of an agent, got {choice}"
+    warnings = []
+    if choice not in ("auto", "none"):  # some frameworks always force a call
+        warnings.append(
+            f"agent: a request has tool_choice {choice}; turns are sampled freely, as with auto"
         )
     max_tokens, stop = left.pop("max_tokens", None), tuple(left.pop("stop", ()))
-    ignored = {
-        name: value
-        for name in _OF_THE_JOB
-        if (value := left.pop(name, None)) is not None and value != sampling[name]
-    }
+    for name in _OF_THE_JOB:
+        if (value := left.pop(name, None)) is not None and value != sampling[name]:
+            warnings.append(
+                f"agent: a request has {name} {value:g}; turns are sampled with the job's, "
+                f"{sampling[name]:g}"
+            )
     is_single = left.get("parallel_tool_calls") is False
     wants_ids = bool(left.get("token_ids"))
     for name, value in left.items():
@@ -80,7 +82,7 @@ def read(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> Wanted:
         stop=stop,
         is_single=is_single,
         wants_ids=wants_ids,
-        ignored=ignored,
+        warnings=tuple(warnings),
     )
 
 

@@ -115,15 +115,14 @@ class OpenEnvTools(Environment):
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the tools that the server lists. Raises EnvironmentFault."""
-        self.instance.reset({})
-        listed = self.instance.step({"type": "list_tools"})["observation"].get("tools")
+        listed = self.instance.listed()
         if not (isinstance(listed, list) and listed):
             raise EnvironmentFault(f"{self.instance.url} must list its tools, got none")
         return [_schema_of(self.instance.url, tool) for tool in listed]
 
 
 class _Session:
-    """A session of the server at `url`; a context that is begun with `reset`.
+    """A session of the server at `url`, which connects when it is first used.
 
     Each method raises EnvironmentFault for what a server must not answer.
     """
@@ -133,18 +132,32 @@ class _Session:
         self._socket: Any = None
 
     def reset(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin an episode; connect first, where that is to be done, for at most CONNECT_S."""
+        """Begin an episode."""
+        found = self._first({"type": "reset", "data": values})
+        if found["done"] is True or _reward(found):
+            raise EnvironmentFault(
+                "reset must begin an episode, got one that is over or has a reward"
+            )
+        return found
+
+    def listed(self) -> Any:
+        """Return the tools, which a server lists before any episode."""
+        found = self._first({"type": "step", "data": {"type": "list_tools"}})
+        return found["observation"].get("tools")
+
+    def _first(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message; connect first, where that is to be done, for at most CONNECT_S."""
         until, pause_s = time.monotonic() + CONNECT_S, _FIRST_PAUSE_S
         while True:
             try:
                 if self._socket is None:
                     self._socket = _connected(self.url)
-                found = self._observed({"type": "reset", "data": values})
-                break
+                return self._observed(message)
             except _Refused as refused:
                 self._drop()
                 if refused.code != _FULL:
-                    raise EnvironmentFault(f"{self.url} refuses reset: {refused}") from refused
+                    words = f"{self.url} refuses {message['type']}: {refused}"
+                    raise EnvironmentFault(words) from refused
                 reason = f"{self.url} takes no more sessions (see --concurrency): {refused}"
             except OSError as error:  # a connection of before has been closed, too
                 self._drop()
@@ -153,11 +166,6 @@ class _Session:
                 raise EnvironmentFault(reason)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if found["done"] is True or _reward(found):
-            raise EnvironmentFault(
-                "reset must begin an episode, got one that is over or has a reward"
-            )
-        return found
 
     def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """Do an action."""

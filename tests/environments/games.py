@@ -288,3 +288,21 @@ class Unrewarded(Table):
     """TRL's interface without a reward of its own."""
 
     get_reward = None
+
+
+class SlowCountedDigits(CountedDigits):
+    """CountedDigits that notes the number of its row, and takes a while."""
+
+    def reset(self, *, seed=None, options=None):
+        self.number = options["number"]
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        time.sleep(0.01 + random.random() / 50)
+        file, self.file = self.file, None
+        found = super().step(action)
+        self.file = file
+        if found[2]:
+            with open(file, "a") as log:
+                log.write(f"{self.number}\n")
+        return found

@@ -25,8 +25,10 @@ def serving(game: str, port: int = 0, most: int = 8) -> Iterator[tuple[subproces
     words = [sys.executable, openenv_server.__file__, game, str(port), str(most)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process, f"ws://127.0.0.1:{int(process.stdout.readline())}"
-        process.kill()
+        try:
+            yield process, f"ws://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
 
 
 def sessions(url: str) -> dict[str, int]:
@@ -97,13 +99,13 @@ def test_a_game_of_tools_is_played_by_its_tools():
             last = act(made, [{"name": "answer", "arguments": {"number": 6}}, calls[0]]).found
             assert [one["content"] for one in last["observation"]] == ['{"right": true}']
             assert last["terminated"]
-            made.rewards("a")
-            assert answers(made)["a"].found == {"reward": 1.25}
+            made.rewards("a", {})
+            assert answers(made)["a"].found == {"reward": 1.25, "parts": {}}
             made.release("a")
             made.reset("a", seed=7, row={})
             answers(made)
-            made.rewards("a")
-            assert answers(made)["a"].found == {"reward": 0.0}  # of this episode
+            made.rewards("a", {})
+            assert answers(made)["a"].found == {"reward": 0.0, "parts": {}}  # of this episode
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_episodes_are_played_by_trls_interface():
             "{'error': 'Tool reset not found.'}",
         ]
         assert found["failures"] == 2
-        made.rewards("a")
-        assert answers(made, 1)["a"].found == {"reward": 2.0}
+        made.rewards("a", {})
+        assert answers(made, 1)["a"].found == {"reward": 2.0, "parts": {}}
         made.release("a")
 
 

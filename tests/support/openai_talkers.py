@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from openai import APIStatusError, APITimeoutError, AsyncOpenAI, OpenAI
-from talkers import TOOL, TURNS, note, user, worth
+from talkers import TURNS, note, user, worth
 
 
 def client(**settings: Any) -> OpenAI:
@@ -129,7 +129,6 @@ def refused(task: dict[str, Any]) -> float:
         {"response_format": {"type": "json_object"}},
         {"logit_bias": {"5": 1}},
         {"logprobs": True},
-        {"tools": [TOOL], "tool_choice": "required"},
         {"messages": [{"role": "user", "content": [image]}]},
     ]
     for more in asked:
