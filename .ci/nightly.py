@@ -103,6 +103,17 @@ PARTS = {
         "what people do on the page, in a real browser",
         ("daemon/gateway", "daemon/groups", "daemon/lifecycle"),
     ),
+    "episodes": Part(
+        "episodes of environments and agents: kills, concurrency, wide options",
+        ("jobs/engine", "jobs/environments", "jobs/eval", "jobs/grpo"),
+    ),
+    "daemons": Part(
+        "daemons that start, end, restart and are killed, one process at a time",
+        (
+            *("daemon/fork", "daemon/host", "daemon/notify"),
+            *("daemon/supervise", "daemon/work"),
+        ),
+    ),
     "ends": Part(
         "lowest and newest versions of every dependency",
         ("pyproject.toml", "constraints.txt", ".ci/constraints-lowest.txt"),

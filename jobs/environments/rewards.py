@@ -51,7 +51,9 @@ class EpisodeRewards:
                     [opening], [text], [answer if isinstance(answer, str) else None]
                 )
                 continue
-            given = {column: [deepcopy(row.get(column))] for column in self._columns}
+            given: dict[str, Any] = {
+                column: [deepcopy(row.get(column))] for column in self._columns
+            }
             given |= {
                 "prompts": [deepcopy(prompt)],
                 "completions": [deepcopy(completion)],

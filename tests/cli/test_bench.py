@@ -161,8 +161,19 @@ def test_a_measurement_that_fails_says_why_and_keeps_its_log(
     shared_daemon.client.remove(job)
 
 
+CLOSED = pytest.mark.nightly(
+    part="oracles", catches="a measurement that continues after its terminal was closed"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "closed"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c"),
+        pytest.param(signal.SIGHUP, id="closed", marks=CLOSED),
+    ],
+)
 def test_ctrl_c_or_a_closed_terminal_ends_the_measurement_and_removes_its_job(
     shared_daemon: Daemon, texts, number
 ):

@@ -89,6 +89,7 @@ def test_compare_refuses_a_job_without_training(daemon, trained):
     assert compare(daemon, f"{trained}@77", "1+1=").is_refusal(2)
 
 
+@pytest.mark.slow
 def test_without_an_id_it_is_the_latest_training_and_not_the_latest_job(daemon):
     latest = daemon.submit(reward="behaviours:length")
     assert daemon.wait(latest)["status"] == "finished"

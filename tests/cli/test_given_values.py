@@ -75,6 +75,7 @@ def test_an_empty_name_or_path_is_refused_by_every_command(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_no_error_repeats_a_long_value(capsys: pytest.CaptureFixture[str]):
     wrong = []
     for _, words in EVERY:

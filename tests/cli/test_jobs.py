@@ -256,7 +256,13 @@ def test_the_duration_of_a_pause_starts_with_the_pause(desk):
     assert desk.rows("show", job_id)[0]["paused_at"] is None
 
 
-@pytest.mark.parametrize("command", ["queue", "jobs", "show", "tail", "result"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("queue", "jobs", "tail", "result")),
+        "show",
+    ],
+)
 def test_a_command_that_reads_imports_nothing_that_submits(desk, tmp_path, command):
     job_id = desk.train()
     words = [command] if command in ("queue", "jobs") else [command, job_id]

@@ -113,7 +113,9 @@ def test_without_its_package_the_command_says_what_to_install(tmp_path, monkeypa
     assert done.err == "Error: mcp: needs the package mcp: pip install 'warmd[mcp]'\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="clients", catches="an answer of a tool with which an agent cannot continue"
+)
 def test_an_agent_trains_evaluates_and_compares_and_names_no_code_or_path(
     shared_daemon: Daemon, python: Path
 ):

@@ -62,7 +62,7 @@ def verified(desk: Desk, job_id: str, *options: str) -> Done:
     return desk.warmd("checkpoints", "verify", job_id, "--trl", *options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="oracles", catches="a kind of job that verify cannot compare with TRL")
 @pytest.mark.parametrize(
     ("kind", "options", "changed"),
     [  # dpo: below, in a table
@@ -162,7 +162,9 @@ def verifies(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a side of a comparison that hides why it failed, or outlives it"
+)
 def test_a_failing_side_fails_with_its_reason_and_an_interrupted_one_ends(desk, tiny_model):
     job_id = submitted(desk, tiny_model, "grpo", "--reward", "behaviours:raises")
     (desk.home.path.parent / "broken").touch()

@@ -87,6 +87,7 @@ def test_a_bad_pair_is_refused_before_the_job_is_queued(shared_daemon: Daemon, t
         shared_daemon.client.submit(unlocated)
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_pairs_and_steps(shared_daemon: Daemon, tmp_path: Path):
     path = sft_jobs.write(tmp_path / "pairs.jsonl", dpo_jobs.ROWS["texts"])
     words = ("--model", "tiny", "--batch-size", "4", "--eval-samples", "2", "--dry-run")

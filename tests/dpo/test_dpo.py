@@ -280,9 +280,25 @@ class PowerCut(BaseException):
     """Ends a run like a power failure: nothing more is saved."""
 
 
+DAILY = (("second epoch", "packed"), ("evaluated", "padded"))
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="an option of training on pairs that a resumed job has lost"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("options", "is_packed"),
+    [
+        pytest.param(
+            *(CASES[name], how == "packed"),
+            id=f"{name}-{how}",
+            marks=() if (name, how) in DAILY else OTHERS,
+        )
+        for name in CASES
+        for how in ("packed", "padded")
+    ],
+)
 def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, options, is_packed):
     dropout = 0.0 if is_packed else 0.1  # which packs do not have
     job = spec(tmp_path, **options)

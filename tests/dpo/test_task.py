@@ -53,14 +53,21 @@ def assert_same(folder: Any, model: Any, form: str, **options: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="an architecture whose training on pairs differs from TRL's"
+)
+DAILY = ("llama", "gpt2")  # one that is packed, one that is padded
+EACH = [pytest.param(one, marks=() if one in DAILY else OTHERS) for one in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("architecture", EACH)
 def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     changes, is_packed = ARCHITECTURES[architecture]
     made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), "texts")
     assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, architecture):
     lora = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     changes, is_packed = ARCHITECTURES[architecture]
@@ -113,7 +120,14 @@ def loss_and_gradients(one: Any, loss_type: str) -> tuple[float, list[torch.Tens
     return loss, [weight.grad.clone() for weight in one.model.parameters()]
 
 
-@pytest.mark.parametrize("most_tokens", [None, 1, 30, 1000])
+OTHER_PACKS = pytest.mark.nightly(
+    part="oracles", catches="a loss that depends on the number of packs of a step"
+)
+
+
+@pytest.mark.parametrize(
+    "most_tokens", [None, 30, *(pytest.param(one, marks=OTHER_PACKS) for one in (1, 1000))]
+)
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_every_loss_equals_trls_in_one_pack_or_several_or_padded(sides, loss_type, most_tokens):
     expected, theirs = stock_loss_and_gradients(sides[0], loss_type)
@@ -132,7 +146,9 @@ def test_every_form_of_pair_trains_as_with_trl(tmp_path, case):
     assert_same(tmp_path, sft_jobs.small("qwen2", tie_word_embeddings=True), form, **options)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", *(pytest.param(one, marks=OTHERS) for one in ("qwen3", "gpt2"))]
+)
 @pytest.mark.parametrize("form", SHORT)
 def test_short_equal_and_promptless_completions_train_as_with_trl(tmp_path, form, architecture):
     options = {"per_device_train_batch_size": 7, **SHORT[form]}

@@ -121,7 +121,18 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["code", "bert", "roberta", "modernbert", "distilbert"])
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="an encoder of a kind whose vectors differ in a batch"
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("code", "bert", "modernbert"),
+        *(pytest.param(kind, marks=OTHERS) for kind in ("roberta", "distilbert")),
+    ],
+)
 def model(request: pytest.FixtureRequest) -> Any:
     return make(request.param)
 
@@ -649,7 +660,9 @@ def test_a_model_that_was_saved_without_a_head_is_loaded_without_one(tmp_path, t
     assert type(warm.model) is type(AutoModel.from_pretrained(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a trained encoder that the daemon cannot load, train on or encode with"
+)
 def test_an_encoder_that_a_job_has_trained_is_loaded_trained_on_and_encoded_with(
     make_daemon, sources, tmp_path
 ):

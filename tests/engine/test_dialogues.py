@@ -42,6 +42,11 @@ def test_turns_are_those_of_the_model_without_a_cache(runner):
     check(played(dialogues(runner), PLANS), PLANS, runner.model_of_test)
 
 
+@pytest.mark.parametrize(
+    "runner",
+    ["pytorch", *(pytest.param(one, marks=pytest.mark.slow) for one in ("native", "fallback"))],
+    indirect=True,
+)
 def test_an_observation_may_begin_anywhere_on_the_grid_of_attention(runner, monkeypatch):
     new = runner.new
 

@@ -139,6 +139,19 @@ def test_logits_are_batch_invariant(qwen, precision):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "qwen",
+    [
+        pytest.param(
+            "pytorch",
+            marks=pytest.mark.nightly(
+                part="oracles", catches="tokens that depend on the batch without native kernels"
+            ),
+        ),
+        "native",
+    ],
+    indirect=True,
+)
 def test_mixed_requests_get_the_same_tokens_alone_and_batched(engine, qwen):
     def make_request(number: int) -> Request:
         sampling = GREEDY if number % 2 else Sampling(seed=number, top_p=0.9, top_k=50)
@@ -160,6 +173,12 @@ def test_mixed_requests_get_the_same_tokens_alone_and_batched(engine, qwen):
     assert [collect(request) for request in together] == alone
 
 
+QUICK_ENGINE = pytest.mark.parametrize(
+    "qwen", [pytest.param("pytorch", marks=pytest.mark.slow), "native"], indirect=True
+)
+
+
+@QUICK_ENGINE
 def test_reused_prefixes_change_nothing_and_are_counted(engine, qwen):
     first = prompt(3 * CHUNK + 10)
     longer = [*first, *prompt(50, 1)]
@@ -259,6 +278,7 @@ def test_a_request_that_needs_more_than_the_budget_runs_alone(qwen):
     engine.close()
 
 
+@QUICK_ENGINE
 def test_a_canceled_request_ends_at_the_next_token_and_others_continue(engine):
     leave = threading.Event()
     ids = prompt(20)
@@ -515,7 +535,9 @@ for kind in (torch.OutOfMemoryError, torch.AcceleratorError):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="episodes", catches="an engine that waits forever after its CUDA context is lost"
+)
 def test_a_lost_cuda_context_ends_the_process_and_a_lack_of_memory_does_not():
     done = subprocess.run(
         [sys.executable, "-c", LOSING_THE_GPU],

@@ -59,7 +59,16 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=KINDS)
+DAILY = ("Qwen2VL", "Qwen3VL", "Qwen2_5_VL with a window")
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="a kind of vision model whose tokens differ from those of transformers"
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=() if kind in DAILY else OTHERS) for kind in KINDS],
+)
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
     """Each model that accepts images."""
     is_taken, sizes = KINDS[request.param]

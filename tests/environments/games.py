@@ -287,7 +287,7 @@ def broken(completions, **others):
 class Unrewarded(Table):
     """TRL's interface without a reward of its own."""
 
-    get_reward = None
+    get_reward = None  # type: ignore[assignment]
 
 
 class SlowCountedDigits(CountedDigits):

@@ -140,14 +140,19 @@ def test_an_agent_learns_what_the_same_environment_learns(gateway, plain, reques
     assert any(one["grad_norm"] > 0 for one in steps(plain.events).values())
 
 
+OTHER_WAYS = pytest.mark.nightly(
+    part="episodes", catches="a way to request a turn that changes what an agent learns"
+)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"concurrency": 3, "agent": "talkers:slow_vowels"},
-        {"agent": "openai_talkers:vowels"},
-        pytest.param({"agent": "openai_talkers:streaming"}, marks=pytest.mark.slow),
-        pytest.param({"agent": "openai_talkers:by_responses"}, marks=pytest.mark.slow),
-        pytest.param({"concurrency": 1}, marks=pytest.mark.slow),
+        pytest.param({"agent": "openai_talkers:vowels"}, marks=OTHER_WAYS),
+        pytest.param({"agent": "openai_talkers:streaming"}, marks=OTHER_WAYS),
+        pytest.param({"agent": "openai_talkers:by_responses"}, marks=OTHER_WAYS),
+        pytest.param({"concurrency": 1}, marks=OTHER_WAYS),
     ],
 )
 def test_the_same_bits_whatever_runs_at_once_and_however_it_asks(gateway, plain, request, options):
@@ -168,14 +173,19 @@ def test_a_rewritten_history_opens_a_context_and_each_turn_is_learned_once(gatew
     assert all(one["tokens"] > 0 for one in kept(made))
 
 
+OTHER_OPTIONS = pytest.mark.nightly(
+    part="episodes", catches="an option with which several contexts depend on the concurrency"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"replay": 2, "resample": 1},
-        {"lora": 2, "base_precision": "int8"},
-        {"rollout_dtype": "int8"},
-        {"beta": 0.1, "num_iterations": 2},
+        pytest.param({"lora": 2, "base_precision": "int8"}, marks=OTHER_OPTIONS),
+        pytest.param({"rollout_dtype": "int8"}, marks=OTHER_OPTIONS),
+        pytest.param({"beta": 0.1, "num_iterations": 2}, marks=OTHER_OPTIONS),
     ],
     ids=["replay", "adapter on int8", "int8", "several iterations"],
 )
@@ -213,6 +223,7 @@ def test_several_contexts_are_read_from_the_journal_after_a_kill(gateway, reques
     assert same_weights(weights(again.ctx.run_dir / "model"), weights(whole.ctx.run_dir / "model"))
 
 
+@pytest.mark.slow
 def test_conversations_at_the_same_time_are_contexts_of_one_episode(gateway, request):
     made = trained(spec(agent="openai_talkers:at_once"), gateway, name_of(request))
     assert all(one["contexts"] == 4 == one["turns"] for one in measured(made).values())
@@ -232,19 +243,22 @@ def test_other_parts_than_those_of_its_siblings_end_the_job(gateway, request):
         trained(spec(agent="talkers:with_other_parts"), gateway, name_of(request))
 
 
+OTHER_FAULTS = pytest.mark.nightly(
+    part="episodes", catches="a fault of an agent that ends the job or is taken for a result"
+)
+
+
 @pytest.mark.parametrize(
     ("agent", "reason", "words"),
     [
         ("raising", "agent_error", "LookupError: no such page"),
         ("not_a_number", "agent_error", "must be a finite number"),
+        pytest.param("endlessly_worth", "agent_error", "must be at most 1e+15", marks=OTHER_FAULTS),
+        pytest.param("oddly_named", "agent_error", "must be printable text", marks=OTHER_FAULTS),
+        pytest.param("canceled", "agent_error", "CancelledError", marks=OTHER_FAULTS),
         pytest.param(
-            "endlessly_worth", "agent_error", "must be at most 1e+15", marks=pytest.mark.slow
+            "hanging", "timeout", "the episode took longer than 3 s", marks=pytest.mark.slow
         ),
-        pytest.param(
-            "oddly_named", "agent_error", "must be printable text", marks=pytest.mark.slow
-        ),
-        pytest.param("canceled", "agent_error", "CancelledError", marks=pytest.mark.slow),
-        ("hanging", "timeout", "the episode took longer than 3 s"),
         pytest.param("dying", "process_died", "exit code 3", marks=pytest.mark.slow),
     ],
 )
@@ -288,12 +302,13 @@ def test_an_agent_that_requests_nothing_has_its_reward(gateway, request):
     assert (step["reward"], step["turns"], step["grad_norm"]) == (1, 0, 0)
 
 
+@pytest.mark.nightly(part="episodes", catches="an agent that has more turns than the job allows")
 def test_more_turns_than_allowed_are_refused(gateway, request):
     made = trained(spec(agent="openai_talkers:bounded", max_turns=2), gateway, name_of(request))
     assert all(one["turns"] == 2 and one["reward"] == 0.5 for one in measured(made).values())
 
 
-@pytest.mark.parametrize("reward", [None, -1.0])
+@pytest.mark.parametrize("reward", [-1.0, pytest.param(None, marks=pytest.mark.slow)])
 def test_an_agent_that_raises_at_a_limit_has_ended_by_it(gateway, request, reward):
     job = spec(agent="talkers:endless", max_turns=2, samples=2, timeout_reward=reward)
     made = trained(job, gateway, name_of(request))
@@ -312,12 +327,14 @@ def test_a_conversation_without_room_is_refused_as_openai_does(gateway, request)
     assert "leaves no room for a turn" in made.of_type("episode_failed")[0]["message"]
 
 
+@pytest.mark.slow
 def test_a_request_that_is_left_behind_disturbs_nobody(gateway, request):
     made = trained(spec(agent="talkers:leaving_one"), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
     assert all(len(one["turns"]) == 1 for one in kept(made))
 
 
+@pytest.mark.slow
 def test_a_turn_that_the_agent_has_given_up_is_not_learned(gateway, request):
     made = trained(spec(agent="openai_talkers:aborting"), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
@@ -325,11 +342,15 @@ def test_a_turn_that_the_agent_has_given_up_is_not_learned(gateway, request):
     assert not any("y?y?" in text for text in [*texts, *(one["prompt"] for one in kept(made))])
 
 
+@pytest.mark.nightly(
+    part="episodes", catches="a key with which an agent has turns after its episode"
+)
 def test_a_key_ends_with_its_episode(gateway, request):
     made = trained(spec(agent="openai_talkers:late", concurrency=2), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
 
 
+@pytest.mark.slow
 def test_what_an_agent_cannot_have_is_refused_by_name(gateway, request, tmp_path):
     task = {"found": str(tmp_path / "found.txt"), "image": PICTURE}
     dataset = rows(tmp_path / "tasks.jsonl", task, task)
@@ -345,7 +366,6 @@ def test_what_an_agent_cannot_have_is_refused_by_name(gateway, request, tmp_path
         "400 response_format",
         "400 logit_bias",
         "400 logprobs",
-        "400 tool_choice",
         "400 messages",
         "403 /v1/models",
         "403 /v1/embeddings",
@@ -360,17 +380,24 @@ def test_the_job_decides_how_turns_are_sampled_and_says_so_once(gateway, request
     assert len(texts) > 4
 
 
+@pytest.mark.nightly(
+    part="episodes", catches="a sampling option of a request that is ignored without a word"
+)
 def test_a_sampling_option_that_the_job_has_not_set_is_named_too(gateway, request):
     made = trained(spec(agent="openai_talkers:cold", samples=2), gateway, name_of(request))
     words = [one["message"] for one in made.of_type("warning") if "min_p" in one["message"]]
     assert words == ["agent: a request has min_p 0.5; turns are sampled with the job's, 0"]
 
 
+@pytest.mark.nightly(
+    part="episodes", catches="a message that no template takes and that ends the episode or the job"
+)
 def test_a_message_that_the_template_refuses_is_refused_to_the_agent_only(gateway, request):
     made = trained(spec(agent="openai_talkers:with_a_refused_message"), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
 
 
+@pytest.mark.slow
 def test_old_conversations_are_begun_anew_and_recent_ones_continued(gateway, request):
     job = spec(agent="talkers:branching", samples=2, max_turns=30)
     made = trained(job, gateway, name_of(request))
@@ -391,6 +418,7 @@ def test_tools_need_a_model_whose_calls_can_be_read(gateway, request):
     assert all("response template" in one["message"] for one in failed)
 
 
+@pytest.mark.slow
 def test_a_turn_that_a_text_has_ended_is_not_continued(gateway, request):
     made = trained(spec(agent="talkers:stopping"), gateway, name_of(request))
     found = measured(made)
@@ -398,6 +426,10 @@ def test_a_turn_that_a_text_has_ended_is_not_continued(gateway, request):
     assert any(one.get("contexts", 1) > 1 for one in found.values())
 
 
+@pytest.mark.nightly(
+    part="episodes",
+    catches="an episode that a killed job plays twice, or a turn that it learns differently",
+)
 def test_a_killed_job_ends_with_the_same_bits_and_no_episode_twice(gateway, request, tmp_path):
     script = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
@@ -437,6 +469,10 @@ def test_a_killed_job_ends_with_the_same_bits_and_no_episode_twice(gateway, requ
     assert 24 <= over[1] <= 24 + 8  # those that were over and not yet in the journal
 
 
+@pytest.mark.nightly(
+    part="episodes",
+    catches="an agent that fails, or learns differently, because the gateway was killed",
+)
 def test_a_killed_gateway_costs_a_retry(gateway, plain, request):
     made = surroundings(gateway, name_of(request))
 
@@ -459,6 +495,7 @@ def test_a_killed_gateway_costs_a_retry(gateway, plain, request):
     assert measured(made) == measured(plain)
 
 
+@pytest.mark.slow
 def test_an_agent_is_evaluated(gateway, request):
     job = EvalSpec.parse(
         {"agent": "talkers:vowels", "samples": 4, "repeats": 2, "temperature": 1.0}
@@ -565,7 +602,7 @@ def test_options_that_do_not_go_with_an_agent_are_refused(options, words):
 def test_what_is_no_agent_is_refused_at_submission(monkeypatch, agent, words):
     monkeypatch.chdir(AGENTS)
     with pytest.raises(SpecError, match=words):
-        spec(agent=agent).check_played()
+        spec(agent=agent).check_played([])
 
 
 def test_a_key_is_valid_for_its_running_job_only(tmp_path):

@@ -57,6 +57,7 @@ def test_a_tool_answers_the_policy_until_it_calls_none():
     assert "<tool_response>\n7\n</tool_response>" in tokens.decode(episode.written[1].ids)
 
 
+@pytest.mark.slow
 def test_several_calls_of_a_turn_are_answered_in_order_and_errors_are_told():
     calls = called("read", '{"cell": 0}') + "\n" + called("nothing", "{}")
     episode = play(calls, called("read", '{"cell": 9}'), called("count", "{}"))
@@ -68,11 +69,13 @@ def test_several_calls_of_a_turn_are_answered_in_order_and_errors_are_told():
     ]
 
 
+@pytest.mark.slow
 def test_a_call_that_cannot_be_read_is_an_answer():
     episode = play('<tool_call>\n{"name": "read", "arguments": {"cell": 2\n</tool_call>')
     assert (episode.reason, episode.turns, episode.reward) == (ANSWERED, 1, 0.0)
 
 
+@pytest.mark.slow
 def test_each_class_of_a_dict_has_its_own_tools():
     row = {**ROW, "environment": "table"}
     episode = play("I do not know.", row=row, environment="games:BOTH")
@@ -85,7 +88,11 @@ def test_each_class_of_a_dict_has_its_own_tools():
     ("name", "words"),
     [
         ("Unpaid", "Unpaid must have a method get_reward, or the job a reward, got neither"),
-        ("Undocumented", "the tool read must have type hints and a docstring with Args"),
+        pytest.param(
+            "Undocumented",
+            "the tool read must have type hints and a docstring with Args",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_class_that_cannot_be_played_is_named(name, words):

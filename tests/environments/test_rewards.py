@@ -116,7 +116,7 @@ def test_a_function_that_fails_leaves_the_episode_out_in_its_words():
     ],
 )
 def test_what_cannot_score_is_refused_at_submission(environment, reward, words):
-    given = {} if reward is None else {"rewards": [reward]}
+    given: dict[str, Any] = {} if reward is None else {"rewards": [reward]}
     with pytest.raises(SpecError) as caught:
         described(environment, [FOLDER], 60.0, **given)
     assert words in str(caught.value)

@@ -38,7 +38,25 @@ def of_trl(tokens: Any, results: list[dict[str, Any]]) -> list[int] | None:
         return None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Templates that take longest, of families of which another one stays in the tests of every change.
+NIGHTLY: tuple[str, ...] = (
+    "gemma4",
+    "gemma4_v2",
+    "gemma4_v4",
+    "gemma4_v5",
+    "deepseekv3",
+    "lfm2_2_5",
+    "lfm2_v2",
+)
+NIGHTLY += ("nemotron_3_nano", "nemotron_3_super", "qwen3_5_think", "qwen3_6")
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="a family of templates whose results of tools have other tokens"
+)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=OTHERS if one in NIGHTLY else ()) for one in FAMILIES]
+)
 def test_results_of_tools_are_the_tokens_of_trl(family):
     tokens = tokenizer(source_of(family))
     try:

@@ -32,7 +32,9 @@ def rows(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="episodes", catches="a killed evaluation that loses, repeats or changes a row"
+)
 def test_a_killed_evaluation_resumes_at_its_row_and_equals_an_uninterrupted_one(
     shared_daemon: Daemon,
 ):

@@ -65,6 +65,7 @@ def test_each_task_has_the_rewards_of_its_episodes_with_intervals(tmp_path, mode
     assert begin["first_prompt"] is None
 
 
+@pytest.mark.slow
 def test_an_episode_ends_after_its_number_of_turns(tmp_path, model):
     made = job(tmp_path / "run", model)
     run(spec(max_turns=2), made.ctx)
@@ -72,6 +73,7 @@ def test_an_episode_ends_after_its_number_of_turns(tmp_path, model):
     assert max(turns) == 2
 
 
+@pytest.mark.slow
 def test_the_same_rows_however_many_are_played_at_once_and_which_is_faster(tmp_path, model):
     found = []
     for number, options in enumerate([{}, {"environment": "games:SlowDigits", "concurrency": 2}]):
@@ -81,6 +83,7 @@ def test_the_same_rows_however_many_are_played_at_once_and_which_is_faster(tmp_p
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_goes_on_with_the_next_task(tmp_path, model):
     slow = spec(environment="games:SlowDigits", concurrency=1, samples=12)
     whole = job(tmp_path / "whole", model)
@@ -103,6 +106,7 @@ def test_a_stopped_evaluation_goes_on_with_the_next_task(tmp_path, model):
     assert rows_of(made) == rows_of(whole)
 
 
+@pytest.mark.slow
 def test_failed_episodes_are_unscored_and_a_broken_environment_ends_the_job(tmp_path, model):
     late = {"environment": "games:LateDigits", "environment_step_timeout": 3}
     made = job(tmp_path / "late", model)
@@ -119,7 +123,11 @@ def test_failed_episodes_are_unscored_and_a_broken_environment_ends_the_job(tmp_
         -1.0
     ] * len(failed)
     with pytest.raises(JobFailed, match=r"10 consecutive tasks.*no more cards"):
-        run(spec(environment="games:Broken", samples=20), job(tmp_path / "broken", model).ctx)
+        run(
+            # Each attempt costs the start of a process; 10 tasks of one episode each are enough.
+            spec(environment="games:Broken", samples=12, repeats=1, environment_attempts=1),
+            job(tmp_path / "broken", model).ctx,
+        )
 
 
 @pytest.mark.parametrize(

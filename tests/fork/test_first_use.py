@@ -65,7 +65,9 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Zygote:
     return Zygote(set(modules), folder / "job_code.py", *forked)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a module that every job imports because the zygote has not"
+)
 def test_a_grpo_job_imports_no_module_but_its_own(daemon: Daemon, tmp_path: Path, zygote: Zygote):
     # In a daemon of its own: the zygote of one in which other tests have loaded models has more.
     seen = tmp_path / "seen.json"

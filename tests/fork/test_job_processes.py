@@ -75,6 +75,9 @@ def test_stop_now_leaves_no_process_behind(clean):
     wait_until(lambda: not left_behind(clean))
 
 
+@pytest.mark.nightly(
+    part="daemons", catches="processes of a job that outlive a zygote and a horse killed at once"
+)
 def test_a_zygote_that_is_killed_with_its_horse_leaves_no_process_behind(clean):
     begin_with_processes(clean)
     zygote, horse = clean.pid("zygote"), clean.pid("horse")
@@ -115,7 +118,9 @@ def test_an_error_message_of_ten_megabytes_fails_the_job_once_and_is_truncated(c
     assert len(log) < 100_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="code or processes of a job that stay in a resident horse"
+)
 def test_a_resident_worker_imports_user_code_afresh_for_each_job_and_ends_its_processes(
     make_daemon, tmp_path
 ):

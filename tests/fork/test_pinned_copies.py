@@ -83,6 +83,9 @@ print(failed)
 """
 
 
+@pytest.mark.nightly(
+    part="daemons", catches="threads of a fork that fail if they compute first at once"
+)
 def test_threads_of_a_forked_process_can_compute_first_at_once():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"0\n"), done.stderr.decode()

@@ -199,7 +199,9 @@ def test_a_stranger_that_connects_before_the_other_rank_ends_the_job_by_name(tmp
     assert not ran.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a silent stranger for whom the ranks of a job wait forever"
+)
 def test_a_stranger_that_connects_and_stays_silent_ends_the_execution_by_name():
     ends, _ = ends_with_a_stranger(None)
     reason = "RanksLost nodes: a rank has not proved within 2 s that it knows the secret"

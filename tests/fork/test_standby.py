@@ -79,6 +79,7 @@ def test_a_job_of_a_standby_horse_is_resumed_when_it_is_killed(daemon):
     assert daemon.client.job(job_id)["execution"] == 2
 
 
+@pytest.mark.nightly(part="daemons", catches="a standby horse that outlives its zygote")
 def test_a_standby_horse_ends_with_its_zygote(daemon):
     process = psutil.Process(standby(daemon))
     daemon.kill("zygote")

@@ -264,7 +264,9 @@ def test_pickled_weights_are_read_without_running_code(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a daemon that loads models beyond its budget of memory"
+)
 def test_a_model_beyond_the_memory_budget_is_refused_with_both_sizes(
     make_daemon: MakeDaemon, tmp_path: Path, tiny_model: Path
 ):
@@ -286,7 +288,9 @@ def test_a_model_beyond_the_memory_budget_is_refused_with_both_sizes(
         control.load_model(daemon.config, ModelConfig(name="big", path=str(tmp_path / "big")))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a restarted zygote that lacks a model, or keeps all in small pages"
+)
 def test_a_restarted_zygote_loads_the_same_models_and_moves_them_to_huge_pages(
     sturdy: Daemon, tmp_path: Path
 ):

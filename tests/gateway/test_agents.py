@@ -79,6 +79,7 @@ def test_a_request_goes_to_the_job_and_not_into_the_queue(job):
     assert job.gateway.waiting() == []
 
 
+@pytest.mark.slow
 def test_defaults_of_the_daemon_are_not_those_of_a_job(make_gateway):
     gateway = make_gateway(defaults={"infer": {"max_tokens": 3, "temperature": 0.5}})
     with job_of(gateway) as job:
@@ -110,6 +111,7 @@ def test_a_key_opens_what_agents_need_whatever_tokens_are_set(locked):
                 request()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_locked", [False, True])
 def test_a_wrong_key_lets_nobody_in(request, is_locked):
     gateway = request.getfixturevalue("locked" if is_locked else "gateway")

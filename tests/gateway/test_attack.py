@@ -82,6 +82,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 VALID = ("long text", "escapes", "huge schema")  # they wait for an answer, up to a size
 
 
+@pytest.mark.slow
 def test_malformed_list_is_refused_at_its_first_item_without_blocking_other_requests(gateway):
     with Watch(gateway) as watch:
         begun = time.monotonic()
@@ -91,6 +92,7 @@ def test_malformed_list_is_refused_at_its_first_item_without_blocking_other_requ
     watch.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [name for name in HOSTILE if name not in VALID])
 def test_hostile_body_is_refused_in_one_line(gateway, attack):
     headers = {"content-type": "application/json"}

@@ -140,10 +140,11 @@ def bomb() -> dict[str, Any]:
             },
             "tool_choice: must name one of add, got 'sub'",
         ),
-        (
+        pytest.param(
             [USER],
             {"tools": [bomb()], "tool_choice": "required"},
             "tools: must be a schema that compiles in time",
+            marks=pytest.mark.slow,
         ),
         (
             [tool_chats.call("no")],

@@ -96,6 +96,7 @@ def request(body: bytes, *headers: str) -> bytes:
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 
+@pytest.mark.slow
 def test_content_length_together_with_transfer_encoding_is_refused(gateway):
     headers = ("Content-Length: 6", "Transfer-Encoding: chunked")
     for order in (headers, headers[::-1]):
@@ -105,6 +106,7 @@ def test_content_length_together_with_transfer_encoding_is_refused(gateway):
         assert heard.count(b"HTTP/1.1") == 1
 
 
+@pytest.mark.slow
 def test_body_in_a_few_chunks_is_read_and_one_in_tiny_chunks_is_refused(gateway):
     def chunked(body: bytes, size: int) -> bytes:
         pieces = [body[at : at + size] for at in range(0, len(body), size)]
@@ -116,11 +118,13 @@ def test_body_in_a_few_chunks_is_read_and_one_in_tiny_chunks_is_refused(gateway)
     assert said(gateway, request(chunked(wrong, 1), *headers)).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 def test_request_with_thousands_of_headers_is_refused(gateway):
     heard = said(gateway, request(b"", *(["a:"] * 3000)))
     assert heard.startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 def test_connection_beyond_the_limit_replaces_the_longest_idle_one(gateway):
     with contextlib.ExitStack() as open_lines:
         first = open_lines.enter_context(connect(gateway))
@@ -132,6 +136,12 @@ def test_connection_beyond_the_limit_replaces_the_longest_idle_one(gateway):
             assert first.recv(1) == b""
 
 
+STREAMS = pytest.mark.nightly(
+    part="clients", catches="streams that keep every other connection out"
+)
+IDLE = pytest.mark.nightly(
+    part="clients", catches="an idle connection of a kind that ends the streams of others"
+)
 CROWDS = {
     "unfinished bodies": request(b"{", "Content-Length: 60000"),
     "streams": b"GET /v1/warmd/overview/stream HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -139,7 +149,10 @@ CROWDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@pytest.mark.parametrize(
+    "crowd",
+    [pytest.param(crowd, marks=STREAMS if crowd == "streams" else ()) for crowd in CROWDS],
+)
 def test_connections_that_take_all_places_make_room_for_others(gateway, crowd):
     with contextlib.ExitStack() as open_lines:
         lines = []
@@ -190,7 +203,10 @@ def finish_streams(gateway: Gateway, lines: list[socket.socket]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("idle", ["silent", "half a request", "after a response"])
+@pytest.mark.parametrize(
+    "idle",
+    ["half a request", *(pytest.param(i, marks=IDLE) for i in ("silent", "after a response"))],
+)
 def test_a_burst_of_idle_connections_ends_no_stream(gateway, idle):
     with gateway.few_places(PLACES), contextlib.ExitStack() as open_lines:
         streams = open_streams(gateway, open_lines)
@@ -213,7 +229,9 @@ STRANGERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="clients", catches="strangers whose connections end the streams of those with a name"
+)
 def test_a_burst_of_connections_without_a_token_ends_no_stream_of_a_name(make_gateway, tmp_path):
     file = tmp_path / "tokens"
     gateway = make_gateway(http_tokens=file)

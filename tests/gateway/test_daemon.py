@@ -105,7 +105,12 @@ def served(shared_daemon: Daemon, chat_model: Path) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module", params=["resident", pytest.param("fork", marks=pytest.mark.slow)])
+FORKED = pytest.mark.nightly(
+    part="daemons", catches="a request that a forked horse answers otherwise than a resident one"
+)
+
+
+@pytest.fixture(scope="module", params=["resident", pytest.param("fork", marks=FORKED)])
 def answering(
     request: pytest.FixtureRequest, daemons: Callable[..., Daemon], chat_model: Path
 ) -> Iterator[Served]:
@@ -159,7 +164,9 @@ def test_killed_gateway_is_restarted_while_its_jobs_continue(served):
     assert httpx.get(f"{served.url}/health").status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a gateway that never listens though its port is free again"
+)
 def test_occupied_port_is_reported_and_retried_and_the_gateway_ends_with_its_daemon(
     make_daemon,
 ):
@@ -202,7 +209,17 @@ def test_chat_is_answered(answering):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "template", ["{{ 'a' * 10**10 }}", "{{ messages[0].content * 10**9 }}"], ids=["compiled", "run"]
+    "template",
+    [
+        pytest.param(
+            "{{ 'a' * 10**10 }}",
+            id="compiled",
+            marks=pytest.mark.nightly(
+                part="clients", catches="a template that needs gigabytes when it is compiled"
+            ),
+        ),
+        pytest.param("{{ messages[0].content * 10**9 }}", id="run"),
+    ],
 )
 def test_chat_template_that_wants_gigabytes_fails_its_requests_alone(
     served, tmp_path, chat_model, template
@@ -342,6 +359,7 @@ def test_documents_are_ordered_by_their_scores(scorer):
     ]
 
 
+@pytest.mark.slow
 def test_long_documents_are_refused_by_their_number_or_cut_and_counted(scorer):
     def refusal(**body: Any) -> tuple[str, str]:
         error = scorer(**body).json()["error"]
@@ -392,8 +410,16 @@ CROWDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+OTHER_CROWDS = pytest.mark.nightly(
+    part="clients", catches="a large request of a kind that delays all others"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CROWDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "one group" else OTHER_CROWDS) for name in CROWDS],
+)
 def test_five_tokens_come_within_half_a_second_during_a_large_request(served, background, name):
     path, body = CROWDS[name]
     with httpx.Client(verify=False, trust_env=False) as client:

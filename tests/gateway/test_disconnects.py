@@ -143,7 +143,7 @@ def test_unreachable_redis_is_503_with_retry_after(make_gateway):
     gateway.server.start()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="clients", catches="an answer that is lost when Redis is restarted")
 def test_follow_survives_a_restart_of_redis(make_gateway, background):
     gateway = make_gateway()
     answer = background.submit(request, gateway)
@@ -173,7 +173,7 @@ def test_event_reader_that_lost_its_connection_follows_new_requests_at_once(
         job.finish("at once")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="clients", catches="jobs or errors that a crowd of clients leaves behind")
 def test_many_clients_that_disconnect_at_once_leave_nothing(make_gateway, capfd):
     gateway = make_gateway()
     for _ in range(40):

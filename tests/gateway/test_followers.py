@@ -40,6 +40,7 @@ def test_followers_that_begin_at_any_time_get_each_event_once_in_order(
         assert follower.ended() == list(range(after + 1, job.seq + 1))
 
 
+@pytest.mark.slow
 def test_a_follower_that_is_slow_gets_from_the_file_what_it_missed(
     job: Training,
 ) -> None:
@@ -121,6 +122,7 @@ def test_the_state_is_sent_once_and_again_when_it_changes(gateway: Gateway, job:
         assert '"canceled"' in "".join(until(lambda line: line == "event: end"))
 
 
+@pytest.mark.slow
 def test_many_followers_of_one_job_cost_one_reading_of_the_stream(
     gateway: Gateway, job: Training
 ) -> None:

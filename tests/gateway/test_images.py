@@ -144,6 +144,7 @@ def test_image_bomb_is_refused_before_it_is_decoded_in_one_line(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SLOW)
 def test_image_crafted_to_be_parsed_slowly_is_refused_quickly(tmp_path, kind):
     content = SLOW[kind]()

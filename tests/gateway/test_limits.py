@@ -210,6 +210,7 @@ def begin_training(gateway: Gateway) -> Execution:
 # --- completions
 
 
+@pytest.mark.slow
 def test_completions_of_one_request_are_bounded_by_a_setting(make_gateway):
     gateway = make_gateway(max_completions=10)
     openai_of = gateway.openai()

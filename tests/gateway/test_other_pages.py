@@ -42,7 +42,11 @@ def routes() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", OTHER_PAGES, ids=str)
+@pytest.mark.parametrize(
+    "page",
+    [OTHER_PAGES[0], *(pytest.param(page, marks=pytest.mark.slow) for page in OTHER_PAGES[1:])],
+    ids=str,
+)
 def test_no_route_takes_a_request_of_another_page(gateway, locked, page):
     bearer = {"authorization": f"Bearer {TOKEN}"}  # a page of another origin cannot send it
     for method, path in routes():

@@ -45,7 +45,10 @@ GARBAGE: list[dict[bytes, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize("entry", GARBAGE)
+@pytest.mark.parametrize(
+    "entry",
+    [*GARBAGE[:4], *(pytest.param(entry, marks=pytest.mark.slow) for entry in GARBAGE[4:])],
+)
 def test_garbage_in_a_stream_is_skipped_and_the_request_completes(gateway, background, entry):
     answers = [background.submit(request, gateway) for _ in range(2)]
     spoilt, other = (gateway.take() for _ in range(2))

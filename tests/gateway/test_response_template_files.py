@@ -91,6 +91,10 @@ def load(daemon: Daemon, *arguments: str, folder: Path | None = None) -> Any:
     return warmd("load", *arguments, home=daemon.home.path, folder=folder)
 
 
+@pytest.mark.nightly(
+    part="daemons",
+    catches="a template for responses that a restart, a reload or a wrong file loses",
+)
 def test_a_file_makes_calls_readable_until_another_is_given(daemon, model, tmp_path):
     home = daemon.home.path
     assert load(daemon, f"mine={model}").code == 0

@@ -60,6 +60,7 @@ def test_no_token_can_be_guessed_by_made_up_sessions(http):
     assert time.monotonic() - begun > 0.9  # like a wrong token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [OVERVIEW, "/metrics"])
 def test_one_half_of_a_session_opens_nothing(http, path):
     secret = log_in(http)

@@ -18,7 +18,10 @@ from waiting import wait_until
 from warmd.configs.config import WorkerConfig
 from warmd.jobs import spec_class
 
-pytestmark = pytest.mark.slow  # starts its own daemon; the parts have faster tests
+# It starts its own daemon; the parts have faster tests.
+pytestmark = pytest.mark.nightly(
+    part="clients", catches="an image that is lost between the gateway and the engine"
+)
 
 
 @pytest.fixture(scope="module")

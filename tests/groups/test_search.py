@@ -188,7 +188,10 @@ MORE = pytest.mark.nightly(
 
 @pytest.mark.parametrize(
     "points",
-    [pytest.param(5, id="some-lines"), pytest.param(40, id="more", marks=MORE)],
+    [
+        pytest.param(5, id="some-lines", marks=pytest.mark.slow),
+        pytest.param(40, id="more", marks=MORE),
+    ],
 )
 def test_a_trial_killed_anywhere_is_chosen_again_and_queued_once(desk, points):
     def at_second() -> str:

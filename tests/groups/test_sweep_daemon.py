@@ -74,7 +74,9 @@ def test_a_survivor_of_halving_equals_the_same_job_without_stops(shared_daemon):
     check_straight(shared_daemon, values, sweep)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms", catches="a sweep with another result after its horses or driver were killed"
+)
 def test_a_sweep_ends_the_same_whatever_is_killed_meanwhile(sturdy):
     values = options(sturdy)
     sweep_id = submit(sturdy, values, sweep={"learning_rate": RATES}, halving=3)

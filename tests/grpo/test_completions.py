@@ -87,8 +87,13 @@ def test_none_are_kept_if_none_are_wanted(tmp_path):
     assert job.of_type("begin")[0]["keeps_completions"] is None
 
 
+LATER = pytest.mark.nightly(
+    part="episodes", catches="completions that a resume from a checkpoint repeats"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stopped_at", [2, 5])
+@pytest.mark.parametrize("stopped_at", [2, pytest.param(5, marks=LATER)])
 def test_after_a_resume_the_file_has_each_step_once(tmp_path, stopped_at):
     whole = tiny.surroundings(tmp_path / "whole")
     run(spec(), whole.ctx)
@@ -185,6 +190,7 @@ def test_a_damaged_line_ends_the_file_and_not_the_job(tmp_path, line):
     assert path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_warning_and_the_training_goes_on(tmp_path, monkeypatch):
     job = tiny.surroundings(tmp_path)
     add = Completions.add

@@ -116,9 +116,18 @@ def losses(task: Any, played: Played, pairs: Iterator[Any], weights: torch.Tenso
                 (part.value * float(weights[i] * weights[j])).backward()
 
 
+OTHERS = pytest.mark.nightly(
+    part="episodes", catches="a gradient of episodes that is biased, or a test that cannot notice"
+)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    ["one context", "two contexts", pytest.param("without a mask", marks=pytest.mark.slow)],
+    [
+        "two contexts",
+        *(pytest.param(case, marks=OTHERS) for case in ("one context", "without a mask")),
+    ],
 )
 def test_the_expected_gradient_is_that_of_the_expected_reward(tmp_path, case):
     model = small("llama", vocab_size=ACTIONS, bos_token_id=1, eos_token_id=2)

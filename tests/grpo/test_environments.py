@@ -84,14 +84,18 @@ def test_a_step_learns_from_episodes_and_shows_them(tmp_path):
     assert not (tmp_path / "run" / FOLDER).exists()  # checkpoints cover all steps
 
 
-SLOWLY = [pytest.param(n, {}, marks=pytest.mark.slow) for n in (1, 8)]
-SLOWLY += [
-    pytest.param(3, more, marks=pytest.mark.slow)
+OTHER_OPTIONS = pytest.mark.nightly(
+    part="episodes", catches="an option with which concurrent episodes change each other's results"
+)
+AT_ONCE = [pytest.param(n, {}, marks=OTHER_OPTIONS) for n in (1, 8)]
+AT_ONCE += [
+    pytest.param(3, more, marks=OTHER_OPTIONS)
     for more in ({"rollout_dtype": "int8"}, {"lora": 2, "base_precision": "int8"}, {"lora": 2})
 ]
 
 
-@pytest.mark.parametrize(("concurrency", "more"), [(3, {}), *SLOWLY])
+@pytest.mark.slow
+@pytest.mark.parametrize(("concurrency", "more"), [(3, {}), *AT_ONCE])
 def test_the_same_bits_however_many_episodes_are_played_at_once(tmp_path, concurrency, more):
     wanted = trained(spec(**more), tmp_path / "wanted")
     slow = spec(environment="games:SlowDigits", concurrency=concurrency, **more)
@@ -102,14 +106,21 @@ def test_the_same_bits_however_many_episodes_are_played_at_once(tmp_path, concur
     assert same_weights(ours, theirs)
 
 
+OTHER_MODELS = pytest.mark.nightly(
+    part="episodes",
+    catches="an option with which an episode of one turn learns differently than a completion",
+)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
         {},
-        pytest.param({"lora": 2}, marks=pytest.mark.slow),
-        {"lora": 2, "base_precision": "int8"},
-        pytest.param({"rollout_dtype": "int8"}, marks=pytest.mark.slow),
-        pytest.param({"replay": 2, "beta": 0.1}, marks=pytest.mark.slow),
+        pytest.param({"lora": 2}, marks=OTHER_MODELS),
+        pytest.param({"lora": 2, "base_precision": "int8"}, marks=OTHER_MODELS),
+        pytest.param({"rollout_dtype": "int8"}, marks=OTHER_MODELS),
+        pytest.param({"replay": 2, "beta": 0.1}, marks=OTHER_MODELS),
     ],
 )
 def test_an_episode_of_one_turn_learns_as_a_completion(tmp_path, monkeypatch, model):
@@ -142,8 +153,12 @@ class PowerCut(BaseException):
 # Dynamic sampling and replay: a step takes a task several times, and the buffer has successes.
 TAKEN_AGAIN = {"environment": "games:RareDigits", "samples": 4, "steps": 6}
 TAKEN_AGAIN |= {"resample": 2, "replay": 2}
-SLOW = [pytest.param(ended, {}, marks=pytest.mark.slow) for ended in (0, 1, 7, 8, 24, 45)]
-SLOW += [pytest.param(ended, TAKEN_AGAIN, marks=pytest.mark.slow) for ended in (9, 20, 50)]
+MOMENTS = pytest.mark.nightly(
+    part="episodes", catches="a moment of a step at which a kill loses or repeats an episode"
+)
+KILLED = [(5, {}), (30, {}), (60, TAKEN_AGAIN)]
+KILLED += [(ended, {}) for ended in (0, 1, 7, 8, 24, 45)]
+KILLED += [(ended, TAKEN_AGAIN) for ended in (9, 20, 50)]
 
 
 def counted(file: Path, more: dict[str, Any]) -> GrpoSpec:
@@ -167,7 +182,11 @@ def whole(more: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any
     return _wholes[str(more)]
 
 
-@pytest.mark.parametrize(("ended", "more"), [(5, {}), (30, {}), (60, TAKEN_AGAIN), *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ended", "more"),
+    [pytest.param(*one, marks=() if one[0] == 30 else MOMENTS) for one in KILLED],
+)
 def test_after_a_kill_no_episode_that_was_over_is_played_again(
     tmp_path, whole, monkeypatch, ended, more
 ):
@@ -203,6 +222,7 @@ def test_after_a_kill_no_episode_that_was_over_is_played_again(
     assert 0 <= not_written <= 8
 
 
+@pytest.mark.slow
 def test_flat_groups_are_replaced_and_successes_replayed(tmp_path):
     file = tmp_path / "over.txt"
     dataset = rows(tmp_path / "tasks.jsonl", *[{"file": str(file)}] * 4)
@@ -216,7 +236,13 @@ def test_flat_groups_are_replaced_and_successes_replayed(tmp_path):
     assert all(one["reward"] > 0 and "[" in one["completion"] for one in shown)
 
 
-@pytest.mark.parametrize("is_first", [False, pytest.param(True, marks=pytest.mark.slow)])
+FIRST = pytest.mark.nightly(
+    part="episodes", catches="a job that cannot be resumed if it is stopped before its first step"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_first", [False, pytest.param(True, marks=FIRST)])
 def test_a_job_stops_within_episodes_and_is_resumed_with_the_same_bits(tmp_path, is_first):
     gate = tmp_path / "gate"
     dataset = rows(tmp_path / "tasks.jsonl", *[{"gate": str(gate)}] * 4)
@@ -249,6 +275,7 @@ def test_a_job_stops_within_episodes_and_is_resumed_with_the_same_bits(tmp_path,
     assert same_weights(weights(tmp_path / "stopped/model"), weights(tmp_path / "whole/model"))
 
 
+@pytest.mark.slow
 def test_held_out_tasks_are_measured_before_and_after(tmp_path):
     made = tiny.surroundings(tmp_path / "run")
     found = run(spec(eval_samples=5), replace(made.ctx, code_folders=(GAMES,)))
@@ -259,6 +286,7 @@ def test_held_out_tasks_are_measured_before_and_after(tmp_path):
     assert seeds == [12, 13, 14, 15, 16]
 
 
+@pytest.mark.slow
 def test_late_episodes_are_left_out_or_have_the_reward_that_was_asked_for(tmp_path):
     late = {"environment": "games:LateDigits", "environment_step_timeout": 3, "samples": 2}
     made = trained(spec(**late, environment_attempts=1), tmp_path / "out")
@@ -276,6 +304,7 @@ def test_late_episodes_are_left_out_or_have_the_reward_that_was_asked_for(tmp_pa
     assert step["reward"] < 0
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_begins_ends_the_job_in_its_words(tmp_path):
     with pytest.raises(JobFailed, match=r"10 consecutive groups.*no more cards"):
         trained(spec(environment="games:Broken"), tmp_path / "run")
@@ -346,6 +375,7 @@ def test_records_are_tasks_whose_columns_reset_gets(tmp_path):
     assert found.parts.training[0].columns == {"file": "a"}
 
 
+@pytest.mark.slow
 def test_a_model_plays_with_tools_by_its_chat_template(tmp_path):
     tokens = tokenizer(source_of("qwen3"))
     model = make("Qwen2", vocab_size=len(tokens), max_position_embeddings=4096)

@@ -50,10 +50,22 @@ class PowerCut(BaseException):
     """Ends a run like a power failure: nothing more is saved."""
 
 
-@pytest.mark.parametrize(
-    "save_every", [5, pytest.param(3, marks=pytest.mark.slow)], ids=["saved at 5", "saved at 3"]
+AT_3 = pytest.mark.nightly(
+    part="episodes", catches="an option that a checkpoint within a round or an epoch loses"
 )
-@pytest.mark.parametrize("options", HARD_CASES.values(), ids=HARD_CASES)
+QUICK = ("second epoch", "workload", "reused completions", "dynamic sampling")
+
+
+@pytest.mark.parametrize(
+    "save_every", [5, pytest.param(3, marks=AT_3)], ids=["saved at 5", "saved at 3"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, options in HARD_CASES.items()
+    ],
+)
 def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, options, save_every):
     job = spec(save_every=save_every, **options)
     takes_dropout = job.rollout_dtype == "float32" and not job.replay  # these two need packs
@@ -107,7 +119,9 @@ def test_every_epoch_has_its_own_order_whatever_ran_before():
     assert order(1) == orders[1]
 
 
-@pytest.mark.parametrize("options", [{}, {"resample": 2, "replay": 4}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"resample": 2, "replay": 4}, marks=pytest.mark.slow)]
+)
 def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(tmp_path, options):
     job_spec = spec(reward=["tiny:begins_with_digit"], **options)
     run(job_spec, tiny.surroundings(tmp_path / "whole").ctx)
@@ -145,6 +159,7 @@ def test_a_stop_saves_at_the_steps_end_and_the_resume_continues_from_there(tmp_p
     assert result["reward_before"] is not None
 
 
+@pytest.mark.slow
 def test_evaluations_during_the_training_do_not_change_it_and_are_resumed(tmp_path):
     straight = tiny.surroundings(tmp_path / "straight")
     run(spec(eval_samples=5, num_iterations=2), straight.ctx)
@@ -171,6 +186,7 @@ def test_evaluations_need_held_out_prompts(option):
         spec(**option)
 
 
+@pytest.mark.slow
 def test_a_resume_packs_as_before_however_much_memory_there_is_now(tmp_path, monkeypatch):
     def packs_of(number: int) -> None:
         monkeypatch.setattr("warmd.jobs.sequences.passes.tokens_that_fit", lambda *_, **__: number)

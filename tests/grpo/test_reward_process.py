@@ -84,9 +84,11 @@ def dies_at(step: int) -> Any:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (hangs_at(3), "took longer than 0.5 s (reward_timeout)"),
+        pytest.param(
+            hangs_at(3), "took longer than 0.5 s (reward_timeout)", marks=pytest.mark.slow
+        ),
         (raises_at(3), "reward tiny:faulty failed at"),
-        (dies_at(3), "the reward process ended"),
+        pytest.param(dies_at(3), "the reward process ended", marks=pytest.mark.slow),
     ],
 )
 def test_a_group_whose_rewards_fail_is_left_out_and_the_job_continues(
@@ -180,6 +182,7 @@ def test_the_other_group_of_a_step_is_learned_from(tmp_path, monkeypatch):
         assert step["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_rewards_that_only_fail_end_the_job(tmp_path, monkeypatch):
     def broken(prompts: list[str], completions: list[str], answers: list[str]) -> Any:
         raise ValueError("out of luck")
@@ -214,8 +217,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
+LATER = pytest.mark.nightly(
+    part="episodes", catches="rewards that a resume from a checkpoint logs twice"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stopped_at", [2, 5])
+@pytest.mark.parametrize("stopped_at", [2, pytest.param(5, marks=LATER)])
 def test_after_a_resume_the_log_has_each_step_once(tmp_path, stopped_at):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "rewards.jsonl"
     trained(tmp_path / "whole", reward_log=str(whole))

@@ -92,7 +92,15 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+DAILY = ("plain", "native", "int8", "adapter", "GPT-2")
+OTHERS = pytest.mark.nightly(
+    part="episodes", catches="a kind of model whose turns differ in a batch from those alone"
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DAILY else OTHERS) for name in KINDS]
+)
 def test_dialogues_are_those_of_the_model_whatever_is_in_the_batch(name, tmp_path):
     kind = KINDS[name]()
     assert can_pack(kind.model) == kind.packs

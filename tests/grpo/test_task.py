@@ -127,10 +127,30 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+# Each option once; those with more of the same code, and other architectures, are nightly.
+DAILY = {
+    **dict.fromkeys(("delta", "moving reference", "sapo temperatures", "vespo weights"), "llama"),
+    **dict.fromkeys(("entropy bonus of high entropy", "rewards normalized first"), "llama"),
+    **dict.fromkeys(("GSPO, luspo", "masked truncation, beta", "off-policy mask"), "qwen2"),
+    **dict.fromkeys(("high entropy, iterations", "entropy target, iterations"), "qwen2"),
+    **dict.fromkeys(("biased KL", "min-p"), "qwen2"),
+}
+OTHER_OPTIONS = pytest.mark.nightly(
+    part="oracles", catches="an option of a loss that differs from TRL's on another architecture"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize(
+    ("case", "architecture"),
+    [
+        pytest.param(
+            case, architecture, marks=() if DAILY.get(case) == architecture else OTHER_OPTIONS
+        )
+        for case, architecture in product(OPTIONS, ["llama", "qwen2"])
+    ],
+)
 def test_every_loss_option_gives_trls_results(tmp_path, case, architecture):
     assert_same(tmp_path, small(architecture), **MICRO | OPTIONS[case])
 
@@ -143,9 +163,18 @@ def test_loss_options_give_the_same_results_in_several_packs(tmp_path, case):
     assert packs(made)
 
 
+# What `test_groups_without_an_advantage_change_nothing_as_with_trl` compares, too.
+COMPARED = ("plain", "workload", "two prompts a step", "sapo", "vespo")
+ALIKE = pytest.mark.nightly(
+    part="oracles", catches="a step that differs from TRL's only if all groups have an advantage"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=ALIKE if case in COMPARED else ()) for case in CASES]
+)
 def test_five_steps_end_with_the_weights_and_metrics_of_trl(tmp_path, case):
     if case == "vespo" and not hasattr(trl_utils, "add_fused_lm_head"):
         # The formula is the same in both, the log-probabilities are rounded otherwise. A loss of
@@ -156,7 +185,7 @@ def test_five_steps_end_with_the_weights_and_metrics_of_trl(tmp_path, case):
 
 
 @pytest.mark.usefixtures("shared_sampler")
-@pytest.mark.parametrize("case", ["plain", "workload", "two prompts a step", "sapo", "vespo"])
+@pytest.mark.parametrize("case", COMPARED)
 def test_groups_without_an_advantage_change_nothing_as_with_trl(tmp_path, case):
     assert_same(tmp_path, tiny.model(), reward=digits_or_all_alike, **CASES[case])
 
@@ -170,6 +199,10 @@ def every_other_pair(completions: list[str], **_: Any) -> list[float]:
     return [float(number % 4 > 1) + digits([text])[0] for number, text in enumerate(completions)]
 
 
+OTHER_SHORT = pytest.mark.nightly(
+    part="oracles",
+    catches="an architecture whose shortest completions train differently than with TRL",
+)
 SHORT: dict[str, dict[str, Any]] = {
     "one token": {"max_completion_length": 1, "reward": every_other},
     # With two tokens to choose from, many of the eight completions are equal.
@@ -179,7 +212,10 @@ SHORT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("shared_sampler")
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", *(pytest.param(one, marks=OTHER_SHORT) for one in ("qwen2", "qwen3"))],
+)
 @pytest.mark.parametrize("case", SHORT)
 def test_short_and_equal_completions_train_as_with_trl(tmp_path, case, architecture):
     eight = {"num_generations": 8, "per_device_train_batch_size": 8, "num_iterations": 2}
@@ -193,14 +229,19 @@ def test_a_step_in_several_packs_gives_the_same_results(tmp_path, most_tokens):
     assert_same(tmp_path, tiny.model(), most_tokens=most_tokens, **options)
 
 
+OTHER_ARCHITECTURES = pytest.mark.nightly(
+    part="oracles", catches="an architecture whose packed training differs from TRL's"
+)
+
+
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
-        ("llama", {"tie_word_embeddings": False}),
+        pytest.param("llama", {"tie_word_embeddings": False}, marks=OTHER_ARCHITECTURES),
         ("llama", {"attention_bias": True, "mlp_bias": True}),
-        ("mistral", {"sliding_window": None}),
-        ("qwen2", {"tie_word_embeddings": True}),
+        pytest.param("mistral", {"sliding_window": None}, marks=OTHER_ARCHITECTURES),
+        pytest.param("qwen2", {"tie_word_embeddings": True}, marks=OTHER_ARCHITECTURES),
         ("qwen3", {"tie_word_embeddings": True}),
     ],
 )
@@ -233,13 +274,20 @@ PADDED_OPTIONS: dict[str, dict[str, Any]] = {
 }
 # TRL balances experts over the prompts of completions that are masked, too.
 UNLIKE_TRL = ("experts", "masked truncation")
+OTHER_PADDED = pytest.mark.nightly(
+    part="oracles", catches="an option with which a model that is not packed differs from TRL"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize(
     ("case", "options"),
-    [pair for pair in product(PADDED, PADDED_OPTIONS) if pair != UNLIKE_TRL],
+    [
+        pytest.param(*pair, marks=() if pair[1] == "iterations" else OTHER_PADDED)
+        for pair in product(PADDED, PADDED_OPTIONS)
+        if pair != UNLIKE_TRL
+    ],
 )
 def test_a_model_that_may_not_be_packed_trains_as_with_trl(tmp_path, case, options):
     architecture, changes = PADDED[case]

@@ -141,8 +141,13 @@ print(weights.sum().item(), held.is_wanted(), flush=True)
 """
 
 
+CUT = pytest.mark.nightly(
+    part="daemons", catches="weights that are lost when their mapped file is cut off"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["cut off", "overwritten"])
+@pytest.mark.parametrize("how", ["overwritten", pytest.param("cut off", marks=CUT)])
 def test_mapped_weights_do_not_change_when_their_file_is_written_to(tmp_path: Path, how: str):
     needs(IS_LINUX, "Linux")
     import torch

@@ -163,8 +163,19 @@ def test_every_option_is_tried_or_has_its_own_test():
             assert name in (TESTS / path).read_text(), (name, path)
 
 
+QUICK = ("dataset", "samples", "repeats", "temperature", "reward", "pass_k")  # of an evaluation
+WIDE = pytest.mark.nightly(
+    part="oracles", catches="an option of an evaluation that is taken and does nothing"
+)
+
+
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, cases in CASES.items() for name in cases]
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=() if kind == "infer" or name in QUICK else WIDE)
+        for kind, cases in CASES.items()
+        for name in cases
+    ],
 )
 def test_an_option_changes_what_is_left_or_is_refused(tmp_path, model, kind, name):
     value, others = CASES[kind][name]

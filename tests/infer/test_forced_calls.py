@@ -55,7 +55,9 @@ def answer(qwen: tiny.Surroundings, **options: Any) -> dict[str, Any]:
     return run(InferSpec.parse(given), qwen.ctx)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_a_forced_call_follows_the_schema_of_its_tool(qwen: tiny.Surroundings, seed: int):
     result = answer(qwen, tool_choice="function length", seed=seed, n=2)
     for choice in result["choices"]:

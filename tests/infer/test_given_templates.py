@@ -87,6 +87,7 @@ def test_a_wrong_template_of_a_tokenizer_fails_by_name(unknown, options):
         run(InferSpec.parse(given), unknown.ctx)
 
 
+@pytest.mark.slow
 def test_an_endless_expression_of_a_tokenizer_fails_by_name(unknown):
     template = {name: one for name, one in trl.qwen3_template.items() if name != "start_anchor"}
     template["start_anchor_pattern"] = "(?:a|aa)+$"

@@ -69,7 +69,14 @@ def losses_of(home: Path, name: str, spec: MlmSpec) -> dict[int, tuple[float, fl
     return {step: (e["loss"], e["grad_norm"]) for step, e in by_step(job.events, "step").items()}
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+DAILY = ("bert", "modernbert")
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="an encoder whose loss depends on how a step is divided"
+)
+EACH = [pytest.param(one, marks=() if one in DAILY else OTHERS) for one in CONFIGS]
+
+
+@pytest.mark.parametrize("architecture", EACH)
 def test_accumulated_steps_are_those_of_one_large_batch(home, name, architecture):
     same_steps = {"steps": 2, "dropout": 0.0, "eval_every": 0, "lr_scheduler": "constant"}
     found = {
@@ -90,7 +97,7 @@ def test_accumulated_steps_are_those_of_one_large_batch(home, name, architecture
         assert found[2, 8][step] == pytest.approx(found[16, 1][step], rel=1e-4)
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", EACH)
 def test_the_loss_is_the_mean_over_the_masked_tokens_of_the_step(
     home, name, architecture, monkeypatch
 ):
@@ -164,7 +171,7 @@ def test_without_its_weight_there_is_no_constraint(home, name):
     assert "constraint_loss" not in job.of_type("step")[0]
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", EACH)
 def test_the_head_is_computed_for_masked_tokens_only(home, name, architecture, monkeypatch):
     sizes = []
     original = F.cross_entropy
@@ -178,7 +185,7 @@ def test_the_head_is_computed_for_masked_tokens_only(home, name, architecture, m
     assert max(sizes) < 8 * 32 * 0.3
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", EACH)
 def test_every_dropout_probability_of_a_model_is_set(home, name, architecture):
     config = CONFIGS[architecture]
     torch.manual_seed(0)

@@ -61,15 +61,21 @@ def check_resume(home: Path, name: str, spec: MlmSpec, *, at: list[int], auto: A
     ).read_text()
 
 
-@pytest.mark.parametrize(
-    "architecture", ["bert", pytest.param("modernbert", marks=pytest.mark.slow)]
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="an encoder or a moment with which a resumed job has other bits"
 )
+
+
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("modernbert", marks=OTHERS)])
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"save_every": 5, "mask_80_10_10": True, "lr_scheduler": "cosine"},
-        {"save_every": 1, "batch_size": 8, "gradient_accumulation": 4, "masks": "static"},
+        pytest.param(
+            {"save_every": 1, "batch_size": 8, "gradient_accumulation": 4, "masks": "static"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["accumulated", "second pass", "every step"],
 )
@@ -78,7 +84,7 @@ def test_a_run_that_died_resumes_bit_by_bit(home, name, architecture, options):
     check_resume(home, name, spec, at=[2, 6, 11], auto=AutoModelForMaskedLM)
 
 
-@pytest.mark.parametrize("save_every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("save_every", [3, pytest.param(1, marks=OTHERS)])
 def test_the_encoder_resumes_bit_by_bit_with_dropout_and_ramp(home, name, save_every):
     spec = graph_spec(home, save_every=save_every, dropout=0.2)
     check_resume(home, name, spec, at=[2, 5, 8], auto=CodeGraphEncoder)
@@ -104,9 +110,7 @@ def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(home
     ).read_text()
 
 
-@pytest.mark.parametrize(
-    "step", [5, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 12))]
-)
+@pytest.mark.parametrize("step", [5, *(pytest.param(step, marks=OTHERS) for step in (3, 12))])
 def test_an_evaluation_that_a_stop_interrupts_is_run_after_the_resume(home, name, step):
     # The stop is set by the step event: after the check at the step's end, before its evaluation.
     spec = text_spec(home, eval_every=1 if step == 3 else 5)
@@ -145,6 +149,7 @@ def test_a_finished_run_does_not_train_or_evaluate_again(home, name):
     assert {event["type"] for event in again.events} == {"data", "begin"}
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_given_more_steps(home, name):
     run(text_spec(home), begin(home, name).ctx)
     more = begin(home, name)

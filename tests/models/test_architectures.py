@@ -54,7 +54,15 @@ def by_transformers(model: Any, ids: list[int], max_tokens: int) -> str:
     return text
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+DAILY = ("Bloom", "Falcon", "GPT2", "Gemma2", "Mamba", "Mixtral", "OpenAIGPT", "Qwen3Next", "Rwkv")
+WIDE = pytest.mark.nightly(
+    part="oracles", catches="an architecture whose answers differ from those of transformers"
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in DAILY else WIDE) for kind in OTHERS]
+)
 def test_models_of_other_structures_are_served_as_transformers_serves_them(kind):
     model = make(kind)
     assert not Decoder.supports(model)

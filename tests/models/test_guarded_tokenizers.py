@@ -34,7 +34,14 @@ def written(folder: Path, expression: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("text", [HARMFUL, SLOW, ["a", SLOW], HARMFUL + "<end>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        HARMFUL,
+        *(pytest.param(text, marks=pytest.mark.slow) for text in (SLOW, ["a", SLOW])),
+        HARMFUL + "<end>",
+    ],
+)
 def test_rules_that_explode_fail_the_request_by_name_and_take_the_next_one(tmp_path, text):
     tokenizer = read_tokenizer(written(tmp_path, EXPRESSION))
     with pytest.raises(JobFailed, match=f"tokenizer: the rules of {tmp_path} must split 'aaaa"):

@@ -114,7 +114,9 @@ def mapped_from(tensor: torch.Tensor) -> Path | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a base that stays in memory when the last of many adapters has gone"
+)
 def test_a_base_that_was_loaded_for_its_adapters_is_unloaded_with_the_last_one(warm_ten):
     models, loaded = warm_ten
     for one in loaded:
@@ -180,7 +182,13 @@ MERGED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("head", "embeddings") else ())
+        for name in MERGED
+    ],
+)
 def test_an_adapter_that_cannot_be_served_unmerged_is_merged_with_the_reason(
     tiny_model, tmp_path, name
 ):

@@ -198,7 +198,19 @@ IMAGES = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
 MASKED = ("bert", "roberta", "distilbert", "modernbert", "deberta")
 
 
-@pytest.mark.parametrize("kind", [*DECODED, *OTHERS, *IMAGES, *MASKED])
+DAILY = ("Qwen2", "Qwen3", "GPT2", "Mixtral", "Mamba", "Qwen3VL", "bert", "modernbert", "deberta")
+WIDE = pytest.mark.nightly(
+    part="oracles", catches="an architecture that is loaded without some of its weights"
+)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in DAILY else WIDE)
+        for kind in (*DECODED, *OTHERS, *IMAGES, *MASKED)
+    ],
+)
 def test_a_saved_model_of_each_architecture_is_loaded_whole(tmp_path, kind):
     if kind in MASKED:
         model = AutoModelForMaskedLM.from_config(mlm_jobs.CONFIGS[kind])

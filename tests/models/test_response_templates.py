@@ -141,25 +141,38 @@ def test_a_given_template_goes_before_the_tokenizers_and_that_before_trls():
 BOMB = "(?:a|aa)+$"  # its time doubles with every other character
 
 
+OTHER_PLACES = pytest.mark.nightly(
+    part="oracles", catches="a place of an expression whose search no time limit ends"
+)
+
+
 @pytest.mark.parametrize(
     "template",
     [
         changed("fields", "content", "close_pattern", to=BOMB),
-        changed(*CALLS, to={"open_pattern": BOMB, "close": "</c>"}),
-        changed("start_anchor", to="<|im_start|>"),
-        changed(*CALLS, to={**XML, "content_args": {"tag_pattern": f"(?P<key>{BOMB})"}}),
-        changed(
-            *CALLS,
-            to={
-                **XML,
-                "content_args": {
-                    "tag_pattern": "(?P<key>a)(?P<value>.*)",
-                    "value_parser": {
-                        "name": "xml-inline",
-                        "args": {"tag_pattern": f"(?P<key>{BOMB})"},
+        pytest.param(
+            changed(*CALLS, to={"open_pattern": BOMB, "close": "</c>"}), marks=OTHER_PLACES
+        ),
+        pytest.param(changed("start_anchor", to="<|im_start|>"), marks=OTHER_PLACES),
+        pytest.param(
+            changed(*CALLS, to={**XML, "content_args": {"tag_pattern": f"(?P<key>{BOMB})"}}),
+            marks=OTHER_PLACES,
+        ),
+        pytest.param(
+            changed(
+                *CALLS,
+                to={
+                    **XML,
+                    "content_args": {
+                        "tag_pattern": "(?P<key>a)(?P<value>.*)",
+                        "value_parser": {
+                            "name": "xml-inline",
+                            "args": {"tag_pattern": f"(?P<key>{BOMB})"},
+                        },
                     },
                 },
-            },
+            ),
+            marks=OTHER_PLACES,
         ),
     ],
     ids=["close", "open", "start", "tags", "nested"],

@@ -53,7 +53,24 @@ def outcome(work: Any) -> str | None:
     return text
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Templates that take longest, of families of which another one stays in the tests of every change.
+NIGHTLY: tuple[str, ...] = (
+    "gemma4",
+    "gemma4_v2",
+    "gemma4_v4",
+    "gemma4_v5",
+    "lfm2_2_5",
+    "nemotron_3_nano",
+)
+NIGHTLY += ("nemotron_3_super", "nemotron_3_ultra", "qwen3_5_think", "qwen3_6", "qwen3_8")
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="a family of templates whose text differs from that of transformers"
+)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=OTHERS if one in NIGHTLY else ()) for one in FAMILIES]
+)
 def test_chats_are_rendered_as_by_transformers_or_refused_by_name(family):
     for chat in EXAMPLES.values():
         check(chat, tokenizer(source_of(family)))

@@ -166,7 +166,9 @@ def test_a_wrong_target_is_refused_without_showing_it(desk, monkeypatch, text):
     assert text not in done.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a notification that a killed notifier loses or sends twice"
+)
 def test_a_daemon_notifies_of_a_job_once_though_its_notifier_dies(
     make_daemon, tmp_path, monkeypatch
 ):

@@ -123,7 +123,9 @@ def test_its_options_are_those_of_the_command_line(lines, tmp_path):
     assert "lines" in warmd("submit", "--help", home=tmp_path).out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a kind of another package that the daemon or its gateway cannot run"
+)
 def test_a_daemon_runs_it_and_http_takes_it_as_a_method(lines, tmp_path, make_daemon):
     daemon: Daemon = make_daemon(http_port=0)
     daemon.start()
@@ -219,7 +221,9 @@ def test_the_command_line_works_and_the_doctor_names_the_kind_that_is_left_out(s
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="oracles", catches="a doctor that passes a kind whose module cannot be imported"
+)
 def test_the_doctor_names_a_kind_whose_jobs_would_fail(lines):
     assert doctor.check_kinds().found == "7 of warmd, from outside: lines"
     (lines / "warmd_lines" / "kind.py").write_text("import not_there")

@@ -318,6 +318,7 @@ def test_a_library_is_imported_only_where_it_belongs(library, packages):
     assert [module for module in found if not within(module, *packages)] == []
 
 
+@pytest.mark.slow
 def test_only_submissions_queue_a_job():
     """So a job is nowhere queued without its whole run directory, or without its needs."""
     found = {
@@ -375,6 +376,7 @@ def test_lists_of_statuses_stand_once():
     assert found == {"daemon.lifecycle.statuses"}
 
 
+@pytest.mark.slow
 def test_no_process_sends_pickles_to_another():
     """Whoever can write to a connection, a store or a queue would run code in the other process."""
     libraries = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "multiprocessing")

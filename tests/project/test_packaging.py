@@ -77,7 +77,7 @@ def test_sources_import_declared_dependencies_only():
     distributions = names({"yaml": "pyyaml", "PIL": "pillow"}.get(name, name) for name in foreign)
     extras = PROJECT["optional-dependencies"]
     optional = names(extras["plot"]) | names(extras["optuna"])
-    for extra in ("apprise", "s3", "gguf", "mcp"):
+    for extra in ("agents", "apprise", "s3", "gguf", "mcp"):
         optional |= names(extras[extra])
     assert distributions <= names(PROJECT["dependencies"]) | optional
 

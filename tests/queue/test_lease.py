@@ -80,7 +80,9 @@ def test_a_job_survives_an_embedded_redis_that_hangs_longer_than_the_lease(place
     wait_until(lambda: place.status(other) == "started")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a worker whose lease expires while it is busy, or outlives it"
+)
 def test_the_lease_is_renewed_while_the_worker_is_busy(place: Workplace):
     worker = place.worker(lease_s=2.0)
     with pytest.raises(AssertionError):

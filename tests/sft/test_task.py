@@ -56,14 +56,21 @@ def assert_same(
     return made
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+OTHERS = pytest.mark.nightly(
+    part="oracles", catches="an architecture or a form of rows whose training differs from TRL's"
+)
+DAILY = ("llama", "gpt2")  # one that is packed, one that is padded
+EACH = [pytest.param(one, marks=() if one in DAILY else OTHERS) for one in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("architecture", EACH)
 def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     changes, is_packed = ARCHITECTURES[architecture]
     made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), "completions")
     assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, architecture):
     lora = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     changes, is_packed = ARCHITECTURES[architecture]
@@ -72,7 +79,13 @@ def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, arc
     assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
-@pytest.mark.parametrize("case", list(CASES)[1:])
+DAILY_FORMS = ("whole chats", "assistant turns", "texts", "cut", "no prompt")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in DAILY_FORMS else OTHERS) for case in list(CASES)[1:]],
+)
 def test_every_form_of_row_trains_as_with_trl(tmp_path, case):
     assert_same(tmp_path, sft_jobs.small("qwen2", tie_word_embeddings=True), case)
 

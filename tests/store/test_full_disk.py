@@ -70,6 +70,7 @@ def drill(folder: Path, url: str, job_id: str) -> None:
     verify(fetch.rundir.checkpoints / "checkpoint-1")
 
 
+@pytest.mark.slow
 def test_a_job_of_a_bucket_waits_until_the_disk_has_room_for_it(server: S3Server, tmp_path: Path):
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True)
     needs(probe.returncode == 0, "the right to mount file systems")

@@ -393,6 +393,7 @@ def test_jobs_of_earlier_versions_are_adopted_after_a_repair_if_they_had_begun(d
     assert recorded.adopted == found.adopted
 
 
+@pytest.mark.slow
 def test_a_node_of_a_shared_redis_adopts_no_job_that_another_node_runs(desk: Desk):
     here, there, locked = (desk.submit() for _ in range(3))
     lose_all(desk)

@@ -137,7 +137,16 @@ TAILS = {
 }
 
 
-@pytest.mark.parametrize("tail", TAILS)
+OTHER_TAILS = pytest.mark.nightly(
+    part="homes", catches="a damaged tail of a kind that keeps Redis from starting"
+)
+DAILY_TAILS = ("zeros", "a cut command", "a transaction without EXEC", "zeros within a value")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [pytest.param(tail, marks=() if tail in DAILY_TAILS else OTHER_TAILS) for tail in TAILS],
+)
 def test_a_damaged_tail_is_cut_off_and_kept_as_a_copy(store: Store, tail: str):
     store.write(5)
     raw = store.last.read_bytes()
@@ -277,13 +286,18 @@ def corrupt(path: Path) -> None:
     path.write_bytes(bytes(raw))
 
 
+OTHER_BASES = pytest.mark.nightly(
+    part="homes", catches="a damaged base file of a kind that keeps Redis from starting"
+)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         corrupt,
-        lambda path: path.write_bytes(path.read_bytes()[:-7]),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+        pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-7]), marks=OTHER_BASES),
+        pytest.param(lambda path: path.write_bytes(b""), marks=OTHER_BASES),
+        pytest.param(lambda path: path.write_bytes(bytes(path.stat().st_size)), marks=OTHER_BASES),
         lambda path: path.unlink(),
     ],
     ids=["a changed byte", "cut", "empty", "zeros", "missing"],
@@ -318,7 +332,19 @@ MANIFESTS: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.parametrize("how", MANIFESTS)
+OTHER_MANIFESTS = pytest.mark.nightly(
+    part="homes", catches="a damaged manifest of a kind with which Redis loses writes"
+)
+DAILY_MANIFESTS = ("missing", "half of its second line", "each line twice", "zeros")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=() if how in DAILY_MANIFESTS else OTHER_MANIFESTS)
+        for how in MANIFESTS
+    ],
+)
 def test_with_a_damaged_manifest_nothing_is_lost(store: Store, how: str):
     rewritten(store, 6)
     raw = MANIFESTS[how](store.manifest.read_bytes())
@@ -433,10 +459,14 @@ OTHERS = pytest.mark.nightly(
     "fault",
     [
         "the tail",
-        "the base file after Redis 6",
         *(
             pytest.param(fault, marks=OTHERS)
-            for fault in ("the manifest", "the base file", "the tail after Redis 6")
+            for fault in (
+                "the base file after Redis 6",
+                "the manifest",
+                "the base file",
+                "the tail after Redis 6",
+            )
         ),
     ],
 )

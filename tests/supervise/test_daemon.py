@@ -38,19 +38,8 @@ def daemon(sturdy: Daemon) -> Daemon:
     return sturdy
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "is_replaced",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=pytest.mark.nightly(
-                part="homes", catches="processes that outlive a home that nothing replaces"
-            ),
-        ),
-    ],
-)
+@pytest.mark.nightly(part="homes", catches="processes that outlive the home of their daemon")
+@pytest.mark.parametrize("is_replaced", [True, False])
 def test_a_daemon_whose_home_is_removed_ends_with_all_its_processes(
     make_daemon: MakeDaemon, is_replaced: bool
 ):
@@ -132,7 +121,8 @@ def untroubled(shared_daemon: Daemon) -> bytes:
 @pytest.mark.parametrize(
     "victim",
     [
-        *("horse", "worker", "server"),
+        *("horse", "server"),
+        pytest.param("worker", marks=pytest.mark.slow),
         pytest.param(
             "zygote",
             marks=pytest.mark.nightly(
@@ -156,7 +146,9 @@ def test_after_any_process_is_killed_the_job_resumes_with_the_same_result(
     assert all(worker["state"] == "idle" for worker in daemon.status()["workers"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a zygote that nothing starts again if it dies while a daemon recovers"
+)
 def test_a_supervisor_that_is_killed_and_the_zygote_of_its_successor_are_started_again(
     daemon: Daemon, untroubled: bytes
 ):
@@ -337,7 +329,9 @@ def resident(daemons: MakeDaemon) -> Iterator[Daemon]:
     started.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a resident horse that trains on the weights of the job before"
+)
 def test_resident_horse_runs_one_job_after_another_on_fresh_weights(resident: Daemon):
     daemon = resident
     first, second = daemon.submit(), daemon.submit()
@@ -355,7 +349,9 @@ def test_resident_horse_runs_one_job_after_another_on_fresh_weights(resident: Da
     assert weights(daemon, third) == weights(daemon, first)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="daemons", catches="a resident horse that makes a new engine for each job"
+)
 def test_a_resident_horse_reuses_its_engine_for_the_next_job(resident: Daemon):
     daemon = resident
     spec = InferSpec.parse({"model": "tiny", "prompt": "a" * 40, "max_tokens": 2, "seed": 1})

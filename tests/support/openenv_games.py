@@ -2,6 +2,7 @@
 
 Runs in an environment that has OpenEnv, and not warmd.
 """
+# mypy: ignore-errors
 
 from __future__ import annotations
 

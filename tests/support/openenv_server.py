@@ -115,13 +115,19 @@ class Nothing(Text):
     schema: ClassVar[dict[str, Any]] = {}
 
 
-GAMES = {"text": Text, "tools": Tools, "several": Several, "array": Array, "nothing": Nothing}
+GAMES: dict[str, Any] = {
+    "text": Text,
+    "tools": Tools,
+    "several": Several,
+    "array": Array,
+    "nothing": Nothing,
+}
 
 
 class Server:
     """All sessions of a game."""
 
-    def __init__(self, game: type, most: int) -> None:
+    def __init__(self, game: type[Any], most: int) -> None:
         self.game = game
         self.most = most
         self.lock = threading.Lock()

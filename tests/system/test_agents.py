@@ -45,7 +45,12 @@ def submitted(daemon: Daemon, kind: str, agent: str, **options: Any) -> dict[str
     return job
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+ALONE = pytest.mark.nightly(
+    part="episodes", catches="a job of one process that leaves the socket of its agents behind"
+)
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(1, marks=ALONE)])
 def test_a_job_listens_for_its_agents_while_it_runs(daemon, processes):
     sockets = daemon.home.sockets
     with Listeners(daemon.processes, lambda address: address) as watch:

@@ -138,6 +138,7 @@ def test_the_demo_model_made_again_has_the_same_tokenizer_and_config(
     assert (tmp_path / "tokenizer.json").read_text() == (FOLDER / "tokenizer.json").read_text()
 
 
+@pytest.mark.slow
 def test_eighty_steps_with_the_default_options_teach_unseen_sums(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -411,7 +411,9 @@ def test_a_training_job_gets_its_own_model_on_the_device(tmp_path):
     assert not {id(t) for t in _tensors(one.model)} & {id(t) for t in _tensors(other.model)}
 
 
-@pytest.mark.parametrize("architecture", ["code-graph", "bert"])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param("code-graph", marks=pytest.mark.slow), "bert"]
+)
 def test_a_new_model_is_created_on_the_device(tmp_path, architecture):
     if architecture == "bert":
         config = transformers.BertConfig(
@@ -480,7 +482,7 @@ def test_grpo_with_bfloat16_trains_weights_of_float32(tmp_path):
     assert any(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("beta", [0.1, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_policy_is_sampled_with_its_current_weights_in_every_step(tmp_path, monkeypatch, beta):
     """With a reference the policy shares its weights until the first update moves them."""
 

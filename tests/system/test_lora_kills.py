@@ -15,7 +15,7 @@ from warmd.jobs.models.adapters import WEIGHTS
 KILLS = 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="storms", catches="an adapter that differs after several kills")
 def test_lora_job_that_is_killed_five_times_equals_an_uninterrupted_one(sturdy: Daemon):
     options: dict[str, Any] = {"lora": 4, "samples": 40, "save_every": 1, "learning_rate": 0.01}
     straight = sturdy.submit(**options)

@@ -61,7 +61,9 @@ class Wire:
                     (server if source is client else client).sendall(data)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    part="storms", catches="a reply of Redis whose loss leaves a job neither queued nor ended"
+)
 def test_a_lost_reply_of_redis_loses_no_job(make_daemon: MakeDaemon):
     daemon = make_daemon()
     daemon.home.create()
@@ -109,6 +111,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.slow
 def test_a_full_disk_refuses_a_job_and_the_running_one_waits(battered: Daemon, disk: Path):
     runs, aside = battered.home.runs, battered.home.path / "aside"
     runs.rename(aside)

@@ -108,6 +108,7 @@ def test_without_a_step_a_branch_begins_with_the_final_model(shared_daemon, orig
     assert shared_daemon.events(job["id"], "step")[0]["kl"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_latest_job_is_the_latest_that_trained_the_same_type_of_model(shared_daemon, origin):
     answer = warmd("submit", "infer", "1+1=", "--model", "tiny", home=shared_daemon.home.path)
     shared_daemon.wait(answer.out.strip())

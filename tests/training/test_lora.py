@@ -118,7 +118,14 @@ def work(request: Any, tmp_path: Path) -> Work:
     return Work("grpo", run_grpo, options, model, folder)
 
 
+OTHER_KINDS = pytest.mark.nightly(
+    part="oracles", catches="a kind of training that loses a part of its adapter at a stop"
+)
+EACH = ["grpo", *(pytest.param(kind, marks=OTHER_KINDS) for kind in ("sft", "dpo", "mlm"))]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("work", EACH, indirect=True)
 def test_a_stopped_job_ends_with_the_adapter_of_an_uninterrupted_run(work, tmp_path):
     straight = work.job(tmp_path / "straight")
     work.run(work.spec(), straight.ctx)
@@ -135,6 +142,7 @@ def test_a_stopped_job_ends_with_the_adapter_of_an_uninterrupted_run(work, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("work", EACH, indirect=True)
 def test_a_stopped_job_on_an_int8_base_ends_with_the_adapter_of_an_uninterrupted_run(
     work, tmp_path
 ):

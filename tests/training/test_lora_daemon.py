@@ -34,6 +34,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_its_adapter_and_the_merged_model_compute_the_same(
     shared_daemon, tiny_model, job, tmp_path

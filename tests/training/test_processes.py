@@ -139,10 +139,7 @@ OTHERS = pytest.mark.nightly(
 )
 MARKS: dict[str, Any] = {
     "mlm": [],
-    "grpo, beta": [],
-    **dict.fromkeys(
-        ("sft", "dpo", "grpo", "grpo, logged values", "grpo, episodes"), pytest.mark.slow
-    ),
+    **dict.fromkeys(("sft", "dpo", "grpo", "grpo, beta", "grpo, logged values"), pytest.mark.slow),
 }
 EACH = [pytest.param(case, marks=MARKS.get(case, OTHERS), id=case) for case in CASES]
 

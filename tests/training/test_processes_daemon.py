@@ -94,7 +94,7 @@ def test_a_job_of_two_processes_is_paused_stopped_and_resumed(sturdy: Daemon, tm
     assert sturdy.events(job_id, "checkpoint")[-1]["step"] == stopped
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="daemons", catches="a job that fails when a stop reaches all its ranks")
 def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path: Path):
     job_id = sturdy.client.submit(spec(tmp_path, epochs=20))
     wait_until(lambda: sturdy.events(job_id, "step"), timeout_s=60)
@@ -111,19 +111,8 @@ def _seconds_since(found: list[dict[str, Any]]) -> float:
     return found[-1]["time"] - found[0]["time"] if found else 0.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [
-        1,
-        pytest.param(
-            0,
-            marks=pytest.mark.nightly(
-                part="storms", catches="a stall that is blamed on the wrong rank"
-            ),
-        ),
-    ],
-)
+@pytest.mark.nightly(part="storms", catches="a stall that is blamed on the wrong rank")
+@pytest.mark.parametrize("number", [1, 0])
 def test_a_suspended_rank_is_named_with_its_process(sturdy: Daemon, tmp_path: Path, number: int):
     # Without checkpoints: the limit of a save is ten minutes until five are known.
     job_id = sturdy.client.submit(spec(tmp_path, epochs=400, save_every=10_000))

@@ -167,14 +167,19 @@ def kill_at(wanted: str, wanted_number: int) -> Callable[[str, int], None]:
     return kill
 
 
+OTHER_MOMENTS = pytest.mark.nightly(
+    part="storms", catches="a moment at which a kill changes the steps that a time limit allows"
+)
+
+
 @pytest.mark.parametrize(
     "moments",
     [
-        pytest.param([("step", 3)], id="before the first plan"),
-        pytest.param([("plan", 1)], id="at the first plan"),
+        pytest.param([("step", 3)], id="before the first plan", marks=OTHER_MOMENTS),
+        pytest.param([("plan", 1)], id="at the first plan", marks=OTHER_MOMENTS),
         pytest.param([("plan", 2), ("step", 30), ("checkpoint", 1)], id="three times"),
-        pytest.param([("plan", 4)], id="at the last plan"),
-        pytest.param([("eval", 2)], id="after the last evaluation"),
+        pytest.param([("plan", 4)], id="at the last plan", marks=OTHER_MOMENTS),
+        pytest.param([("eval", 2)], id="after the last evaluation", marks=OTHER_MOMENTS),
     ],
 )
 def test_a_killed_job_ends_at_the_recorded_step_with_the_weights_of_an_uninterrupted_one(
@@ -316,7 +321,14 @@ def mlm_spec(folder: Path, **length: Any) -> Any:
     return mlm_jobs.text_spec(folder, **how | length)
 
 
-@pytest.mark.parametrize("make", [grpo_spec, dpo_spec, mlm_spec])
+OTHER_KINDS = pytest.mark.nightly(
+    part="oracles", catches="a kind of training that ends before or after its time limit"
+)
+
+
+@pytest.mark.parametrize(
+    "make", [grpo_spec, *(pytest.param(one, marks=OTHER_KINDS) for one in (dpo_spec, mlm_spec))]
+)
 def test_every_kind_of_training_takes_a_time_limit(make, tmp_path):
     short = make(tmp_path, steps=1)  # for the imports
     (tmp_path / "runs").mkdir(exist_ok=True)

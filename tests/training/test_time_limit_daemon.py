@@ -63,6 +63,10 @@ def kill_in_its_steps(daemon: Daemon, job_id: str) -> int:
     return int(max(steps))
 
 
+@pytest.mark.nightly(
+    part="storms",
+    catches="a job whose time differs from its time limit after a kill or with two ranks",
+)
 def test_a_loop_of_experiments_of_equal_time_by_a_program(sturdy: Daemon, tmp_path: Path):
     rows = sft_jobs.write(tmp_path / "rows.jsonl", sft_jobs.ROWS["prompt and completion"])
     experiments = [1e-4, 1e-3, 1e-2, 1e-3]
@@ -118,6 +122,9 @@ def test_a_loop_of_experiments_of_equal_time_by_a_program(sturdy: Daemon, tmp_pa
         assert longer.result()["steps"] > before
 
 
+@pytest.mark.nightly(
+    part="storms", catches="a killed daemon whose jobs forget the plans of their time limit"
+)
 def test_a_daemon_that_is_killed_continues_the_plans_of_its_job(sturdy: Daemon, tmp_path: Path):
     rows = sft_jobs.write(tmp_path / "rows.jsonl", sft_jobs.ROWS["prompt and completion"])
     options = {"model": "tiny", "dataset": rows, "batch_size": 2, "learning_rate": 1e-3}

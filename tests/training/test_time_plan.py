@@ -73,6 +73,7 @@ def test_a_plan_before_the_first_step_has_the_learning_rates_of_transformers(nam
     assert rates(plans, name, warmup) == pytest.approx([factor(step) for step in range(21)])
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 200)), min_size=1, max_size=4),
     st.sampled_from(["linear", "cosine"]),

@@ -15,6 +15,7 @@ def children() -> str:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_start_is_named_and_ended():
     before = children()
     with pytest.raises(Unavailable, match=r"the process of warmd\.no_such_module does not start"):

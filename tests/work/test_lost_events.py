@@ -56,7 +56,10 @@ def check_all_agree(daemon: Daemon, job_id: str) -> None:
     assert (shown["status"], shown["step"]) == ("finished", 6)
 
 
-@pytest.mark.parametrize("keep", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.nightly(
+    part="storms", catches="events that the file of a job does not get back from Redis"
+)
+@pytest.mark.parametrize("keep", [0, 2])
 def test_the_file_gets_back_what_redis_has(sturdy: Daemon, keep: int):
     job_id, had = hold_and_end_all(sturdy, keep)
     assert had > keep

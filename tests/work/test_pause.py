@@ -95,8 +95,13 @@ def test_a_released_job_saves_and_ends_until_it_is_unpaused(daemon: Daemon):
     "victim",
     [
         "horse",
-        "worker",
-        pytest.param("stop", marks=pytest.mark.slow),
+        pytest.param("worker", marks=pytest.mark.slow),
+        pytest.param(
+            "stop",
+            marks=pytest.mark.nightly(
+                part="daemons", catches="a paused job that continues after a stop of the daemon"
+            ),
+        ),
         pytest.param(
             "everything",
             marks=pytest.mark.nightly(

@@ -206,7 +206,7 @@ def test_time_limit_ends_one_job_and_leaves_the_others(daemon: Daemon):
     assert daemon.wait(other)["execution"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(part="daemons", catches="a stop that loses one of several jobs of a horse")
 def test_stop_requeues_every_running_job(shared: Daemon):
     ids = hold(shared, SLOTS)
     shared.stop()

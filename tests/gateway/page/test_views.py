@@ -15,12 +15,18 @@ from warmd.jobs import spec_class
 pytestmark = pytest.mark.slow
 
 
+NARROW = pytest.mark.nightly(
+    part="page", catches="a view that is not accessible, or does not fit a narrow screen"
+)
 WIDER = pytest.mark.nightly(
     part="clients", catches="a view of jobs that does not fit a wide screen"
 )
 
 
-@pytest.mark.parametrize("width", [WIDTHS[0], *(pytest.param(w, marks=WIDER) for w in WIDTHS[1:])])
+@pytest.mark.parametrize(
+    "width",
+    [pytest.param(w, marks=NARROW if w == WIDTHS[0] else WIDER) for w in WIDTHS],
+)
 def test_every_view_is_accessible_and_fits_the_screen(
     page, daemon, jobs_of_all_states, tmp_path, width
 ):
@@ -124,15 +130,10 @@ def test_the_page_reconnects_to_a_restarted_gateway_without_missing_events(page,
     assert shown == list(range(shown[0], shown[-1] + 1))
 
 
-SECTIONS = pytest.mark.nightly(
+@pytest.mark.nightly(
     part="clients", catches="a section of a job that stays empty when the gateway was gone"
 )
-
-
-@pytest.mark.parametrize(
-    "section",
-    ["events", *(pytest.param(s, marks=SECTIONS) for s in ("curves", "checkpoints", "log"))],
-)
+@pytest.mark.parametrize("section", ["events", "curves", "checkpoints", "log"])
 def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon, section):
     ended, job_id = finished(daemon), running(daemon)
     browser = page.open(f"jobs/{job_id}")
@@ -146,6 +147,7 @@ def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon
     browser.wait_for(ended)
 
 
+@pytest.mark.nightly(part="page", catches="a view that does not show what a job waits for")
 def test_a_job_that_no_machine_could_run_shows_what_it_waits_for(page, daemon):
     needs = {"gpu": "h200", **model_need("/models/away")}
     job_id = daemon.client.submit(spec_class("grpo").parse(OPTIONS), Queueing(needs=needs))
