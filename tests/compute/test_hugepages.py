@@ -37,7 +37,6 @@ def in_small_pages(count: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.slow
 def test_a_move_to_huge_pages_keeps_values_and_addresses():
     needs(sys.platform == "linux" and KERNEL >= (6, 1), "Linux 6.1")
     x = in_small_pages(PAGES * hugepages.HUGE_PAGE // 8)
@@ -54,9 +53,7 @@ def test_without_memory_to_move_nothing_is_done(areas):
     assert list(hugepages.move(areas)) == []
 
 
-@pytest.mark.nightly(
-    part="levels", catches="a move to huge pages that is tried forever where the system refuses it"
-)
+@pytest.mark.slow
 def test_a_move_that_this_system_refuses_is_not_tried_again():
     needs(sys.platform == "linux", "Linux")
     # PR_SET_THP_DISABLE makes the kernel refuse all requests of this process for huge pages.

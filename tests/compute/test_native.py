@@ -88,12 +88,7 @@ def without_steps(decoder: Decoder, parts: list[Part]) -> torch.Tensor:
         ("Qwen2", {}, 3),
         ("Qwen3", {"head_dim": 64}, 2),  # with norms of queries and keys
         ("Llama", {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2}, 3),
-        pytest.param(
-            *("Llama", {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64}, 2),
-            marks=pytest.mark.nightly(
-                part="levels", catches="a width of layers at which a fused step has other bits"
-            ),
-        ),
+        ("Llama", {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64}, 2),
     ],
     indirect=["threads"],
 )
@@ -228,18 +223,7 @@ def test_m_rope_equals_that_of_transformers():
 
 
 @pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
-@pytest.mark.parametrize(
-    "part",
-    [
-        "model.layers.1.mlp.down_proj",
-        pytest.param(
-            "model.embed_tokens",
-            marks=pytest.mark.nightly(
-                part="levels", catches="NaN in embeddings that a kernel hides"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("part", ["model.embed_tokens", "model.layers.1.mlp.down_proj"])
 def test_nan_weights_give_nan_logits(precision, part):
     model = small(tie_word_embeddings=False)
     weight = model.get_submodule(part).weight
@@ -282,18 +266,7 @@ for _ in range(9):
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 
-NORMS = pytest.mark.nightly(
-    part="levels", catches="a norm that warmd's kernels compute though it is unsupported"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layers.1.self_attn.k_norm",
-        *(pytest.param(name, marks=NORMS) for name in ("norm", "layers.1.input_layernorm")),
-    ],
-)
+@pytest.mark.parametrize("name", ["norm", "layers.1.input_layernorm", "layers.1.self_attn.k_norm"])
 @pytest.mark.parametrize("change", ["half", "apart"])
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # PyTorch falls back to a slower path
 def test_unsupported_norms_fall_back_to_pytorch(name, change):
@@ -328,20 +301,8 @@ def test_layers_of_different_sizes_fall_back_to_pytorch():
     torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
 
 
-OTHER_ZEROS = pytest.mark.nightly(
-    part="levels", catches="a layer of zeros that has other bits in a fused step"
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [
-        pytest.param("model.layers.0.mlp.down_proj", "native", marks=OTHER_ZEROS),
-        pytest.param("model.layers.0.mlp.down_proj", "bf16", marks=OTHER_ZEROS),
-        ("lm_head", "native"),
-        pytest.param("lm_head", "bf16", marks=OTHER_ZEROS),
-    ],
-)
+@pytest.mark.parametrize("precision", ["native", "bf16"])
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj", "lm_head"])
 def test_weights_of_zeros_do_not_decide_the_order_of_summation(name, precision):
     model = small(intermediate_size=1536, hidden_size=896, vocab_size=2048)
     model.get_submodule(name).weight[:1024] = 0
@@ -351,9 +312,7 @@ def test_weights_of_zeros_do_not_decide_the_order_of_summation(name, precision):
         assert torch.equal(decoder.forward(parts[0]), without_steps(decoder, parts[1]))
 
 
-@pytest.mark.nightly(
-    part="levels", catches="weights that oneDNN packs in an order of its own on older processors"
-)
+@pytest.mark.slow
 def test_bits_do_not_change_while_layers_are_packed_if_onednn_packs_in_another_order():
     """Simulates an older processor by oneDNN's environment variable."""
     script = """

@@ -53,7 +53,7 @@ print(fake_cuda.TOUCHED)
 @pytest.mark.parametrize(
     "num_gpus",
     [
-        pytest.param(1, marks=pytest.mark.slow),
+        1,
         pytest.param(
             -1,
             marks=pytest.mark.nightly(

@@ -114,7 +114,6 @@ def machines(server: S3Server, tmp_path: Path) -> tuple[Machine, Machine]:
     return Machine(tmp_path / "a", url), Machine(tmp_path / "b", url)
 
 
-@pytest.mark.slow
 def test_files_that_cannot_be_stored_block_no_upload(machines):
     one, other = machines
     job_id = one.submit()
@@ -613,7 +612,6 @@ def ended(machine: Machine) -> str:
     return job_id
 
 
-@pytest.mark.slow
 def test_local_files_are_shown_while_the_store_is_unreachable(
     machines, server: S3Server, capsys, monkeypatch
 ):

@@ -124,10 +124,7 @@ def test_a_configured_redis_program_that_does_not_exist_is_refused():
         find_binary("/nonexistent/server")
 
 
-@pytest.mark.nightly(
-    part="shortages",
-    catches="a daemon that ends, or hides the reason, when the disk of Redis is full",
-)
+@pytest.mark.slow
 def test_a_full_disk_of_redis_is_named_and_waited_for(make_daemon: MakeDaemon):
     daemon = make_daemon()
     daemon.home.create()
@@ -181,9 +178,7 @@ def external(folder: Path, *options: str) -> Iterator[int]:
         process.wait()
 
 
-@pytest.mark.nightly(
-    part="daemons", catches="a home that takes the jobs of another, or a log with a password"
-)
+@pytest.mark.slow
 def test_homes_on_one_redis_with_a_password_must_share_their_run_directories(
     make_daemon: MakeDaemon, tmp_path: Path
 ):

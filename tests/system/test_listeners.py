@@ -128,7 +128,6 @@ def watch_node(machines: Cluster, name: str) -> Listeners:
     return Listeners(lambda: [root, *root.children(recursive=True)], known)
 
 
-@pytest.mark.nightly(part="networks", catches="a node of an external Redis that opens a port")
 def test_a_node_of_an_external_redis(machines: Cluster):
     run_nodes(machines, "a")
     with watch_node(machines, "a") as watch:

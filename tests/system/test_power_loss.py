@@ -138,9 +138,7 @@ def cut_at_steps(machine: Machine, spec: Spec, cuts: list[int]) -> None:
     assert weights(daemon, job_id) == weights(daemon, undisturbed)
 
 
-@pytest.mark.nightly(
-    part="storms", catches="an event that a power failure takes though a checkpoint follows it"
-)
+@pytest.mark.slow
 def test_a_power_failure_takes_no_event_that_a_checkpoint_stands_on(
     machine: Machine, tmp_path: Path
 ):
