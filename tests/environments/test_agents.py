@@ -579,7 +579,7 @@ def test_a_job_that_begins_before_the_gateway_finds_it(gateway, request):
     ("options", "words"),
     [
         ({"environment": "games:Digits"}, "agent: must not go with environment"),
-        ({"reward": ["math"]}, "reward: must not go with environment or agent"),
+        ({"reward": ["math"]}, "reward: must not go with agent"),
         ({"environment_step_timeout": 3}, "environment_step_timeout: must go with environment"),
         ({"stop": ["x"]}, "stop: must go with environment"),
     ],

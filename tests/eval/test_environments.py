@@ -134,7 +134,7 @@ def test_failed_episodes_are_unscored_and_a_broken_environment_ends_the_job(tmp_
     ("options", "words"),
     [
         ({"task": "gsm8k"}, "task: must not go with environment"),
-        ({"reward": ["math"]}, "reward: must not go with environment"),
+        ({"reward": ["math"]}, "reward: must be module:function with environment, got math"),
         ({"environment": None}, "max_turn_length: must go with environment"),
     ],
 )

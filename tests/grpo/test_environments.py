@@ -314,7 +314,7 @@ def test_an_environment_that_never_begins_ends_the_job_in_its_words(tmp_path):
     ("options", "words"),
     [
         ({"environment": None}, "max_turn_length: must go with environment"),
-        ({"reward": ["math"]}, "reward: must not go with environment"),
+        ({"reward": ["math"]}, "reward: must be module:function with environment, got math"),
         ({"nodes": 2}, "nodes: must not go with environment"),
         ({"chat_template": True}, "chat_template: must not go with environment"),
         ({"stop": [""]}, "stop: must be text, each, got ''"),
