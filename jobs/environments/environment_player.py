@@ -98,22 +98,20 @@ class EnvironmentPlayer(Player):
         episode.turns += 1
         episode.written.append(turn.segment)
         episode.messages.append(turn.text)
-        if turn.reason == "length":
-            self._chats[key].append({"role": "assistant", "content": turn.text})
-            self._finish(episode, LENGTH)
-            return
-        action: Any = turn.text
-        message = {"role": "assistant", "content": turn.text}
-        if self._calls is not None:
+        is_cut = turn.reason == "length"
+        message, action = {"role": "assistant", "content": turn.text}, turn.text
+        if self._calls is not None and not is_cut:
             message = self._calls(turn, self._tasks[key.task].name)
             action = [call["function"] for call in message.get("tool_calls", ())]
             self._called[key] = [call["name"] for call in action]
         self._chats[key].append(message)
-        if self._calls is not None and not action:
+        if is_cut:
+            self._finish(episode, LENGTH)
+        elif self._calls is not None and not action:
             self._finish(episode, ANSWERED)
-            return
-        episode.asked_at = time.monotonic()
-        self._pool.act(key, action)
+        else:
+            episode.asked_at = time.monotonic()
+            self._pool.act(key, action)
 
     def _observe(self, episode: Episode, answer: Answer) -> None:
         found = answer.found

@@ -17,6 +17,7 @@ from ..files.jsonl import Place
 from ..rewards.user_rewards import MOST_REWARD
 
 ENVIRONMENT, AGENT = "environment", "agent"  # options that name what plays
+ENVIRONMENTS = "environments"  # the keyword of reward functions that has the user's objects
 GYMNASIUM, TOOLS = "gymnasium", "tools"
 MOST_CHARACTERS = 4_000_000  # of an observation
 

@@ -30,9 +30,9 @@ from .interface import (
     observation_of,
 )
 
-SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}  # of its schema
-SCHEMA_S = 10.0  # for the schema of a server
-CONNECT_S = 10.0  # for a session: a server may restart, or have no place yet
+_SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}  # of its schema
+_SCHEMA_S = 10.0  # for the schema of a server
+_CONNECT_S = 10.0  # for a session: a server may restart, or have no place yet
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two attempts
 _CLOSE_S = 2.0
 _MOST_BYTES = 32 << 20  # of a message
@@ -89,8 +89,8 @@ class OpenEnvTools(Environment):
 
     def act(self, action: Any) -> dict[str, Any]:
         """Each result is a message of role `tool`; a call that fails is told to the model."""
-        messages, failures, found = [], 0, {"done": False}
-        for call in action:
+        messages, failures = [], 0
+        for call in action:  # at least one
             found = self.instance.step(
                 {
                     "type": "call_tool",
@@ -108,6 +108,7 @@ class OpenEnvTools(Environment):
             "observation": observation_of("a tool", messages),
             "failures": failures,
             "terminated": found["done"] is True,
+            "info": _info(found),
         }
 
     def rewards(self) -> float | None:
@@ -146,8 +147,8 @@ class _Session:
         return found["observation"].get("tools")
 
     def _first(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message; connect first, where that is to be done, for at most CONNECT_S."""
-        until, pause_s = time.monotonic() + CONNECT_S, _FIRST_PAUSE_S
+        """Send a message; connect first, where that is to be done, for at most _CONNECT_S."""
+        until, pause_s = time.monotonic() + _CONNECT_S, _FIRST_PAUSE_S
         while True:
             try:
                 if self._socket is None:
@@ -265,7 +266,7 @@ def _checked(text: str) -> str:
     """Return a URL without what a server does not get. Raises SpecError."""
     try:
         parts = urlsplit(text)
-        is_known = parts.scheme in SCHEMES and parts.hostname and parts.port != 0
+        is_known = parts.scheme in _SCHEMES and parts.hostname and parts.port != 0
     except ValueError:
         is_known = False
     if not is_known:
@@ -282,10 +283,10 @@ def _checked(text: str) -> str:
 def _action_schema(url: str) -> dict[str, Any]:
     """Return the JSON schema of the actions of a server. Raises SpecError."""
     parts = urlsplit(url)
-    address = parts._replace(scheme=SCHEMES[parts.scheme], path=f"{parts.path}/schema").geturl()
+    address = parts._replace(scheme=_SCHEMES[parts.scheme], path=f"{parts.path}/schema").geturl()
     handlers = [urllib.request.ProxyHandler({})] if _is_of_this_machine(parts) else []
     try:
-        with urllib.request.build_opener(*handlers).open(address, timeout=SCHEMA_S) as answer:
+        with urllib.request.build_opener(*handlers).open(address, timeout=_SCHEMA_S) as answer:
             found = json.loads(answer.read(_MOST_SCHEMA_BYTES))["action"]
         if not isinstance(found.get("properties"), dict):
             raise ValueError("a schema without properties")
@@ -310,11 +311,11 @@ def _connected(url: str) -> Any:
     from websockets.sync.client import connect
 
     parts = urlsplit(url)
-    scheme = {"http": "ws", "https": "wss"}[SCHEMES[parts.scheme]]
+    scheme = {"http": "ws", "https": "wss"}[_SCHEMES[parts.scheme]]
     with _as_os_error():
         return connect(
             parts._replace(scheme=scheme, path=f"{parts.path}/ws").geturl(),
-            open_timeout=SCHEMA_S,
+            open_timeout=_SCHEMA_S,
             close_timeout=_CLOSE_S,
             max_size=_MOST_BYTES,
             ping_interval=None,  # a step may take longer: the limits of the job decide

@@ -14,7 +14,7 @@ from ..rewards.options import RewardsSpec
 from ..rewards.problems import Problem, columns_of
 from ..rewards.user_rewards import MOST_REWARD
 from ..spec import option
-from .interface import AGENT, ENVIRONMENT
+from .interface import AGENT, ENVIRONMENT, ENVIRONMENTS
 
 if TYPE_CHECKING:
     from .episodes import Rules
@@ -170,6 +170,8 @@ class EnvironmentSpec(RewardsSpec):
 
         assert self.played is not None
         option, name = self.played
+        if self.episode_rewards:
+            self.check_columns(found, ENVIRONMENTS)
         described(
             name,
             [str(Path.cwd())],

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from ..rewards.user_rewards import KeywordReward, PositionalReward, imported
+from ..rewards.user_rewards import NOT_PASSED, KeywordReward, PositionalReward, imported
 from .classes import settled
-
-ENVIRONMENTS = "environments"  # the keyword that has the user's object
+from .interface import ENVIRONMENTS
 
 
 class EpisodeRewards:
@@ -23,8 +22,8 @@ class EpisodeRewards:
     """
 
     def __init__(self, names: Sequence[str], columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._functions = {name: imported(name, [*columns, ENVIRONMENTS]) for name in names}
+        self._columns = [name for name in columns if name != NOT_PASSED]
+        self._functions = {name: imported(name, [*self._columns, ENVIRONMENTS]) for name in names}
 
     def score(
         self,

@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..user_code.modules import digests, own_modules
 from . import agents
 from .classes import resolve
 from .interface import AGENT, Environment, EnvironmentFault
+from .rewards import EpisodeRewards
 
 
 class _Server:
@@ -33,7 +34,7 @@ class _Server:
         self._instances: dict[str | None, Environment] = {}
         self._current: Environment | None = None
         self._agent: agents.Agent | None = None
-        self._rewards_of: Callable[..., dict[str, float | None]] = _unscored
+        self._functions: EpisodeRewards | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do one request. What the user's code raises is the `error` of the answer."""
@@ -66,9 +67,7 @@ class _Server:
         else:
             interface, self._makers = resolve(name)
         if rewards:
-            from .rewards import EpisodeRewards
-
-            self._rewards_of = EpisodeRewards(rewards, columns).score
+            self._functions = EpisodeRewards(rewards, columns)
         return {"interface": interface, "sources": digests()}
 
     def _tools(self) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class _Server:
         found = []
         for name, make in self._makers.items():
             made = make()
-            if self._rewards_of is _unscored:
+            if self._functions is None:
                 made.check_reward()
             found.append([name, made.tools()])
         return {"tools": found}
@@ -103,8 +102,9 @@ class _Server:
 
     def _rewards(self, played: dict[str, Any]) -> dict[str, Any]:
         assert self._current is not None
-        reward = self._current.rewards()
-        parts = self._rewards_of(self._current.instance, **played) if played else {}
+        reward, parts = self._current.rewards(), {}
+        if self._functions is not None:
+            parts = self._functions.score(self._current.instance, **played)
         return {"reward": reward, "parts": parts}
 
     def _close(self) -> dict[str, Any]:
@@ -112,10 +112,6 @@ class _Server:
             _, instance = self._instances.popitem()
             instance.close()
         return {}
-
-
-def _unscored(*_: object, **__: object) -> dict[str, float | None]:
-    raise AssertionError("no reward functions were given")
 
 
 def _seed_everything(seed: int) -> None:

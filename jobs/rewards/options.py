@@ -105,12 +105,15 @@ class RewardsSpec(Spec):
             for spec in self.reward_specs
         }
 
-    def check_columns(self, found: Sequence[problems.Problem]) -> None:
-        """Check that no column has the name of another argument of rewards. Raises SpecError."""
+    def check_columns(self, found: Sequence[problems.Problem], *further: str) -> None:
+        """Check that no column has the name of another argument of rewards. Raises SpecError.
+
+        `further`: names of arguments that only these rewards have.
+        """
         if not (self.has_own_rewards or self.grader):
             return
         for name in problems.columns_of(problem.columns for problem in found):
-            if name in TRL_KEYWORDS:
+            if name in (*TRL_KEYWORDS, *further):
                 raise SpecError(
                     "dataset",
                     f"must have no column {name}, which rewards receive as another argument: "

@@ -79,7 +79,6 @@ def test_help_imports_neither_torch_nor_redis(arguments):
     assert "warmd" in done.stdout
 
 
-@pytest.mark.slow
 def test_commands_that_show_jobs_do_not_import_msgspec(desk):
     ended, waiting = desk.train(), desk.submit("--name", "waiting", "--tag", "a")
     script = (
@@ -131,14 +130,7 @@ def test_bad_usage_is_one_line_and_exits_with_2(arguments, words):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        *("status", "load x=/tmp"),
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ("stop", "models", "models --unload x")
-        ),
-    ],
+    "command", ["status", "stop", "models", "models --unload x", "load x=/tmp"]
 )
 def test_without_a_daemon_the_line_says_how_to_start_one_and_the_code_is_3(command, tmp_path):
     done = run(*command.split(), home=tmp_path)
@@ -156,7 +148,6 @@ def test_a_broken_setting_names_file_and_line_and_exits_with_2(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_debug_adds_the_traceback_before_or_after_the_command(tmp_path):
     for arguments, environ in (
         (["--debug", "status"], {}),
@@ -183,9 +174,7 @@ def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize(
-    "closed", [">&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-"))]
-)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_output_is_not_an_error(closed, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     words = f"{sys.executable} -m warmd.cli data show {tmp_path}/rows.jsonl --home {tmp_path}"
@@ -287,16 +276,7 @@ def test_logs_follow_whole_lines_also_after_a_rotation(tmp_path):
         process.terminate()
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        "../../x",
-        *(
-            pytest.param(job, marks=pytest.mark.slow)
-            for job in ("grpo-20261121-184200-x7f2", "x" * 300, "\n")
-        ),
-    ],
-)
+@pytest.mark.parametrize("job", ["../../x", "grpo-20261121-184200-x7f2", "x" * 300, "\n"])
 def test_logs_of_an_unknown_job_exit_with_2(job, tmp_path):
     done = run("logs", job, home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

@@ -256,7 +256,6 @@ FORMS: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(objects(), st.sampled_from(FORMS))
 def test_no_declared_key_is_given_twice_in_any_spelling(made, form):

@@ -59,16 +59,7 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-DAILY = ("Qwen2VL", "Qwen3VL", "Qwen2_5_VL with a window")
-OTHERS = pytest.mark.nightly(
-    part="oracles", catches="a kind of vision model whose tokens differ from those of transformers"
-)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(kind, marks=() if kind in DAILY else OTHERS) for kind in KINDS],
-)
+@pytest.fixture(scope="module", params=KINDS)
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
     """Each model that accepts images."""
     is_taken, sizes = KINDS[request.param]

@@ -12,11 +12,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import openenv_server
+import psutil
 import pytest
+import tiny
+from episode_pools import answers, pool
 from ports import free_port
+from web_pages import TlsProxy
 
-from warmd.jobs.environments.pool import Answer, Limits, Pool, described
+from warmd.jobs.environments.pool import Answer, Pool, described
 from warmd.jobs.errors import SpecError
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
 
 
 @contextmanager
@@ -37,15 +43,6 @@ def sessions(url: str) -> dict[str, int]:
     return found
 
 
-def answers(made: Pool, number: int = 1) -> dict[Any, Answer]:
-    found: list[Answer] = []
-    deadline = time.monotonic() + 60
-    while len(found) < number and time.monotonic() < deadline:
-        found += made.poll(1.0)
-    assert len(found) == number
-    return {one.episode: one for one in found}
-
-
 def act(made: Pool, action: Any) -> Answer:
     made.act("a", action)
     return answers(made)["a"]
@@ -54,7 +51,7 @@ def act(made: Pool, action: Any) -> Answer:
 def test_a_game_of_text_is_played_as_gymnasiums_interface():
     with serving("text") as (_, url):
         assert described(url, [], 60.0).interface == "gymnasium"
-        with Pool(url, [], size=1, limits=Limits()) as made:
+        with pool(url, size=1) as made:
             for episode in range(2):
                 made.reset("a", seed=7, row={"prompt": "ignored"})
                 assert answers(made)["a"].found == {"observation": "?=", "info": {}}
@@ -69,7 +66,7 @@ def test_a_game_of_text_is_played_as_gymnasiums_interface():
 
 
 def test_an_observation_of_several_fields_is_their_json():
-    with serving("text") as (_, url), Pool(url, [], size=1, limits=Limits()) as made:
+    with serving("text") as (_, url), pool(url, size=1) as made:
         made.reset("a", seed=7, row={})
         answers(made)
         found = act(made, "fields").found
@@ -83,7 +80,7 @@ def test_a_game_of_tools_is_played_by_its_tools():
         assert found.tools is not None
         assert [one["function"]["name"] for one in found.tools[None]] == ["read", "answer"]
         assert found.tools[None][0]["function"]["parameters"] == openenv_server.Tools.number
-        with Pool(url, [], size=1, limits=Limits()) as made:
+        with pool(url, size=1) as made:
             made.reset("a", seed=7, row={"cells": [5, 6]})
             assert answers(made)["a"].found == {"observation": None, "info": {}}
             calls = [
@@ -98,7 +95,7 @@ def test_a_game_of_tools_is_played_by_its_tools():
             assert (done["failures"], done["terminated"]) == (1, False)
             last = act(made, [{"name": "answer", "arguments": {"number": 6}}, calls[0]]).found
             assert [one["content"] for one in last["observation"]] == ['{"right": true}']
-            assert last["terminated"]
+            assert (last["terminated"], last["info"]) == (True, {"success": True})
             made.rewards("a", {})
             assert answers(made)["a"].found == {"reward": 1.25, "parts": {}}
             made.release("a")
@@ -122,7 +119,7 @@ def test_a_game_of_tools_is_played_by_its_tools():
 )
 def test_an_episode_that_fails_is_named_and_its_session_ends(action, reason, words):
     with serving("text") as (_, url):
-        with Pool(url, [], size=2, limits=Limits(step_s=3)) as made:
+        with pool(url, size=2, step_s=3) as made:
             for episode in "ab":
                 made.reset(episode, seed=7, row={})
                 answers(made)
@@ -144,7 +141,7 @@ def test_a_server_that_restarts_is_reached_again():
     port = free_port()
     with ExitStack() as stack:
         with serving("text", port) as (_, url):
-            made = stack.enter_context(Pool(url, [], size=1, limits=Limits()))
+            made = stack.enter_context(pool(url, size=1))
             made.reset("a", seed=7, row={})
             answers(made)
             made.release("a")
@@ -155,7 +152,7 @@ def test_a_server_that_restarts_is_reached_again():
 
 
 def test_a_session_waits_for_its_place():
-    with serving("text", most=1) as (_, url), Pool(url, [], size=2, limits=Limits()) as made:
+    with serving("text", most=1) as (_, url), pool(url, size=2) as made:
         for episode in "ab":
             made.reset(episode, seed=7, row={})
         (first,) = answers(made)
@@ -169,7 +166,7 @@ def test_a_session_waits_for_its_place():
 
 @pytest.mark.slow
 def test_a_server_without_a_place_says_what_to_do():
-    with serving("text", most=0) as (_, url), Pool(url, [], size=1, limits=Limits()) as made:
+    with serving("text", most=0) as (_, url), pool(url, size=1) as made:
         made.reset("a", seed=7, row={})
         failure = answers(made)["a"].failure
         assert failure is not None
@@ -200,3 +197,56 @@ def test_what_is_no_server_is_refused_at_submission(url, words):
 def test_actions_that_text_cannot_be_are_refused(game, words):
     with serving(game) as (_, url), pytest.raises(SpecError, match=words):
         described(url, [], 60.0)
+
+
+def test_a_server_behind_tls_is_reached(tmp_path, monkeypatch):
+    proxy = TlsProxy(tmp_path, "localhost")
+    try:
+        with serving("text") as (_, url):
+            proxy.target_port = int(url.rpartition(":")[2])
+            secure = proxy.origin.replace("https:", "wss:")
+            with pytest.raises(SpecError, match="CERTIFICATE_VERIFY_FAILED"):
+                described(secure, [], 60.0)
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "localhost.crt"))
+            with pool(secure, size=1) as made:
+                made.reset("a", seed=7, row={})
+                assert answers(made)["a"].found["observation"] == "?="
+                assert act(made, "5").found["terminated"]
+    finally:
+        proxy.close()
+
+
+def test_its_processes_are_small():
+    with serving("text") as (_, url), pool(url, size=1) as made:
+        made.reset("a", seed=7, row={})
+        answers(made)
+        (process,) = [
+            child
+            for child in psutil.Process().children()
+            if "warmd.jobs.environments.server" in child.cmdline()
+        ]
+        assert process.memory_info().rss < 60_000_000
+
+
+@pytest.mark.usefixtures("like_a_work_horse")
+def test_a_job_trains_on_its_episodes(tmp_path):
+    made = tiny.surroundings(tmp_path / "run")
+    with serving("text", most=4) as (_, url):
+        job = {
+            "environment": url,
+            "samples": 4,
+            "prompts_per_step": 2,
+            "num_generations": 4,
+            "concurrency": 4,
+            "max_turns": 3,
+            "max_turn_length": 6,
+            "stop": list("abcdefghijklmnopqrstuvwxyz "),  # a random model ends most of its turns
+        }
+        run(GrpoSpec.parse(job), made.ctx)
+        assert sessions(url) == {"open": 0, "ever": 4}
+    (begin,) = made.of_type("begin")
+    assert (begin["environment"], begin["interface"]) == (url, "gymnasium")
+    found = made.of_type("step")
+    assert len(found) == 2
+    assert all(set(one["ends"]) <= {"terminated", "max_turns", "length"} for one in found)
+    assert all(one["episodes"] == 8 and one["turns"] > 1 for one in found)

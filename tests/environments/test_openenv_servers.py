@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from environments import environment
+from episode_pools import pool
 from ports import free_port
 from waiting import wait_until
 
-from warmd.jobs.environments.pool import Answer, Limits, Pool, described
+from warmd.jobs.environments.pool import Answer, Pool, described
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,7 +62,7 @@ def answer(made: Pool) -> Answer:
 
 
 def test_a_game_of_text_is_played(python, package):
-    with serving(python, "text") as url, Pool(url, [], size=1, limits=Limits()) as made:
+    with serving(python, "text") as url, pool(url, size=1) as made:
         assert made.interface == "gymnasium"
         for _ in range(2):
             made.reset("a", seed=7, row={"prompt": "ignored"})
@@ -84,7 +85,7 @@ def test_a_game_of_tools_is_played(python):
         (tool,) = tools[None]
         assert tool["function"]["name"] == "read"
         assert tool["function"]["parameters"]["properties"]["cell"]["type"] == "integer"
-        with Pool(url, [], size=1, limits=Limits()) as made:
+        with pool(url, size=1) as made:
             made.reset("a", seed=7, row={"cells": [5, 6]})
             answer(made)
             calls = [("read", {"cell": 1}), ("read", {"cell": 9}), ("write", {})]

@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from episode_pools import GAMES, answers, pool
 
-from warmd.jobs.environments.pool import Answer, Limits, Pool, described
+from warmd.jobs.environments.pool import described
 from warmd.jobs.errors import JobFailed, SpecError
-
-FOLDER = str(Path(__file__).parent)
-
-
-@contextmanager
-def pool(environment: str, size: int = 2, **limits: Any) -> Iterator[Pool]:
-    """A pool that has left no process when the block ends."""
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with Pool(environment, [FOLDER], size=size, limits=Limits(**limits)) as made:
-        yield made
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
-
-
-def answers(made: Pool, number: int) -> dict[Any, Answer]:
-    """The next answers, by episode."""
-    found: list[Answer] = []
-    deadline = time.monotonic() + 60
-    while len(found) < number and time.monotonic() < deadline:
-        found += made.poll(1.0)
-    assert len(found) == number
-    return {one.episode: one for one in found}
 
 
 def test_episodes_are_played_by_gymnasiums_interface():
@@ -194,7 +172,7 @@ def test_environments_are_closed_at_the_end_and_one_that_hangs_is_ended(tmp_path
 )
 def test_an_environment_that_is_none_is_named(environment, words):
     with pytest.raises(SpecError, match=f"environment: .*{re.escape(words)}"):
-        described(environment, [FOLDER], 60.0)
+        described(environment, [GAMES], 60.0)
     with pytest.raises(JobFailed, match=re.escape(words)), pool(environment, size=1):
         pass
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from grpo_jobs import rows
 from scripted_policy import Script, StockRollouts
 from tool_chats import source_of, tokenizer
 
@@ -146,6 +147,15 @@ def test_a_job_learns_from_the_functions_and_shows_them(tmp_path):
         parts = one["parts"]
         assert parts["environment"] == pytest.approx(other["reward"])
         assert one["reward"] == pytest.approx(other["reward"] - 0.5 * parts["games:length"])
+
+
+@pytest.mark.parametrize("name", ["environments", "completion_ids"])
+def test_columns_named_like_an_argument_are_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(FOLDER)
+    data = rows(tmp_path / "tasks.jsonl", {"key": 1, name: 2})
+    job = {"environment": "games:Table", "reward": ["games:right"], "dataset": data, "samples": 1}
+    with pytest.raises(SpecError, match=f"dataset: must have no column {name}, which rewards"):
+        GrpoSpec.parse(job).check_inputs(None)
 
 
 @pytest.mark.usefixtures("like_a_work_horse")

@@ -124,8 +124,8 @@ def test_failed_episodes_are_unscored_and_a_broken_environment_ends_the_job(tmp_
     ] * len(failed)
     with pytest.raises(JobFailed, match=r"10 consecutive tasks.*no more cards"):
         run(
-            # Each attempt costs the start of a process; 10 tasks of one episode each are enough.
-            spec(environment="games:Broken", samples=12, repeats=1, environment_attempts=1),
+            # Each attempt costs the start of a process: one of each episode is enough.
+            spec(environment="games:Broken", samples=12, environment_attempts=1),
             job(tmp_path / "broken", model).ctx,
         )
 

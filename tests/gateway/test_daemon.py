@@ -359,7 +359,6 @@ def test_documents_are_ordered_by_their_scores(scorer):
     ]
 
 
-@pytest.mark.slow
 def test_long_documents_are_refused_by_their_number_or_cut_and_counted(scorer):
     def refusal(**body: Any) -> tuple[str, str]:
         error = scorer(**body).json()["error"]

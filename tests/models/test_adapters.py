@@ -88,28 +88,7 @@ VARIANTS: dict[str, peft.PeftConfig] = {
 }
 
 
-DAILY: tuple[str, ...] = (
-    "IA3",
-    "LORA",
-    "TRAINABLE_TOKENS",
-    "rslora",
-    "dora",
-    "ranks",
-    "saved_head",
-)
-DAILY += ("saved_embeddings", "saved_norm", "tokens")
-OTHERS = pytest.mark.nightly(
-    part="oracles", catches="a kind of adapter whose logits differ from PEFT's"
-)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(config, id=name, marks=() if name in DAILY else OTHERS)
-        for name, config in (KINDS | VARIANTS).items()
-    ],
-)
+@pytest.mark.parametrize("config", (KINDS | VARIANTS).values(), ids=KINDS | VARIANTS)
 def test_a_served_adapter_equals_peft(tiny_model, tmp_path, config):
     wanted = write_adapter(tmp_path / "adapter", tiny_model, config)
     assert not torch.allclose(logits_of(tiny.model()), wanted, atol=0.1)
@@ -186,15 +165,9 @@ def test_an_adapter_that_peft_cannot_merge_is_refused_with_its_reason(tiny_model
         ({"r": 3}, "does not fit the model: size mismatch for .*lora_A.weight"),
         ({"r": 10**8}, "ranks must be at most .*, got 100000000"),
         ({"rank_pattern": {"q_proj": 10**8}}, "ranks must be at most .*, got 100000000"),
-        pytest.param(
-            {"target_modules": ["q_proj"]}, "down_proj.*no place for it", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            {"target_modules": ["q_proj", "k_proj", "down_proj"]},
-            "has no .*k_proj",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param({"target_modules": ["nothing"]}, "nothing", marks=pytest.mark.slow),
+        ({"target_modules": ["q_proj"]}, "down_proj.*no place for it"),
+        ({"target_modules": ["q_proj", "k_proj", "down_proj"]}, "has no .*k_proj"),
+        ({"target_modules": ["nothing"]}, "nothing"),
         ({"base_model_name_or_path": None}, "must be a model's folder or hub id, got None"),
         ({"base_model_name_or_path": "../none"}, "no model folder there"),
         ({"base_model_name_or_path": "no one's"}, "no model folder there"),

@@ -254,7 +254,6 @@ def test_foreign_function_in_redis_is_refused(daemon: Daemon, tmp_path: Path):
     assert not fuse.exists()
 
 
-@pytest.mark.slow
 def test_jobs_of_another_application_stay_in_their_queue(daemon: Daemon):
     queue = Queue("train", connection=daemon.client.connection)
     others = [queue.enqueue("builtins.print", text).id for text in ("a", "b")]

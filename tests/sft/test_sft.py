@@ -15,6 +15,7 @@ import pytest
 import sft_jobs
 import tiny
 import torch
+from breadth import packed_and_padded
 from grpo_jobs import same_weights, steps, weights
 from sft_jobs import message, spec, write
 
@@ -323,15 +324,7 @@ OTHERS = pytest.mark.nightly(
 
 @pytest.mark.parametrize(
     ("options", "is_packed"),
-    [
-        pytest.param(
-            *(CASES[name], how == "packed"),
-            id=f"{name}-{how}",
-            marks=() if (name, how) in DAILY else OTHERS,
-        )
-        for name in CASES
-        for how in ("packed", "padded")
-    ],
+    packed_and_padded(CASES, OTHERS, but=DAILY),
 )
 def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, options, is_packed):
     dropout = 0.0 if is_packed else 0.1  # which packs do not have

@@ -22,14 +22,15 @@ What another program makes of a file: `llama_child`; environments for other clie
     `environments`
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`
     (whether bits are comparable)
-Agents of episodes: `talkers` (plain HTTP), `openai_talkers` (OpenAI's client),
+Episodes: `episode_pools`; agents: `talkers` (plain HTTP), `openai_talkers` (OpenAI's client),
     `framework_talkers` (programs of frameworks); servers of environments: `openenv_server`, and
     `openenv_games` (by OpenEnv itself)
 Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`,
     `group_trainers`, `sft_jobs`, `dpo_jobs`, `mlm_jobs`; in several processes: `processes`,
     `warm_imports`
 A GPU that is not there: `fake_cuda`, `cuda_children`
-Waiting, requirements, free ports, durations: `waiting`, `needs`, `ports`, `durations`
+Waiting, requirements, free ports, durations, parameters of wide tests: `waiting`, `needs`,
+    `ports`, `durations`, `breadth`
 Makers of files that are committed: `make_demo_model`, `make_old_home`
 
 Words that only the tests use:

@@ -94,7 +94,9 @@ class Tools:
             seen["result"] = {"content": content, "data": None, "is_error": False}
             return {"observation": seen, "done": False, "reward": 0.25}
         if name == "answer":
-            seen["result"] = {"content": [], "data": {"right": given["number"] == self.cells[-1]}}
+            right = given["number"] == self.cells[-1]
+            seen["result"] = {"content": [], "data": {"right": right}}
+            seen["metadata"] = {"success": right}
             return {"observation": seen, "done": True, "reward": 1.0}
         seen["error"] = {"error_type": "tool_not_found", "message": f"no {name} of {given}"}
         return {"observation": seen, "done": False, "reward": None}
