@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def leaderboard(client: Reader, dataset: str) -> list[Entry]:
         files_of("dataset", dataset)
     groups: defaultdict[tuple[str, str, str], list[tuple[str, dict[str, Any]]]]
     groups = defaultdict(list)
-    known: dict[Any, list[str]] = {}  # digests of the first questions, by how they are read
+    known: dict[EvalSpec, list[str]] = {}  # digests of the first questions, by how they are read
     for job_id, spec, result in _evaluations(client):
         if _is_of(dataset, spec, result, known):
             metric = next(iter(result["metrics"]))
@@ -66,7 +66,7 @@ def leaderboard(client: Reader, dataset: str) -> list[Entry]:
 
 def _evaluations(client: Reader) -> Iterator[tuple[str, EvalSpec, dict[str, Any]]]:
     """Yield the evaluations that have a result."""
-    for job_id in job_ids(client.home.runs):
+    for job_id in sorted(job_ids(client.home.runs)):  # of equal ones the older first
         if not job_id.startswith(f"{EvalSpec.kind}-"):
             continue
         with suppress(Conflict, NotFound, SpecError):  # damaged, or of a later version
@@ -109,15 +109,14 @@ def _rows(runs: Path, job_id: str) -> list[dict[str, Any]]:
 
 
 def _is_of(
-    dataset: str, spec: EvalSpec, result: Mapping[str, Any], known: dict[Any, list[str]]
+    dataset: str, spec: EvalSpec, result: Mapping[str, Any], known: dict[EvalSpec, list[str]]
 ) -> bool:
     """Whether the questions of an evaluation are the first ones of a data set."""
-    key = (spec.task, spec.columns, spec.skip_bad_rows, spec.reward)
-    if key not in known:
-        whole = replace(spec, dataset=dataset, samples=None, examples=None)
+    whole = spec.of_data(dataset)
+    if whole not in known:
         try:
-            known[key] = list(digests(whole.raw_questions()))
+            known[whole] = list(digests(whole.raw_questions()))
         except SpecError:
-            known[key] = []  # not a data set of this task
+            known[whole] = []  # not a data set of this task
     place: int = result["questions"] - 1
-    return place < len(known[key]) and known[key][place] == result["data"]["digest"]
+    return place < len(known[whole]) and known[whole][place] == result["data"]["digest"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -225,6 +225,15 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         texts = [str(question.problem.prompt) for question in found]
         prompts = gsm8k.prompts(self.variant, texts, self._examples(), self.num_examples)
         return [questions.with_prompt(q, text) for q, text in zip(found, prompts, strict=True)]
+
+    def of_data(self, dataset: str) -> Self:
+        """Return the spec for a whole data set, without what has no effect on its questions."""
+        others: dict[str, Any] = {
+            one.name: one.default
+            for one in fields(self)
+            if one.metadata["group"] in ("model", "sampling", "evaluation")
+        }
+        return replace(self, **others, dataset=dataset, samples=None, examples=None)
 
     def raw_questions(self, reading: Reading | None = None) -> list[Question]:
         """Read the questions, without the examples of GSM8K. Raises SpecError."""

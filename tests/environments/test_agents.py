@@ -13,17 +13,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
-import psutil
 import pytest
 import tiny
 from gateways import Gateway
 from grpo_jobs import rows, same_weights, steps, weights
+from running import running
 from waiting import wait_until
 
 from warmd.jobs.environments import playing
@@ -106,16 +106,6 @@ def measured(made: tiny.Surroundings) -> dict[int, dict[str, Any]]:
 def kept(made: tiny.Surroundings) -> list[dict[str, Any]]:
     lines = (made.ctx.run_dir / "completions.jsonl").read_bytes().splitlines()
     return [orjson.loads(line) for line in lines]
-
-
-def agents_of(process: psutil.Process) -> list[psutil.Process]:
-    """The processes of agents that a process has started."""
-    found = []
-    for one in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if "warmd.jobs.environments.server" in one.cmdline():
-                found.append(one)
-    return found
 
 
 def name_of(request: Any) -> str:
@@ -276,7 +266,7 @@ def test_an_agent_that_fails_is_left_out_and_none_is_left(gateway, request, agen
     (step,) = measured(made).values()
     assert step["ends"] == {reason: 8}
     assert (step["left_out"], step["grad_norm"]) == (2, 0)
-    wait_until(lambda: not agents_of(psutil.Process()), timeout_s=5)
+    wait_until(lambda: not running("warmd.jobs.environments.server"), timeout_s=5)
 
 
 def test_a_failed_attempt_is_repeated_in_another_process(gateway, request, tmp_path):

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import openenv_server
-import psutil
 import pytest
 import tiny
 from episode_pools import answers, pool
 from ports import free_port
+from running import running
 from web_pages import TlsProxy
 
 from warmd.jobs.environments.pool import Answer, Pool, described
@@ -220,11 +220,7 @@ def test_its_processes_are_small():
     with serving("text") as (_, url), pool(url, size=1) as made:
         made.reset("a", seed=7, row={})
         answers(made)
-        (process,) = [
-            child
-            for child in psutil.Process().children()
-            if "warmd.jobs.environments.server" in child.cmdline()
-        ]
+        (process,) = running("warmd.jobs.environments.server")
         assert process.memory_info().rss < 60_000_000
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from episode_pools import GAMES, answers, pool
+from running import running
 
 from warmd.jobs.environments.pool import described
 from warmd.jobs.errors import JobFailed, SpecError
@@ -181,12 +182,7 @@ def test_its_processes_import_no_torch_and_are_small():
     with pool("games:HigherLower", size=1) as made:
         made.reset("a", seed=1, row={})
         answers(made, 1)
-        (process,) = [
-            child
-            for child in psutil.Process().children()
-            if child.status() != psutil.STATUS_ZOMBIE  # of another test, not waited for yet
-            and "warmd.jobs.environments.server" in child.cmdline()
-        ]
+        (process,) = running("warmd.jobs.environments.server")
         assert process.memory_info().rss < 60_000_000
         maps = {Path(one.path).name for one in process.memory_maps()}
         assert not any("torch" in name or "numpy" in name for name in maps)

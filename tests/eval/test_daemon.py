@@ -18,6 +18,7 @@ from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 
+GAMES = Path(__file__).parents[1] / "environments"
 SLOW = {"repeats": 16, "temperature": 1.0, "max_tokens": 40, "samples": 40}
 
 
@@ -67,6 +68,14 @@ def test_the_second_model_is_compared_with_the_first_and_both_are_ranked(
     data.write_bytes(
         b"".join(b'{"prompt": "%d+1=", "answer": "%d"}\n' % (n, n + 1) for n in range(12))
     )
+    # Other questions from the same data, in the same home.
+    played = warmd(
+        *("eval", "tiny", "--environment", "games:Digits", "--dataset", str(data)),
+        *("--max-turn-length", "4", "--max-turns", "1", "--json"),
+        home=home,
+        folder=GAMES,
+    )
+    assert played.code == 0, played.err
     done = warmd(
         *("eval", "tiny", str(copy), "--dataset", str(data), "--max-tokens", "4", "--json"),
         home=home,
@@ -86,9 +95,14 @@ def test_the_second_model_is_compared_with_the_first_and_both_are_ranked(
     entries = warmd(
         "jobs", "--kind", "eval", "--best", str(other_name), "--json", home=home
     ).objects
-    assert [(entry["rank"], entry["n"]) for entry in entries] == [(1, 12), (2, 12), (1, 3)]
-    assert entries[0]["against_best"] is None
-    assert entries[1]["against_best"]["verdict"] == "undecided"
+    assert [(entry["rank"], entry["n"], entry["job"]) for entry in entries] == [
+        (1, 12, played.objects[0]["job"]),
+        (1, 12, first["job"]),
+        (2, 12, second["job"]),
+        (1, 3, entries[3]["job"]),
+    ]
+    assert entries[1]["against_best"] is None
+    assert entries[2]["against_best"]["verdict"] == "undecided"
     unknown = warmd("jobs", "--kind", "eval", "--best", str(tmp_path / "none.jsonl"), home=home)
     assert unknown.is_refusal(2)
     jobs = warmd("jobs", "--json", home=home).objects

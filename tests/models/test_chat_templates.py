@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from running import running
 from waiting import wait_until
 
 from warmd.jobs.errors import JobFailed, WarmdError
@@ -30,12 +31,7 @@ ENDLESS = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% 
 
 def renderers() -> list[psutil.Process]:
     """The processes that render for this one; other tests' daemons may be its children, too."""
-    found = []
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            if template_renderer.__name__ in child.cmdline():
-                found.append(child)
-    return found
+    return running(template_renderer.__name__)
 
 
 @pytest.fixture(autouse=True)

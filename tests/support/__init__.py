@@ -29,8 +29,8 @@ Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`
     `group_trainers`, `sft_jobs`, `dpo_jobs`, `mlm_jobs`; in several processes: `processes`,
     `warm_imports`
 A GPU that is not there: `fake_cuda`, `cuda_children`
-Waiting, requirements, free ports, durations, parameters of wide tests: `waiting`, `needs`,
-    `ports`, `durations`, `breadth`
+Waiting, processes of a module, requirements, free ports, durations, parameters of wide tests:
+    `waiting`, `running`, `needs`, `ports`, `durations`, `breadth`
 Makers of files that are committed: `make_demo_model`, `make_old_home`
 
 Words that only the tests use:
