@@ -97,7 +97,7 @@ class Engine(Scheduler):
         """Compile a JSON Schema for `Request.grammar`. Raises SpecError and JobFailed."""
         return self._grammars.make(schema)
 
-    def grammar_of_calls(self, grammar: str) -> Grammar:
+    def compiled(self, grammar: str) -> Grammar:
         """Begin with a compiled grammar, for `Request.grammar`. Raises JobFailed."""
         return self._grammars.of(grammar)
 

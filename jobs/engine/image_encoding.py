@@ -70,7 +70,7 @@ class VisionEncoder:
     def _encode_image(self, image: Image) -> Iterator[torch.Tensor]:
         """Yield the output of each block, and last the features."""
         visual = self._visual
-        patches = image.patches.to(visual.device, visual.dtype)
+        patches = image.patches().to(visual.device, visual.dtype)
         yield from self._encode(visual, patches, torch.tensor([image.grid]))
 
     @property

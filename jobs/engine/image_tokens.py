@@ -13,7 +13,7 @@ from ..models.adapters import model_folder
 from ..models.folder_files import naming
 from .image_encoding import VisionEncoder
 from .images import MODEL_TYPES, Budget, read
-from .request import Image
+from .request import Image, Patches
 
 
 def insert_image_tokens(
@@ -60,13 +60,18 @@ def _image(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Image:
     if budget.max_pixels is not None:
         smallest = min(processor.size["shortest_edge"], budget.max_pixels)
         bounds["size"] = {"shortest_edge": smallest, "longest_edge": budget.max_pixels}
+
+    def processed(image: Any) -> Any:
+        return processor(images=[image], return_tensors="pt", **bounds)
+
     try:
-        made = processor(images=[image], return_tensors="pt", **bounds)
+        made = processed(image)
     except ValueError as error:  # an aspect ratio above 200
         raise JobFailed(f"image: {error}") from error
     grid = made["image_grid_thw"][0].tolist()
     num_tokens = grid[0] * grid[1] * grid[2] // processor.merge_size**2
-    return Image(start, num_tokens, tuple(grid), made["pixel_values"], digest, size)
+    patches = Patches(made["pixel_values"], lambda: processed(read(url, budget)[0])["pixel_values"])
+    return Image(start, num_tokens, tuple(grid), patches, digest, size)
 
 
 @lru_cache(maxsize=16)

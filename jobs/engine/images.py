@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobFailed, SpecError
+from ..files.image_parts import FILE
 from ..models.folder_files import BadFile, read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FILE = "file://"
-SCHEMES = ("data:image/", FILE)
 MODEL_TYPES = (
     "qwen2_vl",
     "qwen2_5_vl",

@@ -91,16 +91,18 @@ def check(schema: str, field: str = FIELD) -> None:
     check_grammar(grammar_of(schema, field), schema, field)
 
 
-def check_grammar(grammar: str, shown: str, field: str) -> None:
+def check_grammar(grammar: str, shown: str, field: str, *, what: str = "a schema") -> None:
     """Check a grammar that names no tokens. Raises as `check`; the message quotes `shown`."""
     try:
         answer = _processes.answer({"grammar": grammar}, _WAIT_S, processor_s=LIMIT_S)
     except TimeoutError as error:
-        raise _too_complex(field, shown, f"takes more than {LIMIT_S:g} s of a processor") from error
+        problem = f"takes more than {LIMIT_S:g} s of a processor"
+        raise _too_complex(field, what, shown, problem) from error
     except EOFError as error:  # llguidance ends the process where it gets no memory
-        raise _too_complex(field, shown, f"needs more than {MEMORY_BYTES >> 20} MiB") from error
+        problem = f"needs more than {MEMORY_BYTES >> 20} MiB"
+        raise _too_complex(field, what, shown, problem) from error
     if "unsupported" in answer:
-        raise SpecError(field, unsupported(answer["unsupported"]))
+        raise SpecError(field, unsupported(answer["unsupported"], what))
 
 
 def narrowed(schema: str, field: str = FIELD) -> str:
@@ -116,9 +118,9 @@ def narrowed(schema: str, field: str = FIELD) -> str:
         raise SpecError(field, error.problem) from None
 
 
-def _too_complex(field: str, schema: str, problem: str) -> SpecError:
-    shown = schema if len(schema) <= 80 else f"{schema[:80]}…"
-    return SpecError(field, f"must be a schema that compiles in time, got {shown!r}: it {problem}")
+def _too_complex(field: str, what: str, given: str, problem: str) -> SpecError:
+    shown = given if len(given) <= 80 else f"{given[:80]}…"
+    return SpecError(field, f"must be {what} that compiles in time, got {shown!r}: it {problem}")
 
 
 def _narrowed(schema: str) -> str:
@@ -254,9 +256,9 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def unsupported(error: str) -> str:
-    """Return the message for an error of llguidance."""
+def unsupported(error: str, what: str = "a schema") -> str:
+    """Return the message for an error of llguidance. `what`: it is about, with its article."""
     reason = error.strip().partition("\n")[0][:_MOST_REASON]
     if reason == "NoExtensionBias":
         reason = "no text satisfies it; does it refer to itself without end?"
-    return f"unsupported schema: {reason}"
+    return f"unsupported {what.partition(' ')[2]}: {reason}"

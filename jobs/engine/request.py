@@ -28,6 +28,27 @@ class Sampling:
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
+class Patches:
+    """The pixel patches of an image, (patches, values) float32, from the model's image processor.
+
+    They take 4 kB a token, and are needed when the image is encoded, which may be once.
+    """
+
+    def __init__(self, made: Any, make: Callable[[], Any]) -> None:
+        """`make` returns the same as `made`, after `release`."""
+        self._made = made
+        self._make = make
+
+    def __call__(self) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def release(self) -> None:
+        """Free their memory until they are needed again."""
+        self._made = None
+
+
 @dataclass(frozen=True, eq=False)
 class Image:
     """An image in a prompt, with `num_tokens` placeholder tokens from position `start` on."""
@@ -35,7 +56,7 @@ class Image:
     start: int
     num_tokens: int
     grid: tuple[int, int, int]  # patches: time, rows, columns
-    patches: Any  # (patches, values) float32, from the model's image processor
+    patches: Patches
     digest: int  # of the image file and its resizing: 63 bits
     size: tuple[int, int] = (0, 0)  # width and height before resizing, in pixels
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import JobFailed, SpecError
+from ..files import image_parts
 from .agent_replies import AgentTurns, message_of
 from .agent_requests import Wanted, read
 from .agents import variables
 from .endpoint import AgentRequest, Endpoint
-from .episodes import LENGTH, MAX_TURNS, Episode, Key, Player, Policy, Rules
+from .episodes import LENGTH, MAX_TURNS, Episode, Key, Player, Policy, Rules, of_images
+from .interface import AGENT, EnvironmentFault
 from .pool import Answer, Failure, Pool
 from .sessions import Asked, Context, Session, plain, shown_of, written_of
 
@@ -45,6 +47,8 @@ class AgentPlayer(Player):
     `sampling`: what the job samples with, by name: requests cannot change it, and `warn` gets a
     line when they try. `names`: of the rewards of earlier steps, one set. `others`: as of Player.
     """
+
+    option = AGENT
 
     def __init__(
         self,
@@ -157,7 +161,7 @@ class AgentPlayer(Player):
                 request.answer(known.reply)
             return
         try:
-            wanted = read(request.options, self._sampling)
+            wanted = read(request.options, self._sampling, is_trained=self._images is None)
             request.options.clear()  # a conversation has all earlier ones
             self._turns.check(wanted)
         except SpecError as error:
@@ -179,33 +183,46 @@ class AgentPlayer(Player):
         """Let the policy write a turn; return whether there was room, or it was refused."""
         key, session, tools = opened.episode.key, opened.session, wanted.tools_text
         given: list[int] = []
+        images: list[Any] = []
         continued = session.continued(wanted.messages, tools)
         if continued is not None:
             context, more = continued
+            messages, urls = image_parts.split(more)
             try:
-                given = self._turns.observed(more, tools, context.calls)
+                given = self._turns.observed(messages, tools, context.calls)
             except JobFailed:  # of the template: does it take them in a conversation of its own?
                 continued = None
+        try:
+            if continued is not None:
+                given, images = self._seen(given, urls)
+            else:
+                messages, urls = image_parts.split(wanted.messages)
+                prompt, seen = self._seen(self._turns.prompt(messages, tools), urls)
+        except (JobFailed, EnvironmentFault) as error:
+            request.refuse(400, str(error), param="messages")
+            return True
         if continued is None:
-            try:
-                prompt = self._turns.prompt(wanted.messages, tools)
-            except JobFailed as error:
-                request.refuse(400, str(error), param="messages")
-                return True
             capacity = self._rules.capacity(len(prompt))
             if len(prompt) >= capacity:
                 return False
-            context, more = session.open(prompt, wanted.messages, tools), []
-            self._policy.begin((key, len(session.contexts) - 1), prompt, capacity=capacity)
+            context, more = session.open(prompt, wanted.messages, tools, seen), []
+            begun = key, len(session.contexts) - 1
+            self._policy.begin(begun, prompt, capacity=capacity, **of_images(seen))
         place = session.contexts.index(context)
         mark = len(context.segments), len(context.shown)
         numbers = self._numbers(key, context.turns, context.digest)[: wanted.max_tokens]
-        if not self._policy.go_on((key, place), numbers, given, stop=wanted.stop):
+        others = of_images(images) | wanted.form
+        try:
+            room = self._policy.go_on((key, place), numbers, given, stop=wanted.stop, **others)
+        except (JobFailed, SpecError) as error:  # of the form, or of the model's tokenizer
+            request.refuse(400, str(error), param="messages")
+            return True
+        if not room:
             return False
         context.is_open = False
         if given:
             context.segments.append(self._policy.given(given))
-            context.shown.append(more)
+            context.show(more, images)
             context.history += plain(more)
         asked = Asked(context, request.fingerprint, mark, [request])
         session.asked.append(asked)
@@ -223,7 +240,7 @@ class AgentPlayer(Player):
         context = asked.context
         # Ids of calls can be part of a prompt: a resumed job has the same ones.
         seed = f"{tuple(attempt)}/{context.digest}/{context.turns}"
-        choice = self._turns.choice(turn, wanted, seed)
+        choice = self._turns.choice(turn, wanted, seed, context.screen)
         message = message_of(choice)
         context.segments.append(turn.segment)
         context.shown.append(_shown(message))

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..errors import SpecError
 from ..files.chats import Messages, tool_calls_of
+from ..models import gui_actions
+from ..models.gui_actions import Screen
 from ..models.response_templates import described
 from .agent_requests import Wanted
 from .calls import UNREADABLE, TurnReader
@@ -53,11 +55,18 @@ class AgentTurns:
         """Whether a turn ended by an end token, so that messages may follow it."""
         return bool(turn.segment.ids) and turn.segment.ids[-1] in self._ends
 
-    def choice(self, turn: Any, wanted: Wanted, seed: str) -> dict[str, Any]:
-        """Return a turn as the choice of an infer job's result. `seed`: of the ids of calls."""
+    def choice(
+        self, turn: Any, wanted: Wanted, seed: str, screen: Screen | None = None
+    ) -> dict[str, Any]:
+        """Return a turn as the choice of an infer job's result.
+
+        `seed`: of the ids of calls. `screen`: that the policy has seen.
+        """
         is_closed = self.has_closed(turn)
         reason = "length" if turn.reason == "length" else "stop"
         found: dict[str, Any] = {"index": 0, "finish_reason": reason}
+        if wanted.actions:
+            found["actions"] = gui_actions.read(turn.text, wanted.screen or screen)
         if self._reader is None:
             return {**found, "text": turn.text}
         told = self._reader.reply(

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SpecError
-from ..files.chats import Messages, read_messages
+from ..files import image_parts
+from ..files.chats import Messages
 from ..files.jsonl import Place
+from ..models import gui_actions
+from ..models.gui_actions import Screen
 
 # Options of the infer kind, which the gateway makes of a request, that mean nothing here.
 _WITHOUT_EFFECT = frozenset(("model", "reply", "seed", "parallel_tool_calls", "token_ids"))
@@ -20,8 +23,10 @@ _OF_THE_JOB = ("temperature", "top_p", "top_k", "min_p")  # whatever a request h
 class Wanted:
     """What a request asks for.
 
-    `tools`: JSON schemas; [] for none. `is_single`: what follows the first call is left out.
-    `warnings`: what the job decides otherwise, a line each.
+    `messages`: with images as parts. `tools`: JSON schemas; [] for none. `is_single`: what follows
+    the first call is left out. `form`: what forces the turn, options of an infer job. `actions`:
+    whether the turn is also read as those of a GUI agent, on a `screen`. `warnings`: what the job
+    decides otherwise, a line each.
     """
 
     messages: Messages
@@ -30,6 +35,9 @@ class Wanted:
     stop: tuple[str, ...]
     is_single: bool
     wants_ids: bool
+    form: dict[str, str]
+    actions: bool
+    screen: Screen | None
     warnings: tuple[str, ...]
 
     @property
@@ -38,18 +46,21 @@ class Wanted:
         return json.dumps(self.tools) if self.tools else ""
 
 
-def read(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> Wanted:
+def read(
+    options: Mapping[str, Any], sampling: Mapping[str, Any], *, is_trained: bool = True
+) -> Wanted:
     """Read the options of an infer job that differ from its defaults. Raises SpecError.
 
-    `sampling`: what the job samples with, by name.
+    `sampling`: what the job samples with, by name. `is_trained`: whether the turns are learned, so
+    that nothing may force them.
     """
     left = dict(options)
-    messages = read_messages(
-        json.loads(left.pop("messages", "[]")), Place("messages", "chat", 0), _refuse_part
-    )
-    for message in messages:
-        if isinstance(message.get("content"), list):
-            message["content"] = "".join(part["text"] for part in message["content"])
+    found = image_parts.read(json.loads(left.pop("messages", "[]")), Place("messages", "chat", 0))
+    messages = image_parts.joined(found)
+    forms = () if is_trained else ("json_schema", "regex")
+    form = {name: left.pop(name) for name in forms if name in left}
+    actions = left.pop("actions", gui_actions.FORMATS[0]) != gui_actions.FORMATS[0]
+    screen = left.pop("screen", "")
     tools = json.loads(left.pop("tools", "") or "[]")
     choice = left.pop("tool_choice", "auto")
     if choice == "none":
@@ -82,9 +93,8 @@ def read(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> Wanted:
         stop=stop,
         is_single=is_single,
         wants_ids=wants_ids,
+        form=form,
+        actions=actions,
+        screen=gui_actions.parse_screen(screen) if screen else None,
         warnings=tuple(warnings),
     )
-
-
-def _refuse_part(part: dict[str, Any], place: Place) -> None:
-    raise place.fault("text: images are not supported for agents", f"type {part.get('type')!r}")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..files import image_parts
 from ..files.chats import Messages
 from .episodes import (
     ANSWERED,
@@ -18,7 +19,9 @@ from .episodes import (
     Player,
     Policy,
     Rules,
+    of_images,
 )
+from .interface import EnvironmentFault
 from .pool import Answer, Failure, Pool
 from .turns import Turns, messages_of
 
@@ -57,6 +60,13 @@ class EnvironmentPlayer(Player):
         self._pool.reset(episode.key, seed=task.seed, row=task.row)
 
     def _answered(self, episode: Episode, answer: Answer) -> None:
+        try:
+            self._continue(episode, answer)
+        except EnvironmentFault as error:  # an image that cannot be read
+            self._pool.release(episode.key)
+            self._fail(episode, Failure("environment_error", str(error)))
+
+    def _continue(self, episode: Episode, answer: Answer) -> None:
         if answer.request == "reset":
             self._open(episode, answer)
         elif answer.request == "act":
@@ -68,8 +78,10 @@ class EnvironmentPlayer(Player):
     def _open(self, episode: Episode, answer: Answer) -> None:
         key, observation = episode.key, answer.found["observation"]
         opening = _opening(self._tasks[key.task].prompt, observation)
-        episode.prompt = self._turns.prompt(opening, self._tasks[key.task].name)
-        episode.messages.append(opening)
+        opening, urls = _split(opening)
+        ids = self._turns.prompt(opening, self._tasks[key.task].name)
+        episode.prompt, images = self._seen(ids, urls)
+        episode.messages.append(_shown(opening, images))
         self._chats[key] = []
         capacity = self._rules.capacity(len(episode.prompt))
         if len(episode.prompt) >= capacity:
@@ -80,14 +92,16 @@ class EnvironmentPlayer(Player):
             self._pool.release(key)
             self._leave_out(episode, Failure("environment_error", words), LENGTH)
             return
-        self._policy.begin(key, episode.prompt, capacity=capacity)
+        self._policy.begin(key, episode.prompt, capacity=capacity, **of_images(images))
         self._begun.add(key)
         self._go_on(episode)
 
-    def _go_on(self, episode: Episode, given: Sequence[int] = ()) -> None:
+    def _go_on(
+        self, episode: Episode, given: Sequence[int] = (), images: Sequence[Any] = ()
+    ) -> None:
         key = episode.key
         numbers = self._numbers(key, episode.turns)
-        if not self._policy.go_on(key, numbers, given):
+        if not self._policy.go_on(key, numbers, given, **of_images(images)):
             self._finish(episode, LENGTH)
         elif given:
             episode.written.append(self._policy.given(given))
@@ -126,11 +140,13 @@ class EnvironmentPlayer(Player):
         elif episode.turns == self._rules.max_turns:
             self._finish(episode, MAX_TURNS)
         else:
-            observation = found["observation"]
-            episode.messages.append(observation)
-            self._chats[episode.key] += messages_of(observation)
+            observation, urls = _split(found["observation"])
             calls = self._called.get(episode.key, ())
-            self._go_on(episode, self._turns.observed(observation, calls))
+            given, images = self._seen(self._turns.observed(observation, calls), urls)
+            shown = _shown(observation, images)
+            episode.messages.append(shown)
+            self._chats[episode.key] += messages_of(shown)
+            self._go_on(episode, given, images)
 
     def _finish(self, episode: Episode, reason: str) -> None:
         """End an episode, once the environment has said what it is worth."""
@@ -174,6 +190,20 @@ class EnvironmentPlayer(Player):
         if key in self._begun:
             self._begun.remove(key)
             self._policy.end(key)
+
+
+def _split(observation: Any) -> tuple[Any, list[str]]:
+    """Return an observation as templates take it, and the URLs of its images."""
+    if isinstance(observation, list):
+        return image_parts.split(observation)
+    return observation, []
+
+
+def _shown(observation: Any, images: Sequence[Any]) -> Any:
+    """Return an observation that was split for people."""
+    if isinstance(observation, list):
+        return image_parts.shown(observation, [image.size for image in images])
+    return observation
 
 
 def _opening(prompt: str | Messages | None, observation: Any) -> str | Messages:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from ..errors import JobFailed
+from .interface import ENVIRONMENT
 from .pool import Answer, Failure, Pool
 from .tasks import Task
 
@@ -132,8 +134,16 @@ def _text(observation: Any) -> str:
     return observation or ""
 
 
+# (tokens, one of them for each image; URLs) to all tokens and engine.request.Image of each image,
+# as `engine.image_tokens.insert_image_tokens`. Raises JobFailed and EnvironmentFault.
+InsertImages = Callable[[list[int], Sequence[str]], tuple[list[int], list[Any]]]
+
+
 class Policy(Protocol):
-    """What writes the turns, see Dialogues."""
+    """What writes the turns, see `engine.dialogues.Dialogues` and `eval.episodes.EnginePolicy`.
+
+    Only the latter takes what is not trained with: images, and JSON Schemas of turns.
+    """
 
     @property
     def is_idle(self) -> bool: ...
@@ -151,13 +161,20 @@ class Policy(Protocol):
     def end(self, key: Any) -> None: ...
 
 
+def of_images(images: Sequence[Any]) -> dict[str, Any]:
+    """Return the argument of a Policy that has images; none for a policy that takes none."""
+    return {"images": images} if images else {}
+
+
 class Player(ABC):
     """Plays the episodes of a step, whose environments or agents are processes of a pool.
 
     `known`: attempts that have been played before, which are not played again. `on_end` gets each
     attempt when it ends or fails, in any order. `check` is called at least every half second; what
-    it raises ends the playing.
+    it raises ends the playing. `images`: None in a training, which takes none.
     """
+
+    option = ENVIRONMENT  # that names what plays
 
     def __init__(
         self,
@@ -168,6 +185,7 @@ class Player(ABC):
         known: Mapping[Key, Episode] | None = None,
         on_end: Callable[[Episode], None] | None = None,
         check: Callable[[], None] | None = None,
+        images: InsertImages | None = None,
     ) -> None:
         self._pool = pool
         self._policy = policy
@@ -175,6 +193,7 @@ class Player(ABC):
         self._known = {} if known is None else known
         self._on_end = on_end
         self._check = check
+        self._images = images
         self._tasks: Sequence[Task] = ()
         self._playing: dict[Key, Episode] = {}
         self._ended: dict[tuple[int, int], Episode] = {}
@@ -226,6 +245,20 @@ class Player(ABC):
 
     def _look(self) -> None:  # noqa: B027
         """Do what else may be due."""
+
+    def _seen(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], list[Any]]:
+        """Return tokens with those of the images at `urls`, and the images.
+
+        Raises JobFailed where no images are taken, and EnvironmentFault for those that cannot be.
+        """
+        if not urls:
+            return ids, []
+        if self._images is None:
+            raise JobFailed(
+                f"{self.option}: must show text to a policy that is trained, got images, which "
+                "only `warmd eval` takes"
+            )
+        return self._images(ids, urls)
 
     def _begin(self, key: Key) -> None:
         if (known := self._known.get(key)) is not None:

@@ -12,7 +12,8 @@ from math import isfinite
 from typing import Any
 
 from ..errors import SpecError
-from ..files.chats import read_messages
+from ..files import image_parts
+from ..files.chats import Messages
 from ..files.jsonl import Place
 from ..rewards.user_rewards import MOST_REWARD
 
@@ -91,15 +92,21 @@ def observation_of(where: str, found: Any) -> Any:
 
 
 def _messages(where: str, found: list[Any]) -> Any:
-    """Return messages, or the text of content parts. Raises EnvironmentFault."""
+    """Return messages, or the text of content parts that are texts. Raises EnvironmentFault."""
     place = Place("environment", f"the observation of {where}", 0)
     has_parts = bool(found) and all(isinstance(one, Mapping) and "type" in one for one in found)
     try:
         if has_parts:
-            return read_messages([{"role": "user", "content": found}], place)[0]["content"]
-        return read_messages(found, place)
+            (message,) = _read([{"role": "user", "content": found}], place)
+            return message["content"] if isinstance(message["content"], str) else [message]
+        return _read(found, place)
     except SpecError as error:
         raise EnvironmentFault(error.problem) from error
+
+
+def _read(found: list[Any], place: Place) -> Messages:
+    """Return messages, which may have images. Raises SpecError."""
+    return image_parts.joined(image_parts.read(found, place, (image_parts.DATA,)))
 
 
 def number_of(what: str, found: Any) -> float:

@@ -14,8 +14,10 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
+from ..files import image_parts
 from ..files.chats import Messages
 from .endpoint import AgentRequest
 
@@ -36,8 +38,16 @@ class Context:
     shown: list[Any] = field(default_factory=list)
     segments: list[Any] = field(default_factory=list)  # engine.rollouts.Segment
     turns: int = 0
+    screen: tuple[int, int] | None = None  # the size of the latest image, in pixels
     calls: list[str] = field(default_factory=list)  # the tools that its latest turn has called
     is_open: bool = False
+
+    def show(self, messages: Messages, images: Sequence[Any]) -> None:
+        """Add messages of others, as people see them. `images`: engine.request.Image of each."""
+        sizes = [image.size for image in images]
+        self.shown.append(image_parts.shown(image_parts.split(messages)[0], sizes))
+        if sizes:
+            self.screen = sizes[-1]
 
 
 @dataclass(eq=False)
@@ -107,14 +117,18 @@ class Session:
                     found = one
         return None if found is None else (found, list(messages[len(found.history) :]))
 
-    def open(self, prompt: list[int], messages: Messages, tools: str) -> Context:
-        """Begin a context."""
+    def open(
+        self, prompt: list[int], messages: Messages, tools: str, images: Sequence[Any] = ()
+    ) -> Context:
+        """Begin a context. `images`: engine.request.Image, in the order of the messages."""
         digest = 0
         if self.contexts:
-            content = zlib.crc32(array("q", prompt).tobytes())
+            seen = [*prompt, *(image.digest for image in images)]
+            content = zlib.crc32(array("q", seen).tobytes())
             self._opened[content] += 1
             digest = (content << 16 | self._opened[content]) or 1
-        context = Context(prompt, tools, digest, plain(messages), [list(messages)])
+        context = Context(prompt, tools, digest, plain(messages))
+        context.show(messages, images)
         self.contexts.append(context)
         return context
 
@@ -155,9 +169,16 @@ def plain(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     ]
 
 
-def _text(message: Mapping[str, Any]) -> str:
-    text: str = message.get("content") or ""
-    return text.strip() if message["role"] == "assistant" else text
+def _text(message: Mapping[str, Any]) -> Any:
+    content = message.get("content") or ""
+    if isinstance(content, list):  # with images, of a megabyte each
+        return [
+            one["text"]
+            if one["type"] == "text"
+            else {"image": sha256(one["image_url"]["url"].encode()).hexdigest()}
+            for one in content
+        ]
+    return content.strip() if message["role"] == "assistant" else content
 
 
 def written_of(contexts: Sequence[Context]) -> list[Any]:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from ..context import Context, WarmModel
+from ..engine import regexes
 from ..engine.engine import Engine
-from ..engine.request import End, Piece, Request, Sampling
+from ..engine.image_tokens import check_takes_images, insert_image_tokens
+from ..engine.images import Budget
+from ..engine.request import End, Image, Piece, Request, Sampling
 from ..engine.rollouts import Segment
 from ..environments.episodes import Episode, Key, Rules
+from ..environments.interface import EnvironmentFault
 from ..environments.options import EPISODE_LENGTH
 from ..environments.playing import playing
 from ..environments.pool import Failure
@@ -80,6 +84,7 @@ class EnginePolicy:
         self._is_canceled = is_canceled
         self._owner = object()
         self._ids: dict[Hashable, list[int]] = {}
+        self._images: dict[Hashable, list[Image]] = {}
         self._capacity: dict[Hashable, int] = {}
         self._writing: dict[Hashable, _Writing] = {}
         self._pieces: queue.SimpleQueue[tuple[Hashable, Piece | End]] = queue.SimpleQueue()
@@ -89,9 +94,12 @@ class EnginePolicy:
         """Whether no turn is being written."""
         return not self._writing
 
-    def begin(self, key: Hashable, prompt: Sequence[int], *, capacity: int) -> None:
-        """Begin an episode; `capacity`: its most tokens."""
+    def begin(
+        self, key: Hashable, prompt: Sequence[int], *, capacity: int, images: Sequence[Image] = ()
+    ) -> None:
+        """Begin an episode; `capacity`: its most tokens. `images`: in the prompt."""
         self._ids[key] = list(prompt)
+        self._images[key] = list(images)
         self._capacity[key] = capacity
 
     def go_on(
@@ -101,15 +109,26 @@ class EnginePolicy:
         given: Sequence[int] = (),
         *,
         stop: Sequence[str] = (),
+        images: Sequence[Image] = (),
+        json_schema: str = "",
+        regex: str = "",
     ) -> int:
         """Let the engine write a turn after `given` tokens; return its most tokens.
 
-        `stop`: further texts that end it.
+        `stop`: further texts that end it. `images`: in `given`. `json_schema`, `regex`: that the
+        turn fits. Raises SpecError and JobFailed where it cannot.
         """
         ids = self._ids[key]
         room = min(len(numbers), self._capacity[key] - len(ids) - len(given))
         if room <= 0:
             return 0
+        grammar = None
+        if json_schema:
+            grammar = self._engine.grammar(json_schema)
+        elif regex:
+            grammar = self._engine.compiled(regexes.grammar_of(regex))
+        seen = self._images[key]
+        seen += [replace(image, start=len(ids) + image.start) for image in images]
         ids += given
         spec = self._spec
         self._writing[key] = _Writing()
@@ -123,7 +142,9 @@ class EnginePolicy:
                     seed=numbers.start,
                 ),
                 max_tokens=room,
+                images=tuple(seen),
                 stop=(*spec.stop, *stop),
+                grammar=grammar,
                 owner=self._owner,
                 adapter=self._adapter,
                 is_canceled=lambda: self._is_canceled() or self._ids.get(key) is not ids,
@@ -155,6 +176,8 @@ class EnginePolicy:
 
     def _over(self, key: Hashable, writing: _Writing) -> Written:
         del self._writing[key]
+        for image in self._images[key]:
+            image.patches.release()
         if writing.reason in (None, "cancelled"):
             raise Stopped(0)
         before = self._ids[key][-256:]
@@ -167,7 +190,7 @@ class EnginePolicy:
 
     def end(self, key: Hashable) -> None:
         """Forget an episode; a turn of it that is being written is given up."""
-        del self._ids[key], self._capacity[key]
+        del self._ids[key], self._images[key], self._capacity[key]
         self._writing.pop(key, None)
 
 
@@ -224,9 +247,18 @@ class Evaluation:
                     numbers=self._numbers(made.rules.max_turn_tokens),
                     on_end=self._rows(first, made.rules, append),
                     check=self._ctx.check_stop,
+                    images=self._insert_images,
                 )
                 block = range(first, min(first + _BLOCK, len(self._tasks)))
                 player.play(self._tasks, [(task, range(spec.repeats)) for task in block])
+
+    def _insert_images(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], list[Image]]:
+        """Insert the tokens of images. Raises JobFailed, and EnvironmentFault for the images."""
+        check_takes_images(self._warm)
+        try:
+            return insert_image_tokens(self._warm, ids, urls, Budget())
+        except JobFailed as error:
+            raise EnvironmentFault(str(error)) from error
 
     def _numbers(self, length: int) -> Callable[..., range]:
         """Return what gives the seed of a turn, as a range of `length`."""

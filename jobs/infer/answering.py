@@ -17,7 +17,7 @@ from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.reader import Reading
-from ..engine import answer as engine_answers
+from ..engine import answer as engine_answers, regexes
 from ..engine.cancellation import cancel_on_exit
 from ..engine.engine import Engine
 from ..engine.engines import engine_of, warn_of_model
@@ -26,11 +26,12 @@ from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
 from ..engine.thinking import Thinking
 from ..errors import JobFailed
 from ..files.chats import TOOL_CALLS
+from ..models import gui_actions
 from ..models.chat_templates import ChatTemplate
 from ..models.generation_settings import end_tokens
 from ..models.replies import Delta, Reply, thinking_tags
 from ..models.response_templates import Described, described, loaded
-from . import batch_file, forced_calls, gui_actions
+from . import batch_file, forced_calls
 from .forced_calls import CallForm
 from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
 from .token_texts import TokenTexts
@@ -254,6 +255,8 @@ def _seed(spec: InferSpec) -> int:
 
 
 def _grammar(spec: InferSpec, engine: Engine) -> Grammar | None:
+    if spec.regex:
+        return engine.compiled(regexes.grammar_of(spec.regex))
     return engine.grammar(spec.json_schema) if spec.json_schema else None
 
 
@@ -413,7 +416,7 @@ def _grammar_of_calls(
             grammar = forced_calls.among_text(form, named, added, ends)
     except forced_calls.NoGrammar as error:
         raise JobFailed(f"{advice}: {error}") from None
-    return engine.grammar_of_calls(grammar)
+    return engine.compiled(grammar)
 
 
 def _is_call(form: Described, tokenizer: Any, text: str) -> bool:

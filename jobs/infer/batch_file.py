@@ -17,12 +17,11 @@ import orjson
 from ..data import keys
 from ..data.reader import Reader, Reading
 from ..errors import JobFailed, SpecError
-from ..files import journal, jsonl
+from ..files import image_parts, journal, jsonl
 from ..files.chats import Chat, inputs_of, refuse_inputs
 from ..files.documents import check_regular
 from ..files.journal import Journal
 from ..files.jsonl import Place
-from . import chat_messages
 
 _TAKES = "a file of records (JSONL, CSV, Parquet or Arrow)"
 
@@ -60,7 +59,7 @@ def _prompt(values: Mapping[str, Any], place: Place, *, chat_template: bool) -> 
     keys.refuse_ignored(values, place)
     inputs = inputs_of(values, place)
     if "messages" in values:
-        return Chat(chat_messages.read(values["messages"], place.field("messages")), inputs)
+        return Chat(image_parts.read(values["messages"], place.field("messages")), inputs)
     if "prompt" not in values:
         raise place.fault("an object with a prompt or messages", jsonl.keys_of(dict(values)))
     prompt = values["prompt"]

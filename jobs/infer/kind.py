@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..context import Context
-from ..engine import images
+from ..files import image_parts
 from ..files.chats import Chat
 from . import chat_messages
 from .options import TOKENS, InferSpec, prompt_list
@@ -39,6 +39,6 @@ def _prompt(spec: InferSpec) -> str | Chat:
     if not spec.image:
         return spec.prompt
     parts: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": images.FILE + path}} for path in spec.image
+        {"type": "image_url", "image_url": {"url": image_parts.FILE + path}} for path in spec.image
     ]
     return Chat([{"role": "user", "content": [*parts, {"type": "text", "text": spec.prompt}]}])

@@ -12,16 +12,18 @@ from typing import Any, ClassVar, Self
 import orjson
 
 from ...configs.queues import INFER
-from ..engine import images, json_schemas
+from ..engine import images, json_schemas, regexes
 from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import JobFailed, SpecError
+from ..files import image_parts
 from ..files.chats import ARGUMENTS, TOOLS, Chat, TemplateInputs, of_option
+from ..models import gui_actions
 from ..models.architectures import check_generates, positions_in
 from ..models.chat_templates import Refused, unused, with_effort
 from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import GIVEN, Relation, goes_with, is_in, is_not, never_with
 from ..spec import option, override, path_of
-from . import batch_file, chat_messages, gui_actions
+from . import batch_file, chat_messages
 
 MAX_TOKENS = 256  # default length of a completion
 MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
@@ -68,7 +70,12 @@ class InferSpec(PrecisionSpec):
         goes_with("parallel_tool_calls", tools=GIVEN),
         goes_with("parallel_tool_calls", reply=is_in(MESSAGE)),
         never_with("actions", when=is_not("none"), reply=is_in(MESSAGE, TOKENS)),
-        never_with("reply", when=is_in(TOKENS), input=GIVEN, echo=GIVEN, json_schema=GIVEN),
+        never_with(
+            "reply",
+            when=is_in(TOKENS),
+            **dict.fromkeys(("input", "echo", "json_schema", "regex"), GIVEN),
+        ),
+        never_with("regex", json_schema=GIVEN, tools=GIVEN),
         goes_with("add_special_tokens", reply=is_in(TOKENS)),
         goes_with("add_generation_prompt", reply=is_in(TOKENS)),
         goes_with("add_generation_prompt", chat_template=GIVEN, image=GIVEN, messages=GIVEN),
@@ -240,6 +247,12 @@ class InferSpec(PrecisionSpec):
         "JSON Schema that completions must match: a file or JSON text",
         group="sampling",
     )
+    regex: str = option(
+        "",
+        "regular expression that completions must match as a whole (syntax of Rust's regex, "
+        "without look-around)",
+        group="sampling",
+    )
     frequency_penalty: float = option(
         0.0,
         "penalty on a token's logit for each earlier occurrence",
@@ -349,6 +362,8 @@ class InferSpec(PrecisionSpec):
             images.check(path)
         if self.json_schema:
             json_schemas.check(self.json_schema)
+        if self.regex:
+            regexes.check(self.regex)
         if self.input:
             batch_file.check(Path(self.input), Path(self.output), chat_template=self.chat_template)
         _ = self.inputs  # raises
@@ -442,7 +457,7 @@ class InferSpec(PrecisionSpec):
     def _check_images(self, config: Mapping[str, Any]) -> None:
         if self.image:
             images.check_model(config, "image")
-        elif self.messages and chat_messages.has_images(
+        elif self.messages and image_parts.has_images(
             chat_messages.parse(self.messages, "messages")
         ):
             images.check_model(config, "messages")

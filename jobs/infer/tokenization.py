@@ -13,12 +13,12 @@ from ..engine import images
 from ..engine.image_tokens import insert_image_tokens
 from ..engine.request import Image
 from ..errors import JobFailed
+from ..files import image_parts
 from ..files.chats import Chat
 from ..models import chat_templates
 from ..models.architectures import positions_in
 from ..models.chat_templates import ChatTemplate
 from ..models.text_length import check_length
-from . import chat_messages
 from .options import AUTO, MAX_TOKENS, TOKENS, InferSpec
 
 Prompt = str | Chat | tuple[int, ...]  # a text, a chat, or tokens
@@ -37,7 +37,7 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
         if not warm.tokenizer.chat_template:
             raise JobFailed(f"chat_template: the tokenizer of {warm.name} has none")
         chat = spec.chat(prompt)
-        messages, urls = chat_messages.split(chat.messages)
+        messages, urls = image_parts.split(chat.messages)
         chat = replace(chat, messages=messages)
         size, limit = chat.num_characters, positions_in(warm.model.config)
         check_length("messages:", size, warm.tokenizer, limit, warm.name)

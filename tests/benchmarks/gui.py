@@ -32,7 +32,7 @@ from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
 from warmd.jobs.engine.request import End, Image, Request, Sampling
-from warmd.jobs.infer import chat_messages
+from warmd.jobs.files import image_parts
 
 GREEDY = Sampling(temperature=0)
 WAYS = ("stock", "int8", "bf16", "native")
@@ -107,7 +107,7 @@ def log(line: str) -> None:
 def encode(
     warm: WarmModel, messages: list[dict[str, Any]], budget: Budget
 ) -> tuple[list[int], list[Image]]:
-    chat, urls = chat_messages.split(messages)
+    chat, urls = image_parts.split(messages)
     text = warm.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     ids = warm.tokenizer(text, add_special_tokens=False)["input_ids"]
     return insert_image_tokens(warm, ids, urls, budget)
@@ -118,7 +118,7 @@ def stock(model: Any, ids: list[int], images: list[Image], tokens: int) -> None:
     model.generate(
         tensor, attention_mask=torch.ones_like(tensor), do_sample=False, max_new_tokens=tokens,
         min_new_tokens=tokens, pad_token_id=0,
-        pixel_values=torch.cat([image.patches for image in images]),
+        pixel_values=torch.cat([image.patches() for image in images]),
         image_grid_thw=torch.tensor([image.grid for image in images]),
         mm_token_type_ids=(tensor == model.config.image_token_id).int(),
     )  # fmt: skip

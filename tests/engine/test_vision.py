@@ -29,10 +29,10 @@ from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.image_encoding import PromptImages, VisionEncoder, rope_positions_of
 from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
-from warmd.jobs.engine.request import End, Request, Sampling
+from warmd.jobs.engine.request import End, Patches, Request, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.files import image_parts
 from warmd.jobs.files.jsonl import Place
-from warmd.jobs.infer import chat_messages
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
 
@@ -107,7 +107,7 @@ def by_transformers(warm: WarmModel, request: Request) -> str:
     inputs = {}
     if request.images:
         inputs = {
-            "pixel_values": torch.cat([p.patches for p in request.images]),
+            "pixel_values": torch.cat([p.patches() for p in request.images]),
             "image_grid_thw": torch.tensor([p.grid for p in request.images]),
             "mm_token_type_ids": (ids == IMAGE).long(),
         }
@@ -231,7 +231,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_only(warm, engine):
     other.pieces.get(timeout=60)
     spoilt = make_request(warm, "what is ", png(60, 60))
     (image,) = spoilt.images
-    spoilt.images = [replace(image, patches=image.patches[:-1])]
+    spoilt.images = [replace(image, patches=Patches(image.patches()[:-1], list))]
     with pytest.raises(RuntimeError, match="size"):
         answer(engine, spoilt)
     enough.set()
@@ -358,7 +358,7 @@ def test_an_extreme_aspect_ratio_is_refused(warm):
 def test_images_come_from_data_urls_and_files_only(place):
     part = {"type": "image_url", "image_url": {"url": place}}
     with pytest.raises(SpecError, match="image_url"):
-        chat_messages.read([{"role": "user", "content": [part]}], Place("messages", "chat", 0))
+        image_parts.read([{"role": "user", "content": [part]}], Place("messages", "chat", 0))
 
 
 def test_text_cannot_contain_image_tokens(warm):
@@ -406,7 +406,7 @@ def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, orientation, size
     exif = Image.Exif()
     exif[0x0112] = orientation  # 6: rotate by 90 degrees to the right
     image.save(path, exif=exif)
-    seen, found, _ = images.read(images.FILE + str(path), Budget())
+    seen, found, _ = images.read(image_parts.FILE + str(path), Budget())
     assert (seen.size, found) == (size, size)
     grey = seen.convert("L").tobytes()
     is_dark = [grey[place] < 100 for place in (0, size[0] - 1)]  # the corners above

@@ -11,6 +11,10 @@ from warmd.jobs.environments.episodes import Episode, Key
 from warmd.jobs.environments.interface import EnvironmentFault
 
 
+TEXT = {"type": "text", "text": "a"}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
 class Answering:
     """Answers each step with what it was made with."""
 
@@ -43,6 +47,7 @@ MESSAGE = {"role": "user", "content": "7?"}
             {"role": "user", "content": [{"type": "text", "text": "a"}]},
             [{"role": "user", "content": "a"}],
         ),
+        ([TEXT, PICTURE], [{"role": "user", "content": [TEXT, PICTURE]}]),
     ],
 )
 def test_text_messages_and_parts_of_text_are_observations(given, expected):
@@ -55,8 +60,8 @@ def test_text_messages_and_parts_of_text_are_observations(given, expected):
         (7, "must return text, a message or a list of messages as the observation, got int 7"),
         ([MESSAGE, {"content": "7?"}], r"the observation of step\[1\]"),
         ({"role": "oracle", "content": "7?"}, "role: must be one of"),
-        ([{"type": "image", "image": "a.png"}], "must be a part of type text, with its text"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "got type 'image_url'"),
+        ([{"type": "image", "image": "a.png"}], "must be of type text .* or image_url, got image"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "url begins with data:image/, got"),
         ([], "got an empty list"),
     ],
 )

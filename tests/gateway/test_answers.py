@@ -238,6 +238,28 @@ def test_token_ids_are_named_as_by_vllm(gateway, background):
         assert answer.result(10) == ([[1, 2]], [[5], [6, 7]])
 
 
+def test_expressions_and_choices_reach_the_job_as_an_expression(gateway, background):
+    for create, more in (
+        (gateway.openai().chat.completions.create, {"messages": [USER]}),
+        (gateway.openai().completions.create, {"prompt": "a"}),
+    ):
+        for form, regex in (({"regex": "a+"}, "a+"), ({"choice": ["yes.", "no"]}, r"yes\.|no")):
+            body = {"structured_outputs": form}
+            answer = background.submit(create, model="tiny", extra_body=body, **more)
+            job = gateway.take()
+            job.finish("")
+            answer.result(10)
+            assert job.spec["regex"] == regex
+        for form, problem in (
+            ({"regex": "(a"}, "structured_outputs: unsupported expression"),
+            ({"regex": "a", "choice": ["a"]}, "structured_outputs: must be a regex or a choice"),
+            ({}, "structured_outputs: must be a regex or a choice, got neither"),
+            ({"grammar": "start: a"}, "structured_outputs.grammar: unknown or not supported"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=problem):
+                create(model="tiny", extra_body={"structured_outputs": form}, **more)
+
+
 def test_biases_and_min_p_reach_the_job(gateway, background):
     given = {"logit_bias": {"5": -100, "7": 2.5}, "extra_body": {"min_p": 0.1}}
     chat = gateway.openai().chat.completions.create

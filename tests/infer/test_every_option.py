@@ -23,8 +23,9 @@ ELSEWHERE = {
     "infer": {
         **dict.fromkeys(("input", "output"), "infer/test_infer.py"),
         **dict.fromkeys(("image", "thumbnail", "max_pixels"), "engine/test_vision.py"),
-        **dict.fromkeys(("actions", "screen"), "infer/test_gui_actions.py"),
+        **dict.fromkeys(("actions", "screen"), "models/test_gui_actions.py"),
         "json_schema": "engine/test_json_schemas.py",
+        "regex": "engine/test_regexes.py",
         **dict.fromkeys(
             ("tools", "chat_template_kwargs", "reasoning_effort"), "infer/test_chat_inputs.py"
         ),

@@ -23,8 +23,8 @@ What another program makes of a file: `llama_child`; environments for other clie
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`
     (whether bits are comparable)
 Episodes: `episode_pools`; agents: `talkers` (plain HTTP), `openai_talkers` (OpenAI's client),
-    `framework_talkers` (programs of frameworks); servers of environments: `openenv_server`, and
-    `openenv_games` (by OpenEnv itself)
+    `framework_talkers` (programs of frameworks), `lookers` (they show images); servers of
+    environments: `openenv_server`, and `openenv_games` (by OpenEnv itself)
 Jobs in the process of the test, and stock trainers to compare with: `grpo_jobs`,
     `group_trainers`, `sft_jobs`, `dpo_jobs`, `mlm_jobs`; in several processes: `processes`,
     `warm_imports`

@@ -100,6 +100,14 @@ class Message(BaseModel):
     audio: Unsupported = None
 
 
+# Options of the infer job -> fields of the API.
+_PARAMS = {
+    "prompt": "messages",
+    "json_schema": "response_format",
+    "regex": "structured_outputs",
+}
+
+
 class ChatRequest(SamplingRequest):
     """A chat to complete.
 
@@ -222,7 +230,7 @@ async def create_chat_completion(
     try:
         job_id, headers = await submit(body, state, caller, request)
     except SpecError as error:
-        raise as_param(error, {"prompt": "messages", "json_schema": "response_format"}) from error
+        raise as_param(error, _PARAMS) from error
     head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
     if body.stream:
         await state.agents.refusal(job_id)
@@ -299,7 +307,9 @@ async def submit(
 def _submission(body: ChatRequest, state: AppState, caller: Caller) -> Submission:
     """Return the job for a chat. Raises SpecError."""
     files = state.config.http_files
-    found = images.collect(body.images(), "messages", files, state.images) if body.images() else {}
+    # The request of an agent has its images in it, as no run directory holds their files.
+    store = state.images if caller.agent is None else None
+    found = images.collect(body.images(), "messages", files, store) if body.images() else {}
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
     options = body.options() | {"messages": orjson.dumps(messages).decode()}
     if body.max_completion_tokens is not None:

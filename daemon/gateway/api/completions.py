@@ -129,7 +129,7 @@ async def create_completion(
         body.prompt = ""  # the job has it
         request.scope[RESERVATION].shrink(0)
     except SpecError as error:
-        raise as_param(error, {"prompts": "prompt"}) from error
+        raise as_param(error, {"prompts": "prompt", "regex": "structured_outputs"}) from error
     head = {
         "id": f"cmpl-{job_id}",
         "object": "text_completion",

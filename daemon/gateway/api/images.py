@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from ....jobs.engine.images import FILE
 from ....jobs.errors import SpecError
+from ....jobs.files.image_parts import FILE
 from ...host.image_store import ImageStore
 
 MAX_IMAGES = 64  # in one request

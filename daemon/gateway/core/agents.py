@@ -20,7 +20,8 @@ from ..http.errors import ApiError
 from .waiters import Caller
 
 _REFUSAL_S = 1.0  # for the job to refuse a request
-_PARAMS = {"json_schema": "response_format"}  # option of the infer kind -> field of a request
+# Options of the infer kind -> fields of a request.
+_PARAMS = {"json_schema": "response_format", "regex": "structured_outputs"}
 _MOST_BYTES = 64 << 20  # of a reply
 
 

@@ -14,9 +14,12 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from ....jobs.engine import regexes
+from ....jobs.errors import SpecError
 from ....jobs.infer.options import MOST_BIASES
 
 _MAX_STOP = 16  # texts
+_MOST_CHOICES = 1000
 _MAX_TOKENS = 2**31
 _SEED_BITS = 62
 
@@ -70,6 +73,31 @@ class StreamOptions(BaseModel):
     include_obfuscation: Ignored = None
 
 
+class StructuredOutputs(BaseModel):
+    """What completions must be, of vLLM's parameters; schemas are `response_format`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(fail_fast=True, min_length=1, max_length=_MOST_CHOICES),
+        ]
+        | None
+    ) = None
+
+    @property
+    def expression(self) -> str:
+        """The regular expression of both, of which one must be given. Raises SpecError."""
+        if self.regex is not None and self.choice is None:
+            return self.regex
+        if self.choice is None or self.regex is not None:
+            got = "neither" if self.regex is None else "both"
+            raise SpecError("regex", f"must be a regex or a choice, got {got}")
+        return regexes.of_choices(self.choice)
+
+
 class SamplingRequest(BaseModel):
     """Sampling options, and fields about the request."""
 
@@ -90,6 +118,7 @@ class SamplingRequest(BaseModel):
         | None
     ) = None
     return_token_ids: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[
@@ -126,6 +155,8 @@ class SamplingRequest(BaseModel):
         given.setdefault("seed", secrets.randbits(_SEED_BITS))
         if self.max_tokens is not None:
             given["max_tokens"] = self.max_tokens
+        if self.structured_outputs is not None:
+            given["regex"] = self.structured_outputs.expression
         if self.logit_bias:
             given["logit_bias"] = orjson.dumps(self.logit_bias).decode()
         return given

@@ -167,7 +167,8 @@ class Submitter:
     async def _prepared(self, submission: Submission) -> tuple[RunDir, dict[str, Any]]:
         """Check a job in a thread: one whose data or schema is read, apart from the others."""
         spec = submission.spec
-        reads = "schema" if getattr(spec, "json_schema", "") else None
+        has_grammar = any(getattr(spec, name, "") for name in ("json_schema", "regex"))
+        reads = "schema" if has_grammar else None
         run = self._threads["data" if spec.queue == TRAIN else reads]
         prepared: tuple[RunDir, dict[str, Any]] = await run(
             self._prepare, submission, current_name()

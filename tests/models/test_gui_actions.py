@@ -11,9 +11,9 @@ import tiny
 from hypothesis import given, strategies as st
 
 from warmd.jobs.errors import SpecError
-from warmd.jobs.infer.gui_actions import ACTIONS, DIRECTIONS, parse_screen, read
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
+from warmd.jobs.models.gui_actions import ACTIONS, DIRECTIONS, parse_screen, read
 
 SCREEN = (1920, 1080)
 
