@@ -10,7 +10,6 @@ from warmd.jobs.environments.classes import GymnasiumEnvironment
 from warmd.jobs.environments.episodes import Episode, Key
 from warmd.jobs.environments.interface import EnvironmentFault
 
-
 TEXT = {"type": "text", "text": "a"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
