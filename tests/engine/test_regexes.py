@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import odd_tokenizers
 import pytest
@@ -19,7 +18,7 @@ from warmd.jobs.infer.options import InferSpec
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Any]:
+def job(tmp_path: Path) -> Any:
     """The context of jobs whose model writes bytes."""
     tokenizer = odd_tokenizers.bytewise()
     tokenizer.add_special_tokens({"eos_token": "<eos>"})
@@ -36,7 +35,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
     )
     model: Any = LlamaForCausalLM(config)
     made = tiny.surroundings(tmp_path, model.requires_grad_(False).eval())
-    made.ctx.models.tokenizer = tokenizer
+    cast(tiny.Models, made.ctx.models).tokenizer = tokenizer
     return made.ctx
 
 

@@ -250,12 +250,13 @@ def test_expressions_and_choices_reach_the_job_as_an_expression(gateway, backgro
             job.finish("")
             answer.result(10)
             assert job.spec["regex"] == regex
-        for form, problem in (
+        refused: list[tuple[dict[str, Any], str]] = [
             ({"regex": "(a"}, "structured_outputs: unsupported expression"),
             ({"regex": "a", "choice": ["a"]}, "structured_outputs: must be a regex or a choice"),
             ({}, "structured_outputs: must be a regex or a choice, got neither"),
             ({"grammar": "start: a"}, "structured_outputs.grammar: unknown or not supported"),
-        ):
+        ]
+        for form, problem in refused:
             with pytest.raises(openai.BadRequestError, match=problem):
                 create(model="tiny", extra_body={"structured_outputs": form}, **more)
 
