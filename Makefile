@@ -14,10 +14,11 @@ LOWEST := .venv-lowest
 NEWEST := .venv-newest
 # What these tests of both ends use together is every dependency, as the queue, the gateway, the engine and the
 # trainers use it. The other fast tests pass there too, but there is no time for all of them three times.
-ENDS_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py engine/test_detokenizer.py \
-	engine/test_json_schemas.py engine/test_vision.py gateway/test_answers.py gateway/test_daemon.py \
-	gateway/test_disconnects.py gateway/test_refusals.py grpo/test_grpo.py infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py \
-	queue/test_jobs.py queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py store/test_run_store.py \
+ENDS_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py dpo/test_task.py engine/test_detokenizer.py \
+	engine/test_json_schemas.py engine/test_vision.py environments/test_images.py gateway/test_answers.py \
+	gateway/test_daemon.py gateway/test_disconnects.py gateway/test_refusals.py grpo/test_grpo.py grpo/test_task.py \
+	infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py queue/test_jobs.py \
+	queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py sft/test_task.py store/test_run_store.py \
 	supervise/test_redis_server.py training/test_trainer.py
 
 # Without bytecode every process of a test compiles what it imports, a daemon's for a second.
