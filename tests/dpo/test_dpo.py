@@ -219,6 +219,7 @@ def test_pairs_whose_prompt_fills_the_length_are_dropped_and_counted(tmp_path):
         run(spec(tmp_path, dataset=write(tmp_path / "a", rows[1:2]), max_length=10), short.ctx)
 
 
+@pytest.mark.slow
 def test_dropout_of_the_adapter_is_used_in_training_alone(tmp_path):
     found = {}
     for dropout in (0.0, 0.5):
@@ -238,6 +239,7 @@ def test_dropout_of_the_adapter_is_used_in_training_alone(tmp_path):
     assert with_dropout[1][0]["loss"] == without[1][0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_resume_from_an_earlier_versions_checkpoint_says_what_changes_from_which_step(tmp_path):
     def said(stop_at: int) -> list[str]:
         job = tiny.surroundings(tmp_path)
@@ -327,6 +329,7 @@ def test_a_stop_saves_at_the_steps_end_and_the_resume_continues_from_there(tmp_p
     assert not again.of_type("step")
 
 
+@pytest.mark.slow
 def test_a_resume_on_other_pairs_is_refused(tmp_path):
     run(spec(tmp_path, steps=3), tiny.surroundings(tmp_path / "run").ctx)
     longer = spec(tmp_path, steps=5)
@@ -335,6 +338,7 @@ def test_a_resume_on_other_pairs_is_refused(tmp_path):
         run(longer, tiny.surroundings(tmp_path / "run").ctx)
 
 
+@pytest.mark.slow
 def test_pairs_of_a_table_are_tokenized_once(tmp_path):
     table = tmp_path / "pairs.csv"
     table.write_text("question,good,bad\n" + "".join(f"{n}+1=,{n + 1},no\n" for n in range(6)))

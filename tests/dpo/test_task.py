@@ -9,6 +9,7 @@ import dpo_jobs
 import pytest
 import sft_jobs
 import torch
+from breadth import mostly_slow
 from peft import LoraConfig
 
 from warmd.jobs.dpo.dataset import Example
@@ -67,6 +68,7 @@ def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH)
 def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, architecture):
     lora = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -128,7 +130,9 @@ OTHER_PACKS = pytest.mark.nightly(
 @pytest.mark.parametrize(
     "most_tokens", [None, 30, *(pytest.param(one, marks=OTHER_PACKS) for one in (1, 1000))]
 )
-@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize(
+    "loss_type", mostly_slow(LOSSES, but=("sigmoid", "ipo", "exo_pair", "sft"))
+)
 def test_every_loss_equals_trls_in_one_pack_or_several_or_padded(sides, loss_type, most_tokens):
     expected, theirs = stock_loss_and_gradients(sides[0], loss_type)
     sides[1].task.scorer.most_tokens = most_tokens
@@ -140,7 +144,7 @@ def test_every_loss_equals_trls_in_one_pack_or_several_or_padded(sides, loss_typ
         torch.testing.assert_close(our_gradient, their_gradient, rtol=2e-5, atol=2e-5 * largest)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, but=("cut", "micro-steps")))
 def test_every_form_of_pair_trains_as_with_trl(tmp_path, case):
     form, options = CASES[case]
     assert_same(tmp_path, sft_jobs.small("qwen2", tie_word_embeddings=True), form, **options)
@@ -149,7 +153,7 @@ def test_every_form_of_pair_trains_as_with_trl(tmp_path, case):
 @pytest.mark.parametrize(
     "architecture", ["llama", *(pytest.param(one, marks=OTHERS) for one in ("qwen3", "gpt2"))]
 )
-@pytest.mark.parametrize("form", SHORT)
+@pytest.mark.parametrize("form", mostly_slow(SHORT, but=("no prompt",)))
 def test_short_equal_and_promptless_completions_train_as_with_trl(tmp_path, form, architecture):
     options = {"per_device_train_batch_size": 7, **SHORT[form]}
     assert_same(tmp_path, sft_jobs.small(architecture), form, **options)

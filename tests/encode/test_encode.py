@@ -16,6 +16,7 @@ import orjson
 import pytest
 import tiny
 import torch
+from breadth import mostly_slow
 from safetensors import safe_open
 from shell import warmd
 from transformers import (
@@ -129,7 +130,7 @@ OTHERS = pytest.mark.nightly(
 @pytest.fixture(
     scope="module",
     params=[
-        *("code", "bert", "modernbert"),
+        *mostly_slow(("code", "bert", "modernbert"), but=("code", "bert")),
         *(pytest.param(kind, marks=OTHERS) for kind in ("roberta", "distilbert")),
     ],
 )
@@ -169,7 +170,7 @@ def write_rows(path: Path, texts: list[str]) -> Path:
 # --- What a vector is -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", mostly_slow(["mean", "cls"], but=["mean"]))
 def test_a_batch_of_mixed_lengths_gives_the_vectors_of_single_texts_in_order(job, pooling):
     together = job.vectors(text=TEXTS, pooling=pooling)
     for text, vector in zip(TEXTS, together, strict=True):
@@ -343,7 +344,7 @@ def test_without_truncation_a_longer_text_is_refused_by_its_number_and_its_lengt
     assert time.perf_counter() - begun < 1
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("side", mostly_slow(["right", "left"], but=["right"]))
 def test_a_long_text_is_cut_as_by_its_tokenizer_but_not_tokenized_as_a_whole(tokenizer, side):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.truncation_side = side
@@ -638,7 +639,7 @@ def test_a_vector_with_nan_or_inf_fails_the_job(tmp_path, tokenizer, broken):
 # --- As warm models -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", mostly_slow(["float32", "bfloat16"], but=["float32"]))
 def test_a_trained_encoder_is_a_warm_model_and_encodes(tmp_path, tokenizer, dtype):
     make("code").save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

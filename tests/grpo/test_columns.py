@@ -75,6 +75,7 @@ def test_a_reward_that_float32_cannot_hold_ends_the_job_by_name(tmp_path, monkey
             run(job, tiny.surroundings(tmp_path / f"run{size}").ctx)
 
 
+@pytest.mark.slow
 def test_what_is_not_read_is_counted_in_the_begin_event(tmp_path):
     line = b'{"prompt": "1+1="}\n'
     (tmp_path / "d.jsonl").write_bytes(b"\n" + line + b"[]\n")
@@ -86,6 +87,7 @@ def test_what_is_not_read_is_counted_in_the_begin_event(tmp_path):
     assert job.of_type("begin")[0]["left_out"] == "blank lines: 1"
 
 
+@pytest.mark.slow
 def test_held_out_prompts_that_are_trained_on_are_counted_in_a_warning(tmp_path):
     data = rows(tmp_path / "d.jsonl", *({"prompt": f"{n}"} for n in range(6)))
     apart = rows(tmp_path / "e.jsonl", *({"prompt": f"{n}"} for n in range(4, 9)))

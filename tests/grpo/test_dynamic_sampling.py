@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from breadth import mostly_slow
 from group_trainers import trainer
 from trl.trainer.utils import RepeatSampler
 
@@ -68,6 +69,7 @@ def test_prompts_come_in_the_order_of_the_epochs_and_none_is_left_out():
     assert [resumed.at(place)[1][0] for place in range(7, 15)] == taken[7:]
 
 
+@pytest.mark.slow
 def test_resampling_changes_nothing_if_every_group_has_different_rewards(tmp_path):
     usual, usual_weights = trained(tmp_path / "usual")
     steps, weights = trained(tmp_path / "resampled", resample=3)
@@ -93,6 +95,7 @@ def test_a_group_of_equal_rewards_is_replaced_by_a_group_of_the_next_prompt(tmp_
     assert sum(step["resampled"] for step in steps) > 0
 
 
+@pytest.mark.slow
 def test_groups_are_replaced_in_at_most_the_given_number_of_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(tiny, "digit_share", lambda prompts, *_: [1.0] * len(prompts))
     steps, _ = trained(tmp_path, resample=3, prompts_per_step=2, steps=2)
@@ -202,7 +205,9 @@ def test_the_buffer_of_an_earlier_version_is_read():
     ]
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "cispo", "sapo", "vespo"])
+@pytest.mark.parametrize(
+    "loss", mostly_slow(["dapo", "grpo", "cispo", "sapo", "vespo"], but=["dapo"])
+)
 def test_the_loss_of_a_replayed_completion_is_trls_with_its_old_log_probabilities(tmp_path, loss):
     model = tiny.model()
     options = {"loss_type": loss, "temperature": 0.8}

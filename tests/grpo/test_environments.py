@@ -64,6 +64,7 @@ def kept(folder: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in (folder / "completions.jsonl").read_bytes().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_step_learns_from_episodes_and_shows_them(tmp_path):
     made = trained(spec(), tmp_path / "run")
     (begin,) = made.of_type("begin")
@@ -408,6 +409,7 @@ def test_a_record_has_no_tools_of_its_own(tmp_path):
         found.located(Path.cwd()).parts  # noqa: B018
 
 
+@pytest.mark.slow
 def test_what_an_environment_creates_has_the_users_umask(tmp_path):
     file = tmp_path / "over.txt"
     tasks = rows(tmp_path / "tasks.jsonl", *[{"file": str(file)}] * 2)

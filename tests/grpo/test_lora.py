@@ -33,7 +33,7 @@ OTHERS = pytest.mark.nightly(
         pytest.param("qwen2", 0.0, marks=OTHERS),
         pytest.param("qwen2", 0.1, marks=OTHERS),
         pytest.param("qwen3", 0.0, marks=OTHERS),
-        ("qwen3", 0.1),
+        pytest.param("qwen3", 0.1, marks=pytest.mark.slow),
     ],
 )
 def test_five_packed_steps_end_with_the_adapter_of_trl_and_peft(tmp_path, architecture, beta):
@@ -47,7 +47,12 @@ def test_five_packed_steps_end_with_the_adapter_of_trl_and_peft(tmp_path, archit
 @pytest.mark.parametrize("beta", [0.1, pytest.param(0.0, marks=OTHERS)])
 @pytest.mark.parametrize(
     ("architecture", "changes"),
-    [("gemma2", {"query_pre_attn_scalar": 4, "sliding_window": 8}), ("gpt2", {})],
+    [
+        pytest.param(
+            "gemma2", {"query_pre_attn_scalar": 4, "sliding_window": 8}, marks=pytest.mark.slow
+        ),
+        ("gpt2", {}),
+    ],
 )
 def test_a_model_that_cannot_be_packed_trains_an_adapter_as_with_trl(
     tmp_path, architecture, changes, beta
@@ -56,6 +61,7 @@ def test_a_model_that_cannot_be_packed_trains_an_adapter_as_with_trl(
     assert not packs(made)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_sampler")
 @pytest.mark.parametrize(
     "case",

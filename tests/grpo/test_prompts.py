@@ -36,6 +36,7 @@ def test_a_prompt_is_cut_from_the_left_on_request_and_reported(tmp_path):
     assert tokens["long" * 20] <= 4 * (10 + 6)
 
 
+@pytest.mark.slow
 def test_without_a_length_completions_take_what_the_longest_prompt_leaves(tmp_path):
     data = rows(tmp_path / "data.jsonl", {"prompt": "x" * 60}, {"prompt": "short"})
     job = tiny.surroundings(tmp_path / "run")
@@ -69,9 +70,10 @@ def test_a_question_is_trained_as_it_is_and_the_begin_event_shows_the_prompt(tmp
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (
+        pytest.param(
             "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
             r"takes longer than 0\.3 s",
+            marks=pytest.mark.slow,
         ),
         ("{{ raise_exception('roles must alternate') }}", "says: roles must alternate"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from breadth import mostly_slow
 from grpo_jobs import rows, same_weights, spec, steps, weights
 
 from warmd.daemon.runs.checkpoints import Checkpoints
@@ -53,7 +54,7 @@ class PowerCut(BaseException):
 AT_3 = pytest.mark.nightly(
     part="episodes", catches="an option that a checkpoint within a round or an epoch loses"
 )
-QUICK = ("second epoch", "workload", "reused completions", "dynamic sampling")
+QUICK = ("workload",)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, o
     assert same_weights(weights(tmp_path / "died" / "model"), weights(tmp_path / "whole" / "model"))
 
 
-@pytest.mark.parametrize("gemm", ["onednn", "torch"])
+@pytest.mark.parametrize("gemm", mostly_slow(["onednn", "torch"], but=["onednn"]))
 def test_a_run_resumes_with_the_gemm_that_it_began_with(tmp_path, monkeypatch, gemm):
     used: list[bool] = []
     install = aten_overrides._install
@@ -220,6 +221,7 @@ def test_a_finished_run_does_not_train_again(tmp_path):
     assert same_weights(weights(tmp_path / "model"), finished)
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_given_more_steps_at_their_own_learning_rates(tmp_path):
     run(spec(), tiny.surroundings(tmp_path).ctx)
     more = tiny.surroundings(tmp_path)

@@ -105,6 +105,7 @@ def test_a_group_whose_rewards_fail_is_left_out_and_the_job_continues(
     assert [step["grad_norm"] == 0 for step in steps] == [False, False, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_held_out_completions_have_the_time_limit_of_groups(tmp_path, monkeypatch):
     calls = tmp_path / "calls"
 
@@ -125,6 +126,7 @@ def test_held_out_completions_have_the_time_limit_of_groups(tmp_path, monkeypatc
     assert [event.get("unscored", 0) for event in job.of_type("eval")] == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_metric_without_a_number_comes_back_from_the_reward_process(tmp_path, monkeypatch):
     def unknown(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
         log_metric("unknown", float("nan"))
@@ -168,6 +170,7 @@ def test_a_stop_request_to_all_processes_leaves_no_group_out(tmp_path, monkeypat
     assert job.of_type("reward_failed") == []
 
 
+@pytest.mark.slow
 def test_the_other_group_of_a_step_is_learned_from(tmp_path, monkeypatch):
     def first_row_fails(prompts: list[str], completions: list[str], answers: list[str]) -> Any:
         assert prompts[0] != first
@@ -242,6 +245,7 @@ def lines_of_a_torn_write(path: Path) -> bytes:
     return path.read_bytes().splitlines()[-1][:30]
 
 
+@pytest.mark.slow
 def test_a_log_keeps_the_steps_before_a_stop(tmp_path):
     path = tmp_path / "rewards.jsonl"
     first = tiny.surroundings(tmp_path / "run")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import tiny
 import torch
+from breadth import mostly_slow
 from dialogues import PLANS, check, exact, played
 from engines import NATIVE_SIZES, make
 from peft import LoraConfig, get_peft_model
@@ -99,7 +100,11 @@ OTHERS = pytest.mark.nightly(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in DAILY else OTHERS) for name in KINDS]
+    "name",
+    mostly_slow(
+        [pytest.param(name, marks=() if name in DAILY else OTHERS) for name in KINDS],
+        but=("plain",),
+    ),
 )
 def test_dialogues_are_those_of_the_model_whatever_is_in_the_batch(name, tmp_path):
     kind = KINDS[name]()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from breadth import mostly_slow
 from group_trainers import CASES, SMALL, assert_same, digits, small, train, trainer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import logits_process
@@ -185,7 +186,7 @@ def test_five_steps_end_with_the_weights_and_metrics_of_trl(tmp_path, case):
 
 
 @pytest.mark.usefixtures("shared_sampler")
-@pytest.mark.parametrize("case", COMPARED)
+@pytest.mark.parametrize("case", mostly_slow(COMPARED, but=("workload",)))
 def test_groups_without_an_advantage_change_nothing_as_with_trl(tmp_path, case):
     assert_same(tmp_path, tiny.model(), reward=digits_or_all_alike, **CASES[case])
 
@@ -216,14 +217,14 @@ SHORT: dict[str, dict[str, Any]] = {
     "architecture",
     ["llama", *(pytest.param(one, marks=OTHER_SHORT) for one in ("qwen2", "qwen3"))],
 )
-@pytest.mark.parametrize("case", SHORT)
+@pytest.mark.parametrize("case", mostly_slow(SHORT, but=("one token, equal",)))
 def test_short_and_equal_completions_train_as_with_trl(tmp_path, case, architecture):
     eight = {"num_generations": 8, "per_device_train_batch_size": 8, "num_iterations": 2}
     assert_same(tmp_path, small(architecture), **{**eight, "beta": 0.1, **SHORT[case]})
 
 
 @pytest.mark.usefixtures("shared_sampler")
-@pytest.mark.parametrize("most_tokens", [1, 25])
+@pytest.mark.parametrize("most_tokens", mostly_slow([1, 25], but=[25]))
 def test_a_step_in_several_packs_gives_the_same_results(tmp_path, most_tokens):
     options = CASES["iterations with beta"]
     assert_same(tmp_path, tiny.model(), most_tokens=most_tokens, **options)
@@ -242,7 +243,7 @@ OTHER_ARCHITECTURES = pytest.mark.nightly(
         ("llama", {"attention_bias": True, "mlp_bias": True}),
         pytest.param("mistral", {"sliding_window": None}, marks=OTHER_ARCHITECTURES),
         pytest.param("qwen2", {"tie_word_embeddings": True}, marks=OTHER_ARCHITECTURES),
-        ("qwen3", {"tie_word_embeddings": True}),
+        pytest.param("qwen3", {"tie_word_embeddings": True}, marks=pytest.mark.slow),
     ],
 )
 def test_every_architecture_that_can_be_packed_trains_as_with_trl(tmp_path, architecture, changes):
@@ -396,7 +397,12 @@ def test_the_decoder_of_completions_computes_fused_layers(make, rtol, rows):
 # Completions of int8.
 
 
-@pytest.mark.parametrize("case", ["plain", "workload", "two prompts a step", "iterations", "sapo"])
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(
+        ["plain", "workload", "two prompts a step", "iterations", "sapo"], but=["workload", "sapo"]
+    ),
+)
 def test_training_on_int8_completions_stays_near_that_on_float32_ones(tmp_path, case):
     model = tiny.model()
     made = trainer("warmd", tmp_path, model, rollout_dtype="int8", **CASES[case])
@@ -440,7 +446,11 @@ def test_an_evaluation_uses_the_native_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.7}]
+    "options",
+    mostly_slow(
+        [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.7}],
+        but=[{}, {"temperature": 0.7}, {"top_k": 5}, {"top_k": 9, "top_p": 0.7}],
+    ),
 )
 def test_tokens_are_drawn_with_their_probabilities(options):
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import orjson
 import pytest
 import sft_jobs
 import tiny
+from breadth import mostly_slow
 from grpo_jobs import rows, spec
 from odd_tokenizers import LETTERS, bytewise, spaced
 
@@ -52,7 +53,7 @@ def job(folder: Path, case: str) -> tiny.Surroundings:
     return made
 
 
-@pytest.mark.parametrize("case", TOKENIZERS)
+@pytest.mark.parametrize("case", mostly_slow(TOKENIZERS, but=("spaced",)))
 def test_held_out_completions_are_the_same_text_in_grpo_eval_and_answers(tmp_path, case):
     content = [{"prompt": letter, "answer": "1"} for letter in LETTERS.strip()]
     data = rows(tmp_path / "rows.jsonl", *content)
@@ -77,6 +78,7 @@ def test_held_out_completions_are_the_same_text_in_grpo_eval_and_answers(tmp_pat
         assert choice["text"] == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TOKENIZERS)
 def test_kept_completions_are_the_texts_that_were_rewarded(tmp_path, case):
     data = rows(tmp_path / "rows.jsonl", *({"prompt": letter} for letter in "abc"))

@@ -9,6 +9,7 @@ import orjson
 import pytest
 import tiny
 import torch
+from breadth import mostly_slow
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -128,8 +129,8 @@ def shape(call: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of TRL's own
-@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-@pytest.mark.parametrize("reward", ["record", "record_async"])
+@pytest.mark.parametrize("chat", mostly_slow([False, True], but=[True]), ids=["text", "chat"])
+@pytest.mark.parametrize("reward", mostly_slow(["record", "record_async"], but=["record_async"]))
 def test_a_trl_reward_gets_the_arguments_of_trl(tmp_path, chat, reward):
     ours, theirs = of_warmd(tmp_path, chat, reward), of_trl(tmp_path, chat)
     assert len(ours) == len(theirs) == 3
@@ -141,6 +142,7 @@ def test_a_trl_reward_gets_the_arguments_of_trl(tmp_path, chat, reward):
         assert set(call["tests"][0]) == {f"f({call['answer'][0]})"}
 
 
+@pytest.mark.slow
 def test_rewards_of_both_kinds_add_up(tmp_path):
     job = tiny.surroundings(tmp_path / "run")
     made = spec(tmp_path / "rows.jsonl", rows(False), "digits_of_answer", eval_samples=0)
@@ -152,6 +154,7 @@ def test_rewards_of_both_kinds_add_up(tmp_path):
     assert result["steps"] == 3
 
 
+@pytest.mark.slow
 def test_completions_without_a_score_have_no_effect(tmp_path):
     job = tiny.surroundings(tmp_path / "run")
     result = run(spec(tmp_path / "rows.jsonl", rows(False), "judges_the_first"), job.ctx)
@@ -198,6 +201,7 @@ def test_what_a_reward_logs_never_takes_the_place_of_a_metric_of_the_training(tm
     ]
 
 
+@pytest.mark.slow
 def test_values_that_a_reward_logs_in_an_evaluation_are_not_in_a_step(tmp_path):
     job = tiny.surroundings(tmp_path / "run")
     options: dict[str, Any] = {"samples": 2, "eval_samples": 1}
@@ -216,6 +220,7 @@ def test_a_column_that_the_data_lacks_is_refused_before_it_is_queued(tmp_path):
         made.check_inputs(None)
 
 
+@pytest.mark.slow
 def test_a_resume_on_rows_with_other_columns_is_refused(tmp_path):
     content = rows(False)
     run(
@@ -230,6 +235,7 @@ def test_a_resume_on_rows_with_other_columns_is_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_columns_may_differ_from_row_to_row(tmp_path):
     content: list[dict[str, Any]] = [{"prompt": "a", "x": 1}, {"prompt": "b", "x": "one", "y": []}]
     run(spec(tmp_path / "rows.jsonl", content, "record"), tiny.surroundings(tmp_path / "run").ctx)

@@ -131,6 +131,7 @@ def test_a_model_without_tags_is_refused_by_name(qwen):
         answer(qwen, thinking_token_budget=3)
 
 
+@pytest.mark.slow
 def test_a_forced_call_takes_precedence(qwen):
     tokenizer = qwen.ctx.models.take("demo").tokenizer
     begin, end = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))

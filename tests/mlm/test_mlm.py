@@ -48,6 +48,7 @@ def test_a_job_on_text_learns_and_leaves_a_model_that_loads(home, name):
     assert tokenizer.decode(tokenizer("then 7")["input_ids"]) == "[CLS]then 7[SEP]"
 
 
+@pytest.mark.slow
 def test_what_is_not_read_is_counted_in_the_begin_event_also_of_a_cached_corpus(home, name):
     folder = home / name
     folder.mkdir()
@@ -117,6 +118,7 @@ def test_a_trained_encoder_is_trained_on_from_its_weights(home, name):
         assert loaded[score] == trained[score]
 
 
+@pytest.mark.slow
 def test_an_evaluation_uses_all_held_out_examples_or_eval_samples_of_them(home, name):
     for most, expected in ((0, 16), (5, 5), (1000, 16)):
         job = begin(home, f"{name}_{most}")
@@ -124,6 +126,7 @@ def test_an_evaluation_uses_all_held_out_examples_or_eval_samples_of_them(home, 
         assert job.of_type("eval")[0]["n"] == expected
 
 
+@pytest.mark.slow
 def test_without_held_out_examples_nothing_is_evaluated(home, name):
     job = begin(home, name)
     result = run(text_spec(home, steps=2, validation=0.0), job.ctx)
@@ -153,6 +156,7 @@ def test_tied_predictions_get_their_mean_rank():
     assert rank(logits, torch.tensor([0, 1, 2])).tolist() == [1.0, 2.0, 1.5]
 
 
+@pytest.mark.slow
 def test_link_prediction_ranks_the_hidden_tail_among_those_of_its_length(home, name):
     job = begin(home, name)
     result = run(graph_spec(home, steps=1, eval_every=1), job.ctx)
@@ -161,6 +165,7 @@ def test_link_prediction_ranks_the_hidden_tail_among_those_of_its_length(home, n
     assert 0 < result["eval"]["link_mrr"] <= 1
 
 
+@pytest.mark.slow
 def test_the_second_job_builds_no_data(home, name):
     for number in (1, 2):
         job = begin(home, f"{name}_{number}")

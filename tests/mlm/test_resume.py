@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from breadth import mostly_slow
 from mlm_jobs import begin, by_step, graph_spec, same, text_spec, weights
 from transformers import (
     AutoModelForMaskedLM,
@@ -84,6 +85,7 @@ def test_a_run_that_died_resumes_bit_by_bit(home, name, architecture, options):
     check_resume(home, name, spec, at=[2, 6, 11], auto=AutoModelForMaskedLM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [3, pytest.param(1, marks=OTHERS)])
 def test_the_encoder_resumes_bit_by_bit_with_dropout_and_ramp(home, name, save_every):
     spec = graph_spec(home, save_every=save_every, dropout=0.2)
@@ -110,6 +112,7 @@ def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(home
     ).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [5, *(pytest.param(step, marks=OTHERS) for step in (3, 12))])
 def test_an_evaluation_that_a_stop_interrupts_is_run_after_the_resume(home, name, step):
     # The stop is set by the step event: after the check at the step's end, before its evaluation.
@@ -142,6 +145,7 @@ def test_an_evaluation_that_a_stop_interrupts_is_run_after_the_resume(home, name
     ).read_text()
 
 
+@pytest.mark.slow
 def test_a_finished_run_does_not_train_or_evaluate_again(home, name):
     result = run(text_spec(home), begin(home, name).ctx)
     again = begin(home, name)
@@ -159,7 +163,8 @@ def test_a_finished_run_can_be_given_more_steps(home, name):
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 21))
 
 
-@pytest.mark.parametrize("vocab_size", [300, 8000])  # 8000: as many as the data give
+# 8000: as many as the data give
+@pytest.mark.parametrize("vocab_size", mostly_slow([300, 8000], but=[300]))
 def test_a_resume_on_other_data_is_refused(home, name, tmp_path, vocab_size):
     data = tmp_path / "texts.jsonl"
     data.write_bytes((home / "texts.jsonl").read_bytes())

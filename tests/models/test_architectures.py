@@ -12,6 +12,7 @@ import tiny
 import torch
 import transformers
 from architectures import OTHERS, bert, make, t5
+from breadth import mostly_slow
 from transformers.utils.generic import ModelOutput
 
 from warmd.jobs.context import WarmModel
@@ -61,7 +62,11 @@ WIDE = pytest.mark.nightly(
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in DAILY else WIDE) for kind in OTHERS]
+    "kind",
+    mostly_slow(
+        [pytest.param(kind, marks=() if kind in DAILY else WIDE) for kind in OTHERS],
+        but=("GPT2", "Mamba", "Mixtral"),
+    ),
 )
 def test_models_of_other_structures_are_served_as_transformers_serves_them(kind):
     model = make(kind)

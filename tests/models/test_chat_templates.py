@@ -74,10 +74,16 @@ class Sampled:
         "{{ 'a' | center(10**10) }}",
         "{{ '%10000000000d' % 1 }}",
         "{{ '{:>10000000000}'.format(1) }}",
-        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
-        "{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[0]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}"
-        "{% endfor %}{{ ns.x }}",
+        pytest.param(
+            "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
+            "{% endfor %}{{ ns.x }}",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "{% set ns = namespace(x=[0]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}"
+            "{% endfor %}{{ ns.x }}",
+            marks=pytest.mark.slow,
+        ),
         "{% for i in range(99999) %}{{ 'abcdefghij' * 10000 }}{% endfor %}",
         "{{ messages[0].content * 20000000 }}",
     ],

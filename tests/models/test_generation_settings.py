@@ -70,6 +70,7 @@ WORDS = (
 )
 
 
+@pytest.mark.slow
 def test_infer_and_eval_name_what_they_do_not_apply(job, tmp_path):
     run_infer(InferSpec.parse({"model": "m", "prompt": "1+1=", "max_tokens": 2}), job.ctx)
     assert warnings_of(job) == [WORDS]
@@ -95,11 +96,11 @@ def test_grpo_names_what_its_rollouts_apply_and_what_not(like_a_work_horse, job)
     ("name", "value"),
     [
         ("bad_words_ids", [[20], [21, 22]]),
-        ("exponential_decay_length_penalty", (1, 1.1)),
-        ("encoder_repetition_penalty", 1.2),
-        ("guidance_scale", 1.5),
-        ("min_new_tokens", 3),
-        ("forced_eos_token_id", 2),
+        pytest.param("exponential_decay_length_penalty", (1, 1.1), marks=pytest.mark.slow),
+        pytest.param("encoder_repetition_penalty", 1.2, marks=pytest.mark.slow),
+        pytest.param("guidance_scale", 1.5, marks=pytest.mark.slow),
+        pytest.param("min_new_tokens", 3, marks=pytest.mark.slow),
+        pytest.param("forced_eos_token_id", 2, marks=pytest.mark.slow),
         ("no_repeat_ngram_size", 2),
     ],
 )
@@ -111,6 +112,7 @@ def test_no_setting_fails_a_rollout(like_a_work_horse, tmp_path, name, value):
     assert job.of_type("step")
 
 
+@pytest.mark.slow
 def test_load_names_them_and_its_json_has_their_values(shared_daemon, folder):
     home = shared_daemon.config.home
     done = warmd("load", "--once", f"set={folder}", home=home)

@@ -81,6 +81,7 @@ def test_a_guarded_tokenizer_is_saved_and_read_again_as_what_it_is(tmp_path):
     assert read_tokenizer(tmp_path / "two")("a")["input_ids"] == [1]
 
 
+@pytest.mark.slow
 def test_a_submission_is_refused_by_the_same_rules(tmp_path):
     encode = TokenizerFolder(written(tmp_path, EXPRESSION)).encoder()
     assert encode is not None
@@ -108,6 +109,7 @@ def test_a_tokenizer_without_expressions_is_not_changed(tmp_path):
     assert guarded_tokenizers.rules_of(read_tokenizer(tmp_path).backend_tokenizer) is None
 
 
+@pytest.mark.slow
 def test_a_job_whose_prompt_explodes_fails_by_name_and_the_next_one_completes(
     shared_daemon: Daemon, tmp_path
 ):

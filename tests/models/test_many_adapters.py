@@ -91,6 +91,7 @@ def test_ten_adapters_in_one_batch_answer_as_alone_and_as_merged(warm_ten):
         assert answers(engine_of(whole), [(prompt, None)]) == [text]
 
 
+@pytest.mark.slow
 def test_ten_adapters_share_the_weights_of_one_base_and_map_their_own(warm_ten, folders):
     models, loaded = warm_ten
     base = models.loaded["tiny"]
@@ -144,6 +145,7 @@ def test_a_base_stays_until_its_last_adapter_is_unloaded(tiny_model, folders):
         models.unload("x")
 
 
+@pytest.mark.slow
 def test_adapters_are_unloaded_before_their_base_to_make_room(tiny_model, folders):
     size = ensure(WarmModels(10**9), "b", tiny_model).size_bytes
     other = tiny_model.parent / "other"
@@ -220,6 +222,7 @@ def test_an_adapter_with_a_chat_template_shares_the_vocabulary(tiny_model, folde
     assert ensure(models, "b", other).why_merged == "its tokenizer differs from the base's"
 
 
+@pytest.mark.slow
 def test_adapter_is_loaded_again_when_its_file_changes_and_its_base_stays(folders, tmp_path):
     folder = shutil.copytree(folders[0], tmp_path / "a")
     models = WarmModels(10**9)

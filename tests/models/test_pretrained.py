@@ -338,6 +338,7 @@ def test_names_of_a_wrapper_are_refused_when_the_job_is_submitted(folder, tmp_pa
         document_of(spec, DaemonConfig(home=tmp_path / "home"), init=None, model=model)
 
 
+@pytest.mark.slow
 def test_load_http_and_jobs_on_a_folder_say_which_tensor_is_missing(shared_daemon, folder):
     words = f"1 of 21 tensors is missing: {UP}"
     home, client = shared_daemon.config.home, shared_daemon.client

@@ -65,6 +65,7 @@ def test_a_job_warns_of_an_end_token_that_the_tokenizer_appends_to_prompts(folde
     )
 
 
+@pytest.mark.slow
 def test_load_says_so(shared_daemon, folder):
     home = shared_daemon.config.home
     done = warmd("load", "--once", f"ended={folder}", home=home)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tool_chats
+from breadth import mostly_slow
 from tool_chats import FAMILIES, TOOLS, source_of, tokenizer
 from transformers import AutoTokenizer
 
@@ -69,7 +70,11 @@ OTHERS = pytest.mark.nightly(
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(one, marks=OTHERS if one in NIGHTLY else ()) for one in FAMILIES]
+    "family",
+    mostly_slow(
+        [pytest.param(one, marks=OTHERS if one in NIGHTLY else ()) for one in FAMILIES],
+        but=("cohere2", "gemma3", "gptoss", "llama3_1", "phi3", "qwen2_5", "qwen3", "qwen3_vl"),
+    ),
 )
 def test_chats_are_rendered_as_by_transformers_or_refused_by_name(family):
     for chat in EXAMPLES.values():
@@ -102,6 +107,7 @@ def check(chat: Chat, theirs: Any) -> None:
         assert whole == expected(plain, chat.inputs)
 
 
+@pytest.mark.slow
 def test_families_differ_in_what_they_use():
     templates = {one: ChatTemplate.of(tokenizer(source_of(one))) for one in FAMILIES}
     used = {

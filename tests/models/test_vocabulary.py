@@ -13,6 +13,7 @@ import orjson
 import pytest
 import tiny
 from architectures import bert, make
+from breadth import mostly_slow
 from shell import warmd
 
 from warmd.configs.config import ModelConfig
@@ -115,7 +116,7 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused_by_row_and_token(tm
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "grpo", "eval"])
+@pytest.mark.parametrize("kind", mostly_slow(["sft", "dpo", "grpo", "eval"], but=["grpo"]))
 def test_texts_without_such_tokens_are_used(tmp_path, kind):
     job = surroundings(tmp_path / "job")
     assert JOBS[kind][0](write(tmp_path, PLAIN), job) is not None
@@ -133,7 +134,7 @@ def test_tokens_that_a_larger_model_made_are_not_used_for_a_smaller_one(tmp_path
         run(data, surroundings(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize("kind", mostly_slow(["sft", "dpo", "grpo"], but=["sft"]))
 def test_a_padding_token_that_the_model_lacks_is_refused_where_it_is_used(tmp_path, kind):
     tokenizer = tiny.tokenizer()
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
@@ -180,6 +181,7 @@ def test_a_model_is_loaded_with_the_tokens_that_it_lacks_named(folder):
     assert loaded.to_json()["unembedded"] == [ADDED]
 
 
+@pytest.mark.slow
 def test_load_says_what_is_left_out_and_which_tokens_fail(shared_daemon, folder, tmp_path):
     home = shared_daemon.config.home
     done = warmd("load", "--once", f"larger={folder}", home=home)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sft_jobs
 import torch
+from breadth import mostly_slow
 from peft import LoraConfig
 
 from warmd.jobs.sequences.attention import packed_attention
@@ -70,6 +71,7 @@ def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     assert (made.task.scorer.most_tokens is not None) == is_packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH)
 def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, architecture):
     lora = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -84,18 +86,24 @@ DAILY_FORMS = ("whole chats", "assistant turns", "texts", "cut", "no prompt")
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case in DAILY_FORMS else OTHERS) for case in list(CASES)[1:]],
+    mostly_slow(
+        [
+            pytest.param(case, marks=() if case in DAILY_FORMS else OTHERS)
+            for case in list(CASES)[1:]
+        ],
+        but=("whole chats", "cut"),
+    ),
 )
 def test_every_form_of_row_trains_as_with_trl(tmp_path, case):
     assert_same(tmp_path, sft_jobs.small("qwen2", tie_word_embeddings=True), case)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", mostly_slow(["llama", "qwen3", "gpt2"], but=["llama"]))
 def test_completions_without_a_prompt_train_as_with_trl(tmp_path, architecture):
     assert_same(tmp_path, sft_jobs.small(architecture), "no prompt")
 
 
-@pytest.mark.parametrize("most_tokens", [1, 25])
+@pytest.mark.parametrize("most_tokens", mostly_slow([1, 25], but=[25]))
 def test_a_step_in_several_packs_gives_the_same_results(tmp_path, most_tokens):
     assert_same(tmp_path, sft_jobs.small("llama"), "texts", most_tokens=most_tokens)
 

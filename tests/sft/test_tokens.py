@@ -11,6 +11,7 @@ import orjson
 import pytest
 import sft_jobs
 import tiny
+from breadth import mostly_slow
 from sft_jobs import spec, write
 
 from warmd.jobs.data.corpus import remove_oldest, size_bytes
@@ -48,12 +49,16 @@ def test_the_second_job_on_the_same_rows_tokenizes_nothing(tmp_path):
     assert first == second
 
 
-@pytest.mark.parametrize("change", [{"max_length": 7}, {"completion_only_loss": False}])
+@pytest.mark.parametrize(
+    "change",
+    mostly_slow([{"max_length": 7}, {"completion_only_loss": False}], but=[{"max_length": 7}]),
+)
 def test_other_lengths_or_losses_are_other_tokens(tmp_path, change):
     lengths(tmp_path / "one")
     assert not lengths(tmp_path / "two", **change)["cached"]
 
 
+@pytest.mark.slow
 def test_changed_text_or_template_gives_other_tokens_and_a_copy_the_same(tmp_path):
     rows = sft_jobs.ROWS["chat"]
     source = Source(dataset=write(tmp_path / "rows.jsonl", rows))

@@ -13,6 +13,7 @@ import orjson
 import pytest
 import sft_jobs
 import tool_chats
+from breadth import mostly_slow
 from datasets import Dataset
 from sft_jobs import write
 from tool_chats import TOOLS, source_of, tokenizer
@@ -104,7 +105,7 @@ def labels_of(row: dict[str, Any]) -> list[int]:
     return [token if bit else -100 for token, bit in zip(row["input_ids"], learned, strict=False)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, but=("qwen3", "gptoss")))
 @pytest.mark.parametrize("form", [chats, prompts])
 def test_sft_learns_the_tokens_of_trl(tmp_path, family, form):
     given, warm = form(family), Warm(source_of(family))
@@ -112,7 +113,7 @@ def test_sft_learns_the_tokens_of_trl(tmp_path, family, form):
         assert (found.ids, found.stock()["labels"]) == (row["input_ids"], labels_of(row))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, but=("qwen3", "gptoss")))
 def test_the_loss_on_assistants_is_also_on_their_calls(tmp_path, family):
     given, warm = chats(family), Warm(source_of(family))
     if family == "llama3_1":
@@ -129,7 +130,7 @@ def test_the_loss_on_assistants_is_also_on_their_calls(tmp_path, family):
         assert "What is" not in text
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, but=("qwen3", "gptoss")))
 def test_dpo_learns_the_tokens_of_trl(tmp_path, family):
     given, warm = [], Warm(source_of(family))
     for number in range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -21,3 +21,14 @@ def packed_and_padded(
         for name, case in cases.items()
         for how in ("packed", "padded")
     ]
+
+
+def mostly_slow(cases: Iterable[Any], *, but: Collection[Any]) -> list[Any]:
+    """Each case, marked slow but for some; what has a mark already, as nightly, keeps that one."""
+    found = []
+    for one in cases:
+        case = one if hasattr(one, "marks") else pytest.param(one)
+        name = case.values[0] if len(case.values) == 1 else case.values
+        marks = case.marks if case.marks or name in but else pytest.mark.slow
+        found.append(pytest.param(*case.values, id=case.id, marks=marks))
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from breadth import mostly_slow
 from daemons import Daemon
 from flips import flip
 from safetensors.torch import load_file
@@ -71,7 +72,10 @@ def test_a_branch_begins_at_step_0_with_the_weights_of_the_checkpoint(shared_dae
     assert f"init_from     {origin.id}@4\n" in shown
 
 
-@pytest.mark.parametrize("words", [("submit", "infer"), ("submit", "eval"), ("run",)])
+@pytest.mark.parametrize(
+    "words",
+    mostly_slow([("submit", "infer"), ("submit", "eval"), ("run",)], but=[("submit", "infer")]),
+)
 def test_a_checkpoint_is_a_model_wherever_one_is_named(shared_daemon, origin, words):
     what = ["1 and 2", "--max-tokens", "2"]
     if "eval" in words:
@@ -89,6 +93,7 @@ def test_a_checkpoint_is_a_model_wherever_one_is_named(shared_daemon, origin, wo
     assert "(2, 4, 6), got" in missing.err
 
 
+@pytest.mark.slow
 def test_a_branch_by_model_keeps_the_weights_of_a_pruned_checkpoint(shared_daemon):
     origin = Origin(shared_daemon)
     job_id = shared_daemon.submit(model=f"{origin.id}@4")
@@ -146,6 +151,7 @@ def test_a_branch_does_not_need_the_files_of_its_origin(shared_daemon):
     assert shared_daemon.wait(job["id"])["result"]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_a_trained_masked_model_can_be_trained_further_by_mlm(shared_daemon, tmp_path):
     sizes: dict[str, Any] = {
         "hidden_size": 16,
@@ -209,6 +215,7 @@ def test_a_damaged_checkpoint_is_refused(shared_daemon):
     assert "checkpoint-2: model.safetensors does not match its checksum" in refusal.err
 
 
+@pytest.mark.slow
 def test_a_job_without_a_final_model_names_its_checkpoints(shared_daemon, origin):
     with_steps = shared_daemon.submit(reward="behaviours:raises", retries=0)
     shared_daemon.wait(with_steps)

@@ -18,6 +18,7 @@ import orjson
 import pytest
 import sft_jobs
 import tiny
+from breadth import mostly_slow
 from sft_jobs import message, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -332,11 +333,14 @@ WIDE = pytest.mark.nightly(
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        pytest.param(kind, name, marks=() if (kind, name) in QUICK else WIDE)
-        for kind, cases in KINDS.items()
-        for name in cases
-    ],
+    mostly_slow(
+        [
+            pytest.param(kind, name, marks=() if (kind, name) in QUICK else WIDE)
+            for kind, cases in KINDS.items()
+            for name in cases
+        ],
+        but=[("dpo", "label_smoothing"), ("grpo", "lora_dropout")],
+    ),
 )
 def test_an_option_changes_what_a_job_leaves_or_is_refused(kind, name):
     value, others = KINDS[kind][name]
@@ -346,7 +350,7 @@ def test_an_option_changes_what_a_job_leaves_or_is_refused(kind, name):
     assert left_by(kind, orjson.dumps({**base, name: value}).decode()) != without
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, but=("grpo",)))
 def test_two_runs_with_equal_options_leave_the_same(kind):
     base = orjson.dumps(BASES[kind]).decode()
     assert left_by(kind, base) == left_by.__wrapped__(kind, base)

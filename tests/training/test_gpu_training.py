@@ -8,6 +8,7 @@ import mlm_jobs
 import pytest
 import tiny
 import torch
+from breadth import mostly_slow
 
 from warmd.jobs.grpo.kind import run as run_grpo
 from warmd.jobs.grpo.options import GrpoSpec
@@ -29,14 +30,18 @@ def has_bfloat16(monkeypatch):
     monkeypatch.setattr(arguments, "has_bfloat16", lambda device: True)
 
 
-@pytest.mark.parametrize("options", [{}, {"beta": 0.1}, {"num_iterations": 2}])
+@pytest.mark.parametrize(
+    "options", mostly_slow([{}, {"beta": 0.1}, {"num_iterations": 2}], but=[{"beta": 0.1}])
+)
 def test_grpo_trains_in_bfloat16_(tmp_path, has_bfloat16, options):
     job = tiny.surroundings(tmp_path)
     spec = GrpoSpec(samples=4, num_generations=4, max_completion_length=8, **options)
     assert run_grpo(spec, job.ctx)["steps"] == 4 * spec.num_iterations
 
 
-@pytest.mark.parametrize("architecture", ["bert", "modernbert", "distilbert"])
+@pytest.mark.parametrize(
+    "architecture", mostly_slow(["bert", "modernbert", "distilbert"], but=["bert"])
+)
 def test_mlm_evaluates_in_bfloat16_before_its_first_step_as_after_it(
     tmp_path, has_bfloat16, architecture
 ):
@@ -51,6 +56,7 @@ def test_mlm_evaluates_in_bfloat16_before_its_first_step_as_after_it(
     assert len(losses) == 1
 
 
+@pytest.mark.slow
 def test_the_learning_part_of_a_step_is_deterministic_and_the_generation_is_not(
     tmp_path, monkeypatch
 ):

@@ -269,6 +269,7 @@ def test_a_stall_is_reported_once_with_the_stack_of_the_hanging_process(tmp_path
         assert watchdog.check(process.pid) is None
 
 
+@pytest.mark.slow
 def test_a_stall_reports_that_its_process_is_suspended(tmp_path):
     with hanging_process(tmp_path / "log.txt") as process:
         process.send_signal(signal.SIGSTOP)

@@ -35,6 +35,7 @@ def test_keep_best_ranks_a_checkpoint_by_the_evaluation_of_its_own_weights(home)
     assert checkpoints.best_one() == checkpoints.folder / f"checkpoint-{best}"
 
 
+@pytest.mark.slow
 def test_a_metric_missing_from_all_checkpoints_is_reported_once(home):
     around = tiny.surroundings(home / "runs" / "job")
     run(text_spec(home, keep_best="link_mrr"), around.ctx)

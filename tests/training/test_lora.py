@@ -16,6 +16,7 @@ import pytest
 import sft_jobs
 import tiny
 import torch
+from breadth import mostly_slow
 from mlm_jobs import CONFIGS, make_home, text_spec
 from needs import needs
 from safetensors import safe_open
@@ -39,6 +40,7 @@ from warmd.jobs.sft.kind import run as run_sft
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 ADAPTER = "adapter_model.safetensors"
+KINDS = ("grpo", "sft", "dpo", "mlm")
 
 
 @dataclasses.dataclass
@@ -85,7 +87,7 @@ class _At:
         return dataclasses.replace(self._take(name), path=self.folder)
 
 
-@pytest.fixture(params=["grpo", "sft", "dpo", "mlm"])
+@pytest.fixture(params=KINDS)
 def work(request: Any, tmp_path: Path) -> Work:
     """A job of each training kind."""
     folder = tmp_path / "base"
@@ -165,6 +167,7 @@ def test_a_stopped_job_on_an_int8_base_ends_with_the_adapter_of_an_uninterrupted
     assert losses[0] != losses[1][-len(losses[0]) :]
 
 
+@pytest.mark.parametrize("work", mostly_slow(KINDS, but=("dpo",)), indirect=True)
 def test_its_checkpoints_hold_the_adapter_and_no_weights_of_the_model(work, tmp_path):
     job = work.job(tmp_path / "run")
     work.run(work.spec(), job.ctx)
@@ -177,6 +180,7 @@ def test_its_checkpoints_hold_the_adapter_and_no_weights_of_the_model(work, tmp_
     assert not (latest / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("work", mostly_slow(KINDS, but=("grpo",)), indirect=True)
 def test_peft_reads_the_adapter_and_computes_what_was_trained(work, tmp_path):
     job = work.job(tmp_path / "run")
     trained = job.ctx.models.take("demo").model  # which gets its adapter in place
@@ -193,6 +197,7 @@ def test_peft_reads_the_adapter_and_computes_what_was_trained(work, tmp_path):
     assert not torch.allclose(logits, before, atol=1e-3)
 
 
+@pytest.mark.parametrize("work", mostly_slow(KINDS, but=("mlm",)), indirect=True)
 def test_the_model_below_the_adapter_is_not_changed(work, tmp_path):
     job = work.job(tmp_path / "run")
     warm = job.ctx.models.take("demo").model
@@ -285,6 +290,7 @@ def test_a_layer_that_the_model_does_not_have_fails_the_job(work, tmp_path):
         work.run(work.spec(lora_targets=["nowhere"]), job.ctx)
 
 
+@pytest.mark.parametrize("work", mostly_slow(KINDS, but=("sft",)), indirect=True)
 def test_the_learning_rate_is_ten_times_that_of_full_training_and_a_distant_one_warns(
     work, tmp_path
 ):

@@ -57,6 +57,7 @@ def test_its_adapter_and_the_merged_model_compute_the_same(
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.slow
 def test_only_an_adapter_can_be_merged(shared_daemon, job, tmp_path):
     home = shared_daemon.home.path
     full = shared_daemon.submit()

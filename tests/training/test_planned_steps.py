@@ -10,6 +10,7 @@ import dpo_jobs
 import pytest
 import sft_jobs
 import tiny
+from breadth import mostly_slow
 from daemons import Daemon
 
 from warmd.daemon.lifecycle.queueing import Queueing
@@ -49,7 +50,7 @@ def rates_of_trl(kind: str, folder: Path, **options: Any) -> list[float]:
     return [step["learning_rate"] for step in sft_jobs.train(made)[0]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, but=("dpo",)))
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_an_epoch_has_the_steps_and_learning_rates_of_trl(tmp_path, kind, accumulation):
     jobs, run = KINDS[kind]
@@ -67,7 +68,7 @@ def test_an_epoch_has_the_steps_and_learning_rates_of_trl(tmp_path, kind, accumu
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, but=("sft",)))
 def test_steps_that_are_requested_are_done(tmp_path, kind):
     jobs, run = KINDS[kind]
     made = job(tmp_path)
@@ -75,7 +76,7 @@ def test_steps_that_are_requested_are_done(tmp_path, kind):
     assert not made.of_type("warning")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, but=("sft",)))
 def test_a_job_of_an_earlier_version_keeps_its_steps_and_learning_rates(tmp_path, kind):
     jobs, run = KINDS[kind]
     options = {**SHORT, "epochs": 2, "save_every": 3}

@@ -9,6 +9,7 @@ import dpo_jobs
 import pytest
 import sft_jobs
 import tiny
+from breadth import mostly_slow
 from odd_tokenizers import merging
 from sft_jobs import message, write
 
@@ -53,7 +54,7 @@ def warnings(
     return [event["message"] for event in job.of_type("warning")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, but=("dpo",)))
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_a_prompt_that_ends_within_a_token_gives_a_warning(tmp_path, kind, is_cached):
     merges, fits = ({"prompt": "ab ", **row} for row in KINDS[kind][2])
@@ -66,6 +67,7 @@ def test_a_prompt_that_ends_within_a_token_gives_a_warning(tmp_path, kind, is_ca
     assert "line 2: from ' ' on)" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_warning_for_other_prompts_and_none_on_a_resume(tmp_path, kind):
     merges, fits = ({"prompt": "ab ", **row} for row in KINDS[kind][2])
@@ -73,7 +75,7 @@ def test_no_warning_for_other_prompts_and_none_on_a_resume(tmp_path, kind):
     assert not warnings(tmp_path / "resumed", kind, [merges] * 9, is_resumed=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, but=("dpo",)))
 def test_a_template_that_renders_a_prompt_differently_gives_a_warning(tmp_path, kind):
     chat = [message("system", "a"), message("user", "b")]
     sides = {

@@ -311,6 +311,7 @@ def test_a_spec_edited_by_hand_fails_by_name_and_the_checkpoints_stay(shared_dae
 # The code of rewards.
 
 
+@pytest.mark.slow
 def test_a_resume_with_changed_reward_code_warns_and_strict_refuses(sturdy, tmp_path):
     code = "def f(p, c, a):\n    return [len(text) / {} for text in c]\n"
     (tmp_path / "mine.py").write_text(code.format(10))

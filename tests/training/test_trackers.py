@@ -44,6 +44,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_has_the_id_of_its_job_and_ends_with_the_training(tmp_path, runs):
     job = replace(sft_jobs.spec(tmp_path), report_to=("wandb",))
     made = tiny.surroundings(tmp_path / "run")
