@@ -12,6 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
+from breadth import mostly_slow
 from gateways import Gateway
 from waiting import wait_until
 
@@ -149,7 +150,7 @@ def test_a_job_that_ends_meanwhile_has_ended(gateway):
     keys.revoke()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", mostly_slow([False, True], but=[False]))
 def test_a_client_that_leaves_is_noticed_by_the_job(job, stream):
     async def leave() -> None:
         async with openai.AsyncOpenAI(**settings) as client:

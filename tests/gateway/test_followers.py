@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from breadth import mostly_slow
 from followers import Training
 from gateways import Gateway
 from waiting import wait_until
@@ -69,7 +70,7 @@ def test_events_that_only_the_stream_has_reach_followers_that_begin_later(
     wait_until(lambda: second.ids == [1, 2, 3, 4])
 
 
-@pytest.mark.parametrize("following", [1, 3])
+@pytest.mark.parametrize("following", mostly_slow([1, 3], but=[3]))
 def test_a_trimmed_stream_is_completed_from_the_file(job: Training, following: int) -> None:
     job.log(500, note="a" * 200)  # more than a piece of the file
     job.trim()
@@ -80,7 +81,7 @@ def test_a_trimmed_stream_is_completed_from_the_file(job: Training, following: i
     assert [one.ended() for one in followers] == [list(range(3, job.seq + 1))] * following
 
 
-@pytest.mark.parametrize("is_trimmed", [False, True])
+@pytest.mark.parametrize("is_trimmed", mostly_slow([False, True], but=[True]))
 def test_the_events_of_a_resumed_job_continue_after_its_first_finished(
     job: Training, *, is_trimmed: bool
 ) -> None:

@@ -28,25 +28,43 @@ CHECK = {
             {"type": "score_model"},
             "must have a type of string_check, text_similarity, multi, python",
         ),
-        ({**CHECK, "operation": "is"}, "operation of the grader must be one of eq, ne"),
-        ({**CHECK, "type": "text_similarity", "evaluation_metric": "cosine"}, "the grader"),
-        (
+        pytest.param(
+            {**CHECK, "operation": "is"},
+            "operation of the grader must be one of eq, ne",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {**CHECK, "type": "text_similarity", "evaluation_metric": "cosine"},
+            "the grader",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {"type": "python", "name": "p", "source": "def grade(sample, item): return 1"},
             "source of the grader must be module:function of this machine",
+            marks=pytest.mark.slow,
         ),
         (
             {"type": "python", "name": "p", "source": "os:getcwd"},
             "a python grader must be one of none (setting http_graders), got 'os:getcwd'",
         ),
-        (
+        pytest.param(
             {
                 **{"type": "multi", "name": "m", "calculate_output": "a"},
                 "graders": {"a": {"type": "python", "name": "p", "source": "os:getcwd"}},
             },
             "a python grader must be one of none",
+            marks=pytest.mark.slow,
         ),
-        ({"type": "warmd", "reward": ["grader"]}, "must be one of correctness, "),
-        ({"type": "warmd", "reward": ["os:getcwd"]}, "must be one of correctness, "),
+        pytest.param(
+            {"type": "warmd", "reward": ["grader"]},
+            "must be one of correctness, ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"type": "warmd", "reward": ["os:getcwd"]},
+            "must be one of correctness, ",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_unavailable_grader_is_refused_by_name(gateway, grader, message):

@@ -31,6 +31,7 @@ def test_url_that_is_not_an_image_is_refused(gateway, url):
     assert refusal(caught.value)[1]["param"] == "messages"
 
 
+@pytest.mark.slow
 def test_image_with_too_many_pixels_is_refused(gateway):
     url = image_url(20_000, 20_000)
     assert len(url) < 200_000

@@ -28,6 +28,9 @@ from warmd.jobs.engine.images import Budget, read
 from warmd.jobs.errors import SpecError
 from warmd.jobs.files.atomic import LOCK
 
+# Their gateway takes longer to start than most of the tests take.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def gateway(tiny_model: Path) -> Iterator[Gateway]:
@@ -144,7 +147,6 @@ def test_image_bomb_is_refused_before_it_is_decoded_in_one_line(tmp_path):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", SLOW)
 def test_image_crafted_to_be_parsed_slowly_is_refused_quickly(tmp_path, kind):
     content = SLOW[kind]()

@@ -381,6 +381,7 @@ CURRICULUM = {
 }
 
 
+@pytest.mark.slow
 def test_a_curriculum_over_http_is_shown_steered_and_removed(gateway, http):
     url = "/v1/warmd/curricula"
     made = http.post(url, json=CURRICULUM, headers=OURS)

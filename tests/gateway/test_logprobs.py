@@ -128,6 +128,7 @@ def chatty(
     return "chatty"
 
 
+@pytest.mark.slow
 def test_chats_have_logprobs_whole_and_streamed(openai, chatty, demo):
     tokenizer = demo[1]
     requested: dict[str, Any] = {

@@ -71,6 +71,7 @@ def test_durations_of_ended_jobs_are_in_buckets_by_kind_and_status(desk: Desk):
     assert found["warmd_job_duration_seconds_sum", labels] == pytest.approx(10_000_202, abs=5)
 
 
+@pytest.mark.slow
 def test_the_duration_of_an_interrupted_job_includes_its_earlier_executions(desk: Desk):
     desk.submit()
     run = desk.begin()
@@ -88,6 +89,7 @@ def test_the_duration_of_an_interrupted_job_includes_its_earlier_executions(desk
     assert value(desk, "warmd_job_duration_seconds_sum", **labels) == pytest.approx(took, abs=5)
 
 
+@pytest.mark.slow
 def test_a_job_that_an_earlier_version_began_is_not_counted(desk: Desk):
     desk.submit()
     run = desk.begin()
@@ -97,6 +99,7 @@ def test_a_job_that_an_earlier_version_began_is_not_counted(desk: Desk):
     assert totals.read(desk.client.connection).durations == {}
 
 
+@pytest.mark.slow
 def test_requeued_jobs_are_counted_by_the_reason(desk: Desk):
     desk.submit()
     run = desk.begin()
@@ -119,6 +122,7 @@ def test_requeued_jobs_are_counted_by_the_reason(desk: Desk):
     }
 
 
+@pytest.mark.slow
 def test_failed_saves_are_counted_once_also_when_redis_was_away(desk: Desk):
     def saves() -> float | None:
         return value(desk, "warmd_job_alerts_total", kind="grpo", type="save_failed")
@@ -156,6 +160,7 @@ def test_a_running_training_shows_its_step_rate_loss_and_reward_until_it_ends(de
     assert value(desk, "warmd_training_step", **labels) is None
 
 
+@pytest.mark.slow
 def test_the_oldest_waiting_job_is_found_behind_those_at_the_front(desk: Desk):
     def oldest() -> float:
         found = value(desk, "warmd_queue_oldest_waiting_seconds", queue="train")
@@ -174,6 +179,7 @@ def test_the_oldest_waiting_job_is_found_behind_those_at_the_front(desk: Desk):
         assert 0 < oldest() < 30
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_for_a_node_with_labels_counts_as_waiting(desk: Desk):
     job_id = desk.submit("--needs", "gpu=h200")
     connection = desk.client.connection

@@ -16,6 +16,7 @@ from warmd.daemon.gateway.http.browser import CHANGING, READING
 from warmd.daemon.gateway.http.strict import StrictRoute, accepted
 
 
+@pytest.mark.slow
 def test_the_documented_query_parameters_are_those_that_are_accepted(tmp_path):
     documented = create_app(DaemonConfig(home=tmp_path), "unix:///nowhere").openapi()["paths"]
     strict = [route for router in _ROUTERS for route in router.routes if type(route) is StrictRoute]

@@ -20,6 +20,9 @@ from waiting import wait_until
 
 from warmd.daemon.gateway.api import files
 
+# Their gateway takes longer to start than most of the tests take.
+pytestmark = pytest.mark.slow
+
 HEAD = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
 END = b"\r\n--B--\r\n"
 LIMIT = 5_000_000
@@ -140,7 +143,6 @@ def test_a_full_disk_refuses_the_upload_and_keeps_nothing(gateway):
         assert upload(gateway).status_code == 200
 
 
-@pytest.mark.slow
 def test_incomplete_uploads_of_a_killed_gateway_are_removed(make_gateway, sockets):
     gateway = make_gateway()
     begin(gateway, sockets, length=4_000_000).sendall(HEAD + b"y" * 2_000_000)
