@@ -43,6 +43,7 @@ def test_the_0_5b_workload_has_as_many_weights_as_the_model_of_that_name():
     assert model.num_parameters() == works.GRPO["0.5b"].shape.parameters == 494_032_768
 
 
+@pytest.mark.slow
 def test_prompts_have_the_documented_length():
     work = works.GRPO["0.5b"]
     tokenizer = bench_model.tokenizer(work.shape)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from breadth import mostly_slow
 from daemons import Daemon
 from flips import flip
 from gguf_models import make
@@ -106,6 +107,7 @@ def test_verify_reads_all_checkpoints_and_names_the_damaged_file(job):
     assert job.checkpoints("verify", "--step", "5").is_refusal(2)
 
 
+@pytest.mark.slow
 def test_an_unreadable_manifest_is_shown_in_the_list(job):
     flip(job.path(4) / "manifest.json")
     lines = job.checkpoints("list").out.splitlines()
@@ -152,6 +154,7 @@ def test_prune_never_removes_the_latest_undamaged_checkpoint(job):
     assert job.steps == [2]
 
 
+@pytest.mark.slow
 def test_prune_does_not_count_files_shared_with_the_final_model(job):
     shared = job.rundir.path / "model" / "model.safetensors"
     assert shared.samefile(job.path(6) / "model.safetensors")
@@ -191,6 +194,7 @@ def test_an_export_opens_in_transformers_and_holds_no_training_state(one_job, tm
     assert names(tmp_path) == {"model"}
 
 
+@pytest.mark.slow
 def test_an_export_of_a_step_shares_no_files_with_the_job(job, tmp_path):
     weights = (job.path(4) / "model.safetensors").read_bytes()
     [row] = job.checkpoints("export", str(tmp_path / "four"), "--step", "4", "--json").objects
@@ -259,7 +263,9 @@ def test_a_failed_export_leaves_no_files(job, tmp_path):
     assert job.checkpoints("export", str(tmp_path / "empty")).code == 0
 
 
-@pytest.mark.parametrize("words", [("list",), ("verify",), ("prune",), ("export", "dest")])
+@pytest.mark.parametrize(
+    "words", mostly_slow([("list",), ("verify",), ("prune",), ("export", "dest")], but=[("list",)])
+)
 def test_an_unknown_job_and_one_without_checkpoints_are_refused(shared_daemon, words):
     what, *rest = words
     home = shared_daemon.home.path

@@ -11,6 +11,7 @@ import click
 import numpy as np
 import orjson
 import pytest
+from breadth import mostly_slow
 from safetensors.numpy import save_file
 
 from warmd.cli.commands.doctor import Check, check_models, check_requirements
@@ -130,7 +131,11 @@ def test_bad_usage_is_one_line_and_exits_with_2(arguments, words):
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "stop", "models", "models --unload x", "load x=/tmp"]
+    "command",
+    mostly_slow(
+        ["status", "stop", "models", "models --unload x", "load x=/tmp"],
+        but=["status", "load x=/tmp"],
+    ),
 )
 def test_without_a_daemon_the_line_says_how_to_start_one_and_the_code_is_3(command, tmp_path):
     done = run(*command.split(), home=tmp_path)
@@ -174,7 +179,7 @@ def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("closed", mostly_slow([">&-", "2>&-", ">&- 2>&-"], but=[">&- 2>&-"]))
 def test_a_closed_output_is_not_an_error(closed, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     words = f"{sys.executable} -m warmd.cli data show {tmp_path}/rows.jsonl --home {tmp_path}"
@@ -276,7 +281,9 @@ def test_logs_follow_whole_lines_also_after_a_rotation(tmp_path):
         process.terminate()
 
 
-@pytest.mark.parametrize("job", ["../../x", "grpo-20261121-184200-x7f2", "x" * 300, "\n"])
+@pytest.mark.parametrize(
+    "job", mostly_slow(["../../x", "grpo-20261121-184200-x7f2", "x" * 300, "\n"], but=["../../x"])
+)
 def test_logs_of_an_unknown_job_exit_with_2(job, tmp_path):
     done = run("logs", job, home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

@@ -52,6 +52,7 @@ def test_compare_gives_the_completions_that_each_model_gives_alone(daemon, train
         assert row["base"]["text"] != row["trained"]["text"]
 
 
+@pytest.mark.slow
 def test_compare_takes_a_checkpoint_and_reuses_loaded_models(daemon, trained):
     done = compare(daemon, "--json", f"{trained}@2", "1+1=")
     assert done.objects[0]["trained"]["model"] == f"{trained}@2"

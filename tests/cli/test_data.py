@@ -74,6 +74,7 @@ def test_lengths_are_tokens_of_the_model_and_rows_over_the_limit_are_counted(des
     assert in_characters["kinds"]["sft"]["max_length"] is None
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_end_on_a_token_boundary_are_counted(desk):
     merging().save_pretrained(desk.folder / "model")
     (desk.folder / "model/config.json").write_text('{"max_position_embeddings": 20}')

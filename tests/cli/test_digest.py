@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from breadth import mostly_slow
 
 from warmd.daemon.reports.digest import lost_time
 
@@ -87,7 +88,9 @@ def test_the_digest_reads_the_run_directories_while_no_daemon_runs(desk):
     assert [line["id"] for line in found["ended"]] == [job_id]
 
 
-@pytest.mark.parametrize("text", ["tomorrow", "25:00", "2999-01-01", "5", ""])
+@pytest.mark.parametrize(
+    "text", mostly_slow(["tomorrow", "25:00", "2999-01-01", "5", ""], but=["2999-01-01"])
+)
 def test_a_start_that_is_not_in_the_past_is_refused(desk, text):
     done = desk.warmd("jobs", "--since", text)
     assert done.is_refusal(2)

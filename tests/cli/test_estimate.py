@@ -93,6 +93,7 @@ def test_with_similar_jobs_time_memory_and_disk_are_theirs(desk):
     assert (like["kind"], like["estimate"]["steps"]) == ("grpo", 4)
 
 
+@pytest.mark.slow
 def test_jobs_with_other_data_are_used_with_a_note(desk, tmp_path):
     desk.submit()
     run = desk.begin()

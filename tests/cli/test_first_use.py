@@ -367,6 +367,7 @@ def test_chat_shows_how_to_leave_and_ends_on_each_way(desk, tmp_path, leave):
     os.close(terminal)
 
 
+@pytest.mark.slow
 def test_several_models_are_loaded_by_one_command(shared_daemon, tiny_model):
     home = shared_daemon.home.path
     done = warmd("load", "--json", f"one={tiny_model}", f"other={tiny_model}", home=home)

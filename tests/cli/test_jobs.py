@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 import pytest
+from breadth import mostly_slow
 from terminal import seen_on_a_terminal
 from waiting import wait_until
 
@@ -39,6 +40,7 @@ def test_submit_prints_only_the_job_id_and_queue_shows_its_position(desk):
     assert text[5].endswith(first)
 
 
+@pytest.mark.slow
 def test_a_waiting_job_shows_how_many_steps_it_will_take(desk):
     job_id = desk.submit()
     assert [job["steps_total"] for job in desk.rows("queue")] == [4]
@@ -48,6 +50,7 @@ def test_a_waiting_job_shows_how_many_steps_it_will_take(desk):
     assert desk.rows("show", job_id)[0]["steps_total"] == 9
 
 
+@pytest.mark.slow
 def test_queue_and_tail_give_the_same_eta_with_the_evaluations_to_come(desk):
     job_id = desk.submit()
     run = desk.begin()
@@ -84,7 +87,10 @@ def test_show_takes_an_id_a_prefix_or_nothing_for_the_latest(desk):
     assert f"run_dir       {desk.home.runs / first}\n" in desk.warmd("show", first).out
 
 
-@pytest.mark.parametrize("command", ["show", "tail", "result", "cancel", "resume", "logs"])
+@pytest.mark.parametrize(
+    "command",
+    mostly_slow(["show", "tail", "result", "cancel", "resume", "logs"], but=["show", "resume"]),
+)
 def test_an_id_of_no_job_or_of_several_is_one_line_and_exits_with_2(desk, command):
     for name in ("grpo-20261121-184200-aaaa", "grpo-20261121-184200-bbbb"):
         (desk.home.runs / name).mkdir()
@@ -202,6 +208,7 @@ def test_a_result_is_printed_once_there_is_one(desk):
     ]
 
 
+@pytest.mark.slow
 def test_the_result_of_a_failed_job_exits_with_1_and_of_a_stopped_one_with_4(desk):
     failed = desk.submit()
     desk.begin().fail("no memory")
@@ -241,6 +248,7 @@ def test_output_is_colored_on_terminals_only_and_not_with_no_color(desk):
     assert "\x1b" not in seen_on_a_terminal("jobs", **desk.environ, NO_COLOR="1")
 
 
+@pytest.mark.slow
 def test_the_duration_of_a_pause_starts_with_the_pause(desk):
     job_id = desk.submit()
     created = desk.rows("show", job_id)[0]["created_at"]

@@ -72,8 +72,8 @@ def test_the_token_is_sent_to_the_gateway_and_along_no_redirect_or_proxy(monkeyp
     ("status", "body", "message"),
     [
         (400, b'{"error": {"message": "seed: must be whole"}}', "seed: must be whole"),
-        (502, b"<html>", "HTTP 502: Bad Gateway"),
-        (404, b'{"error": "no"}', "HTTP 404: Not Found"),
+        pytest.param(502, b"<html>", "HTTP 502: Bad Gateway", marks=pytest.mark.slow),
+        pytest.param(404, b'{"error": "no"}', "HTTP 404: Not Found", marks=pytest.mark.slow),
     ],
 )
 def test_a_refusal_has_the_words_of_the_gateway(status, body, message):

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+from breadth import mostly_slow
 from desks import Desk
 
 from warmd.configs.queues import TRAIN
@@ -67,6 +68,7 @@ def test_submit_says_when_no_machine_has_the_labels(cluster: Desk):
     assert len(cluster.rows("queue")) == 2
 
 
+@pytest.mark.slow
 def test_more_processes_than_the_cores_of_the_only_machine_are_refused(desk: Desk):
     join(desk, cores="2")
     refused = desk.warmd(*desk.grpo, "--processes", "3")
@@ -105,7 +107,7 @@ def test_a_job_of_many_processes_waits_for_a_machine_with_as_many_cores(
     assert "cores=3" in desk.warmd("queue").out
 
 
-@pytest.mark.parametrize("command", ["node", "gateway"])
+@pytest.mark.parametrize("command", mostly_slow(["node", "gateway"], but=["node"]))
 def test_a_node_without_a_shared_redis_is_refused(desk: Desk, command: str, monkeypatch):
     monkeypatch.delenv("WARMD_REDIS_URL", raising=False)
     done = desk.warmd(command)
@@ -116,11 +118,11 @@ def test_a_node_without_a_shared_redis_is_refused(desk: Desk, command: str, monk
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--queues", "gpu"), "queues"),
+        pytest.param(("--queues", "gpu"), "queues", marks=pytest.mark.slow),
         (("--labels", "gpu"), "labels"),
-        (("--idle-exit", "soon"), "idle_exit"),
-        (("--max-jobs", "0"), "max_jobs"),
-        (("--redis", "http://x"), "redis_url"),
+        pytest.param(("--idle-exit", "soon"), "idle_exit", marks=pytest.mark.slow),
+        pytest.param(("--max-jobs", "0"), "max_jobs", marks=pytest.mark.slow),
+        pytest.param(("--redis", "http://x"), "redis_url", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_options_of_a_node_are_refused(desk: Desk, options, field):

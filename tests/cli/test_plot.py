@@ -111,6 +111,7 @@ def test_a_png_file_is_written_atomically(home, tmp_path):
     assert done.is_refusal(1)
 
 
+@pytest.mark.slow
 def test_without_matplotlib_a_png_is_refused_with_what_to_install(home, tmp_path):
     run_dir(home, [3.0, 2.0])
     # An interpreter without matplotlib.

@@ -108,6 +108,7 @@ def test_ctrl_c_cancels_the_job(daemon, endless):
     assert daemon.wait(job_id)["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_chat_includes_the_earlier_messages(daemon, talker, monkeypatch):
     type_in(monkeypatch, "hi\n\nand more\n")
     done = warmd("chat", talker, "--temperature", "0", "--max-tokens", "5", home=daemon.home.path)

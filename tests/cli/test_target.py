@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from breadth import mostly_slow
 from desks import Desk
 
 from warmd.jobs import spec_class
@@ -15,7 +16,7 @@ def ask_over_http(desk: Desk, origin: str = "http") -> str:
     return desk.client.submit(spec, origin=origin)
 
 
-@pytest.mark.parametrize("origin", ["http", "check"])
+@pytest.mark.parametrize("origin", mostly_slow(["http", "check"], but=["http"]))
 def test_commands_default_to_the_latest_job_of_the_command_line(desk, origin):
     job_id = desk.submit()
     ask_over_http(desk, origin)
@@ -36,7 +37,11 @@ def test_http_requests_are_never_the_latest_job(desk):
 
 @pytest.mark.parametrize(
     ("command", "outcome"),
-    [("cancel", "stopping"), ("cancel --now", "killing"), ("pause", "pausing")],
+    [
+        ("cancel", "stopping"),
+        pytest.param("cancel --now", "killing", marks=pytest.mark.slow),
+        pytest.param("pause", "pausing", marks=pytest.mark.slow),
+    ],
 )
 def test_the_only_running_job_is_the_default_even_if_others_wait(desk, command, outcome):
     running = desk.submit()
@@ -48,7 +53,11 @@ def test_the_only_running_job_is_the_default_even_if_others_wait(desk, command, 
 
 @pytest.mark.parametrize(
     ("command", "outcome"),
-    [("cancel", "canceled"), ("cancel --now", "canceled"), ("pause", "paused")],
+    [
+        ("cancel", "canceled"),
+        pytest.param("cancel --now", "canceled", marks=pytest.mark.slow),
+        pytest.param("pause", "paused", marks=pytest.mark.slow),
+    ],
 )
 def test_without_a_running_job_the_only_waiting_one_is_the_default(desk, command, outcome):
     waiting = desk.submit()
@@ -56,7 +65,9 @@ def test_without_a_running_job_the_only_waiting_one_is_the_default(desk, command
     assert desk.warmd(*command.split()).out == f"{waiting} {outcome}\n"
 
 
-@pytest.mark.parametrize("command", ["cancel", "cancel --now", "pause"])
+@pytest.mark.parametrize(
+    "command", mostly_slow(["cancel", "cancel --now", "pause"], but=["cancel"])
+)
 @pytest.mark.parametrize("do_run", [True, False])
 def test_several_candidates_are_listed_with_the_commands_to_type(desk, command, do_run):
     ids = [desk.submit(), desk.submit()]

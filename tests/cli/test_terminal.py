@@ -32,6 +32,7 @@ def test_names_of_columns(tmp_path: Path):
     assert_harmless(seen_on_a_terminal("data", "show", str(rows), WARMD_HOME=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_the_log_of_a_job(desk: Desk, job: str):
     log = desk.client.rundir(job).log
     log.write_text(f"{ATTACK}\n")
@@ -39,6 +40,7 @@ def test_the_log_of_a_job(desk: Desk, job: str):
     assert "\x1b]0;title" in desk.warmd("logs", job).out  # not on a terminal
 
 
+@pytest.mark.slow
 def test_messages_of_errors(tmp_path: Path):
     seen = seen_on_a_terminal("data", "show", f"/{ATTACK}.jsonl", WARMD_HOME=str(tmp_path))
     assert_harmless(seen)

@@ -56,10 +56,24 @@ def test_a_wrong_option_is_refused_and_nothing_is_queued(session, options):
     ("given", "words"),
     [
         ({"timeout_s": "1h"}, "timeout_s: must be a number of seconds above 0, got '1h'"),
-        ({"timeout_s": float("nan")}, "timeout_s: must be a number of seconds above 0, got nan"),
-        ({"retries": 1.5}, "retries: must be an integer of at least 0, got 1.5"),
-        ({"retries": -1}, "retries: must be an integer of at least 0, got -1"),
-        ({"front": "yes"}, "front: must be True or False, got 'yes'"),
+        pytest.param(
+            {"timeout_s": float("nan")},
+            "timeout_s: must be a number of seconds above 0, got nan",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"retries": 1.5},
+            "retries: must be an integer of at least 0, got 1.5",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"retries": -1},
+            "retries: must be an integer of at least 0, got -1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"front": "yes"}, "front: must be True or False, got 'yes'", marks=pytest.mark.slow
+        ),
         ({"at": "tomorrow"}, "at: must be a datetime, got 'tomorrow'"),
     ],
 )

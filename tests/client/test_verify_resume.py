@@ -113,6 +113,7 @@ def test_a_verification_ends_when_the_last_worker_leaves(desk, monkeypatch):
     assert jobs_of(desk) == before
 
 
+@pytest.mark.slow
 def test_unverifiable_jobs_are_refused(shared_daemon):
     job_id = shared_daemon.submit(samples=1)
     shared_daemon.wait(job_id)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from breadth import mostly_slow
 
 from warmd.jobs.data import unpacking
 from warmd.jobs.data.formats import records_of
@@ -89,7 +90,7 @@ def test_rows_with_a_long_constant_prompt_are_read(tmp_path):
     assert sum(1 for _ in records_of("dataset", path)) == count
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@pytest.mark.parametrize("suffix", mostly_slow([".parquet", ".arrow"], but=[".arrow"]))
 def test_a_row_larger_than_a_line_may_be_is_refused_by_its_number(tmp_path, suffix):
     table = pa.table({"text": ["a", "b", "x" * ((64 << 20) + 1)]})
     write = parquet if suffix == ".parquet" else arrow

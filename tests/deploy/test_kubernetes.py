@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import redis
 import yaml
+from breadth import mostly_slow
 from ports import free_port
 from waiting import wait_until
 
@@ -75,7 +76,7 @@ def commands() -> Iterator[list[str]]:
     yield compose["gateway"]["command"]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", mostly_slow(VERSIONS, but=("1.35",)))
 def test_every_manifest_is_valid_and_has_no_unknown_field(version):
     checked = [found for found in map(as_kubernetes, documents()) if found is not None]
     assert len(checked) == 10
@@ -109,6 +110,7 @@ def test_every_variable_is_a_setting():
     assert {name for name in names if name.startswith("WARMD_")} <= settings
 
 
+@pytest.mark.slow
 def test_probes_request_routes_of_the_gateway(tmp_path):
     app = create_app(DaemonConfig(home=tmp_path), "unix:///nowhere")
     routes = set(app.openapi()["paths"])

@@ -110,6 +110,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 def test_the_others_stop_waiting_at_once_when_the_leader_is_killed():
     command = [sys.executable, "-c", LEADER]
     folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_digest_has_the_best_of_a_sweep_and_the_decisions_of_a_curriculum(desk, tmp_path):
     sweep = ("--sweep", "learning_rate=1e-4,1e-3", "--name", "rates")
     sweep_id = desk.warmd(*desk.grpo, *sweep).out.strip()

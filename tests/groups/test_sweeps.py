@@ -84,9 +84,17 @@ def test_a_job_file_describes_a_sweep(desk, tmp_path):
     ("arguments", "problem"),
     [
         (("--sweep", "learning_rate=1e-5,2"), "learning_rate: must be a number above 0"),
-        (("--sweep", "dataset=a.jsonl,b.jsonl"), "dataset: "),
-        (("--sweep", "samples=2,4", "--halving", "2"), "halving: must go with equal steps"),
-        (("--seeds", "x"), "seeds: must be an integer from 1 to 1000, got 'x'"),
+        pytest.param(("--sweep", "dataset=a.jsonl,b.jsonl"), "dataset: ", marks=pytest.mark.slow),
+        pytest.param(
+            ("--sweep", "samples=2,4", "--halving", "2"),
+            "halving: must go with equal steps",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--seeds", "x"),
+            "seeds: must be an integer from 1 to 1000, got 'x'",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_wrong_sweep_is_refused_and_nothing_is_queued(desk, arguments, problem):
@@ -119,6 +127,7 @@ def test_the_best_combination_continues_and_the_table_shows_means_and_intervals(
     assert (listed["id"], listed["jobs"]) == (sweep_id, 6)
 
 
+@pytest.mark.slow
 def test_combinations_with_different_numbers_of_steps_are_scored_at_their_ends(desk):
     sweep_id = submit(desk, "--sweep", "samples=4,8")
     for steps, reward in ((4, 0.6), (8, 0.4)):
@@ -133,6 +142,7 @@ def test_combinations_with_different_numbers_of_steps_are_scored_at_their_ends(d
     assert found["best"] == 0
 
 
+@pytest.mark.slow
 def test_jobs_of_an_earlier_versions_sweep_are_planned_as_that_version_did(desk):
     sweep_id = submit(desk, *AXIS)
     folder = SweepFolder.open(desk.client.home, sweep_id)
@@ -142,6 +152,7 @@ def test_jobs_of_an_earlier_versions_sweep_are_planned_as_that_version_did(desk)
     assert "rules" not in document_of(sweep, member)
 
 
+@pytest.mark.slow
 def test_a_job_that_has_finished_before_a_rung_is_scored_at_its_end(desk):
     sweep_id = submit(desk, *AXIS, "--halving", "3")
     for steps, reward in ((2, 0.5), (3, 0.4), (3, 0.3)):
@@ -158,6 +169,7 @@ def test_a_job_that_has_finished_before_a_rung_is_scored_at_its_end(desk):
     assert found["best"] == 0
 
 
+@pytest.mark.slow
 def test_a_point_with_a_failed_seed_ranks_behind_those_without(desk):
     sweep_id = submit(desk, *AXIS, "--seeds", "2", "--halving", "3")
     play_to(desk, 3, 0.9)
@@ -186,6 +198,7 @@ def test_cancel_resume_and_removal_act_on_all_jobs(desk):
     assert desk.rows("jobs") == []
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_is_removed_alone_and_the_others_continue(desk):
     sweep_id = submit(desk, *AXIS, "--halving", "3")
     first, second, third = desk.client.sweep_members(sweep_id)
@@ -217,6 +230,7 @@ def test_a_paused_sweep_decides_nothing_until_it_continues(desk):
     assert len(queued(desk)) == 1
 
 
+@pytest.mark.slow
 def test_resume_leaves_jobs_alone_that_wait_for_a_decision_or_were_not_kept(desk):
     sweep_id = submit(desk, *AXIS, "--halving", "3")
     play_to(desk, 3, 0.2)
@@ -233,6 +247,7 @@ def test_resume_leaves_jobs_alone_that_wait_for_a_decision_or_were_not_kept(desk
     assert queued(desk) == [members[0]]
 
 
+@pytest.mark.slow
 def test_python_submits_a_sweep_and_reads_its_table(desk):
     with warmd.connect(desk.home.path) as session:
         options = {"model": desk.grpo[3], "samples": 9, "num_generations": 2}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from breadth import mostly_slow
 from needs import needs
 from other_users import OTHER, another_user, as_other, open_to_others
 from shell import warmd
@@ -144,7 +145,7 @@ def test_groups_with_other_members_count_and_sticky_folders_do_not(public: Path)
     assert exposed.reason == f"group {OTHER} may write to {above} (mode 0775)"
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o2777, 0o775])
+@pytest.mark.parametrize("mode", mostly_slow([0o777, 0o2777, 0o775], but=[0o777]))
 def test_a_wide_folder_of_root_is_refused_for_other_users(mode: int, public: Path):
     """As Kubernetes hands over an emptyDir; root itself would narrow it."""
     another_user()
@@ -221,6 +222,7 @@ def test_a_cache_of_code_that_others_could_change_is_emptied(public: Path):
     assert code.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_what_another_user_plants_in_machine_code_is_gone_before_it_is_read(public: Path):
     another_user()
     root = Path(__file__).parents[2]

@@ -49,6 +49,7 @@ def test_wheel_holds_every_source_file_config_and_model(built):
     assert not [name for name in shipped if not name.startswith("warmd")]
 
 
+@pytest.mark.slow
 def test_sdist_holds_what_building_and_testing_need(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         shipped = {name.partition("/")[2] for name in archive.getnames()}

@@ -52,6 +52,7 @@ def test_a_job_that_redis_lost_is_listed_shown_and_resumed(desk):
     assert desk.rows("show", job_id)[0]["execution"] == 2
 
 
+@pytest.mark.slow
 def test_the_latest_job_is_known_without_redis_data(desk):
     desk.submit()
     latest = desk.submit()
@@ -59,6 +60,7 @@ def test_the_latest_job_is_known_without_redis_data(desk):
     assert desk.client.find(None) == latest
 
 
+@pytest.mark.slow
 def test_a_finished_job_from_elsewhere_stays_finished(desk, tmp_path):
     job_id = desk.submit()
     run = desk.begin()
@@ -80,6 +82,7 @@ def other(tmp_path: Path, desk: Desk):
     made.close()
 
 
+@pytest.mark.slow
 def test_a_copied_job_finds_its_initial_weights_in_its_new_folder(desk, other):
     branch = desk.submit_branch(desk.train())
     shutil.copytree(desk.home.runs / branch, other.home.runs / branch)
@@ -88,6 +91,7 @@ def test_a_copied_job_finds_its_initial_weights_in_its_new_folder(desk, other):
     assert spec["model"]["path"] == str(other.home.runs / branch / "init")
 
 
+@pytest.mark.slow
 def test_a_job_whose_model_is_not_on_this_machine_is_refused(desk):
     job_id = desk.submit()
     shutil.rmtree(Path(desk.client.rundir(job_id).read_spec()["model"]["path"]))
@@ -110,6 +114,7 @@ def test_a_job_that_another_daemon_runs_is_not_taken(desk):
     assert desk.warmd("resume", job_id).code == 0
 
 
+@pytest.mark.slow
 def test_of_two_redis_on_one_folder_the_last_to_resume_owns_the_job(desk, other):
     job_id = desk.submit()
     shutil.rmtree(other.home.runs)
@@ -147,6 +152,7 @@ def test_only_one_of_two_simultaneous_resumes_registers_the_job(desk):
     assert desk.rows("show", job_id)[0]["status"] == "canceled"
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_jobs_name_is_refused(desk):
     job_id = desk.submit()
     renamed = "grpo-20261121-184200-aaaa"
@@ -158,6 +164,7 @@ def test_a_folder_with_another_jobs_name_is_refused(desk):
         adopt.take_over(desk.client.connection, RunDir(desk.home.runs / renamed))
 
 
+@pytest.mark.slow
 def test_an_unreadable_folder_does_not_hide_other_jobs(desk):
     job_id = desk.submit()
     spoilt = desk.home.runs / "grpo-20261121-184200-aaaa"

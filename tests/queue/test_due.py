@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from breadth import mostly_slow
 from waiting import wait_until
 from workplaces import NAME, Workplace
 
@@ -49,6 +50,7 @@ def test_a_job_is_due_at_its_time_and_not_at_the_whole_second_before(place: Work
     assert place.store.clock() >= at.timestamp()
 
 
+@pytest.mark.slow
 def test_a_scheduled_job_with_a_dependency_waits_for_both_if_its_time_comes_first(
     place: Workplace,
 ):
@@ -73,7 +75,7 @@ def test_a_scheduled_job_with_a_dependency_waits_for_both_if_the_dependency_ends
     move_until(place, child, "queued")
 
 
-@pytest.mark.parametrize("is_due", [False, True])
+@pytest.mark.parametrize("is_due", mostly_slow([False, True], but=[True]))
 def test_a_due_job_still_waits_for_its_failed_dependency(place: Workplace, is_due: bool):
     parent = place.submit()
     child = place.submit(after=parent, at=soon())
@@ -86,6 +88,7 @@ def test_a_due_job_still_waits_for_its_failed_dependency(place: Workplace, is_du
     assert place.status(child) == "queued"
 
 
+@pytest.mark.slow
 def test_a_due_job_still_waits_for_its_canceled_dependency(
     place: Workplace,
 ):
@@ -133,6 +136,7 @@ def cost_of_a_look(place: Workplace) -> int:
     return commands(place) - before
 
 
+@pytest.mark.slow
 def test_checking_for_due_jobs_takes_constant_time(place: Workplace):
     parent = place.submit()
 

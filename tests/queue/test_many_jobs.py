@@ -94,6 +94,7 @@ def index(desk: Desk) -> dict[str, Any]:
     return found | {key: connection.smembers(key) for key in sets}
 
 
+@pytest.mark.slow
 def test_the_job_index_of_an_earlier_versions_home_is_built_from_its_jobs(desk: Desk):
     end(desk.client, 2)
     desk.warmd("cancel", desk.submit())
@@ -143,6 +144,7 @@ def test_a_job_requeued_by_rqs_tools_is_not_counted_as_ended(desk: Desk):
     assert connection.zscore(keys.ANSWERS, job_id) is not None
 
 
+@pytest.mark.slow
 def test_the_latest_job_is_never_an_answer(desk: Desk):
     latest = desk.submit()
     end(desk.client, 30)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from breadth import mostly_slow
 from desks import Desk, Run
 
 from warmd.configs.queues import QUEUES
@@ -71,6 +72,7 @@ def test_rm_leaves_nothing_of_jobs_and_reports_the_bytes_freed(desk, monkeypatch
     assert desk.warmd("rm", ids[0]).is_refusal(2)
 
 
+@pytest.mark.slow
 def test_rm_prints_json(desk):
     job_id = finished(desk)
     (row,) = desk.rows("rm", job_id)
@@ -88,6 +90,7 @@ def test_rm_refuses_jobs_that_run_or_wait_and_then_removes_none(desk):
     assert traces(desk, done_one)
 
 
+@pytest.mark.slow
 def test_rm_refuses_a_job_while_another_job_needs_it(desk):
     parent = finished(desk, model=True)
     behind = desk.submit("--after", desk.submit())
@@ -197,7 +200,7 @@ def remove_and_die(desk: Desk, job_id: str, at: str) -> None:
 
 
 @pytest.mark.parametrize("at", ["record", "files"])
-@pytest.mark.parametrize("is_by_age", [False, True])
+@pytest.mark.parametrize("is_by_age", mostly_slow([False, True], but=[True]))
 def test_the_next_removal_finishes_an_interrupted_one(desk, at, is_by_age):
     job_id = finished(desk, days_ago=40)
     desk.client.close()

@@ -117,6 +117,7 @@ def test_dependents_are_queued_by_the_transaction_that_finishes_the_job(place: W
     assert not place.connection.exists(Job.dependents_key_for(first))
 
 
+@pytest.mark.slow
 def test_executions_leave_nothing_behind_whichever_version_of_rq_began_them(place: Workplace):
     job_id = place.submit()
     begin(place, job_id)
@@ -163,6 +164,7 @@ def test_a_client_with_another_prefix_is_told_so_whatever_it_asks(place: Workpla
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_redis_of_an_earlier_version_has_the_default_prefix(place: Workplace):
     place.submit()
     place.connection.delete(keys.RQ_PREFIX)
@@ -186,6 +188,7 @@ def test_a_client_that_sets_rq_key_prefix_never_sees_an_empty_queue(place: Workp
     assert "RQ_KEY_PREFIX: must be letters, digits and any of _.:-{}, got 'a b'" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_idle_worker_has_no_current_job_in_rq(place: Workplace):
     for state in (WorkerState(job=place.submit()), WorkerState()):
         place.registry.register("w:a:b", "infer", lease_s=15.0, state=state)

@@ -70,6 +70,7 @@ def test_a_job_of_an_earlier_version_resumes_with_its_prompt(desk, questions):
     assert again["spec"]["template"] == FORMER_TEMPLATE
 
 
+@pytest.mark.slow
 def test_jobs_that_an_old_sweep_submits_later_have_its_prompt(desk):
     sweep_id = planned(desk, sweep=["beta=0,0.1"])
     folder = SweepFolder(desk.home, sweep_id)
@@ -82,6 +83,7 @@ def test_jobs_that_an_old_sweep_submits_later_have_its_prompt(desk):
         assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
 
 
+@pytest.mark.slow
 def test_jobs_that_an_old_curriculum_submits_later_have_its_prompt(desk, questions):
     values = {"model": desk.grpo[3], "num_generations": 2, "dataset": questions}
     given = {

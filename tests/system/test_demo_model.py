@@ -75,6 +75,7 @@ def test_the_folder_of_the_demo_model_is_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1_500_000
 
 
+@pytest.mark.slow
 def test_before_training_four_in_ten_sampled_answers_are_right(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     problems = HELD_OUT * 8
@@ -106,6 +107,7 @@ def test_the_demo_model_was_not_trained_on_held_out_sums() -> None:
     assert len(taught) > 8000
 
 
+@pytest.mark.slow
 def test_making_the_demo_model_again_takes_the_same_steps(model: Any, tokenizer: Any) -> None:
     def first_steps() -> dict[str, torch.Tensor]:
         pupil = maker.make_model(tokenizer, seed=0)

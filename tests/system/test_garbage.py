@@ -26,6 +26,9 @@ from warmd.daemon.queue.workers import WorkerRegistry
 from warmd.daemon.runs import events
 from warmd.jobs.errors import WarmdError
 
+# A daemon of their own takes longer to start than the tests take.
+pytestmark = pytest.mark.slow
+
 
 def test_ids_without_a_job_are_dropped_from_a_queue(battered: Daemon):
     hostile = [b"\xff\xfe", b"../../etc/passwd", b"a:b:c", b"", b"x" * 1_000_000, NOBODY.encode()]
@@ -64,7 +67,6 @@ def test_garbage_in_the_registries_stops_no_job(battered: Daemon):
     assert connection.zcard("rq:wip:train") == 0
 
 
-@pytest.mark.slow
 def test_a_wrong_type_at_the_key_of_a_stream_affects_only_that_stream(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()
@@ -99,7 +101,6 @@ SPOILT: list[tuple[Callable[[Path], Any], str]] = [
 ]
 
 
-@pytest.mark.slow
 def test_damaged_run_directories_affect_only_their_own_jobs(battered: Daemon):
     with frozen(battered, "worker"):
         ids = [battered.submit(samples=2) for _ in SPOILT]
@@ -114,7 +115,6 @@ def test_damaged_run_directories_affect_only_their_own_jobs(battered: Daemon):
     assert all(job._exc_info for job in jobs if job is not None and job.is_failed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("types", [[], ["finished", "requeued"]])
 def test_a_job_killed_after_writing_its_result_finishes_once(battered: Daemon, types: list[str]):
     with frozen(battered, "worker"):
@@ -216,7 +216,6 @@ def test_garbage_at_a_socket_does_no_harm(battered: Daemon, listening: str):
             sock.sendall(b"x" * (1 << 20))
 
 
-@pytest.mark.slow
 def test_silent_callers_delay_no_request_and_keep_no_thread(battered: Daemon):
     supervisor = psutil.Process(battered.pid("supervisor"))
     with contextlib.ExitStack() as silent:

@@ -19,6 +19,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from breadth import mostly_slow
 from engines import make, prompt
 from group_trainers import train, trainer
 from needs import needs
@@ -81,7 +82,7 @@ def step(
     return eager
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("name", mostly_slow(["Llama", "Qwen2", "Qwen3"], but=["Qwen3"]))
 @torch.inference_mode()
 def test_a_sequence_decoded_in_fixed_steps_equals_the_decoders_pass(name):
     decoders = both(make(name))
@@ -266,6 +267,7 @@ class Repeated(Graphs):
         return self.results.setdefault(key, found).copy_(found)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_step_can_be_computed_again_and_its_logits_are_the_callers_own(model):
     decoders = both(model)

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from breadth import mostly_slow
 
 from warmd.jobs.user_code.child import SpawnedChild
 
@@ -58,7 +59,7 @@ def test_requests_are_answered_in_order_whatever_the_process_prints(start, capfd
     assert not Path(f"/proc/{first['pid']}").exists()
 
 
-@pytest.mark.parametrize("what", ["hang", "half"])
+@pytest.mark.parametrize("what", mostly_slow(["hang", "half"], but=["half"]))
 def test_a_process_that_does_not_answer_in_time_is_killed_by_its_parent(start, what):
     child = start("answering")
     pid = child.ask({"do": ""}, 60.0)["pid"]
@@ -77,7 +78,8 @@ def test_a_process_that_reads_nothing_does_not_hold_its_parent(start):
     child.kill()
 
 
-@pytest.mark.parametrize("how", ["die", "leave"])  # with a program that outlives it
+# leave: with a program that outlives it
+@pytest.mark.parametrize("how", mostly_slow(["die", "leave"], but=["die"]))
 def test_the_death_of_a_process_is_reported_with_its_exit_code(start, how):
     child = start("answering")
     child.send({"do": how})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from workplaces import workplace
 
 from warmd.configs.config import WorkerConfig
@@ -14,6 +15,7 @@ def request(job_id: str) -> RunJob:
     return RunJob(job_id, "w", "", 1, slots=4, threads=1, niceness=0, enqueued_at=None)
 
 
+@pytest.mark.slow
 def test_a_dead_horse_gets_no_job():
     with workplace() as place, listen(place.home.zygote_socket) as zygote:
         config = WorkerConfig(name="w", queue="infer", isolation="resident", slots=4)
