@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import lookers
-import odd_tokenizers
 import orjson
 import pytest
 import tiny
@@ -37,12 +36,6 @@ pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 SUPPORT = str(Path(lookers.__file__).parent)
 LENGTH = 40
-# Of chats whose turns end with a token, so that others can follow them.
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for p in m.content %}{% if p.type == 'image' %}<bos>{% else %}{{ p.text }}{% endif %}"
-    "{% endfor %}{% endif %}<eos>\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +44,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     folder = tmp_path_factory.mktemp("seeing")
     model, tokenizer = tiny_vision.save(folder)
     model.generation_config.eos_token_id = [2, *range(3, 13)]  # digits: most turns are short
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = tiny_vision.CHAT_TEMPLATE
     return folder, model, tokenizer
 
 
@@ -165,14 +158,7 @@ def test_an_agent_that_keeps_one_screen_has_a_context_of_each(made):
 
 
 def test_turns_of_an_evaluation_can_be_forced_to_be_clicks_and_are_read(gateway, tmp_path):
-    tokenizer = odd_tokenizers.bytewise()
-    tokenizer.add_special_tokens({"eos_token": "<eos>", "bos_token": "<bos>"})
-    tokenizer.chat_template = TEMPLATE
-    model = tiny_vision.make(vocab_size=len(tokenizer))
-    model.config.image_token_id = tokenizer.bos_token_id
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    tiny_vision.save(tmp_path, model)
-    made = surroundings(gateway, (tmp_path, model, tokenizer), "clicks")
+    made = surroundings(gateway, (tmp_path, *tiny_vision.save_chatting(tmp_path)), "clicks")
     _, result = evaluated(made, agent="lookers:clicks", samples=2, max_turn_length=80)
     metrics = result["metrics"]
     assert (metrics["forced"]["value"], metrics["read"]["value"]) == (1, 1)

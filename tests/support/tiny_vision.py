@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import odd_tokenizers
 import tiny
 import torch
 import transformers
@@ -19,6 +20,12 @@ TEMPLATE = (
     "{% endif %}{% endfor %}{% endif %}.{% endfor %}"
 )
 IMAGE = 1  # <bos> stands for an image
+# Of chats whose turns end with a token, so that others can follow them.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<bos>{% else %}{{ p.text }}{% endif %}"
+    "{% endfor %}{% endif %}<eos>\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
 
 
 # Of the vision part of each kind, what is its own: windows of 2 x 2 tokens and attention over all
@@ -88,6 +95,19 @@ def save(folder: Path, model: Any = None) -> tuple[Any, Any]:
     model.save_pretrained(folder)
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def save_chatting(folder: Path, **sizes: Any) -> tuple[Any, Any]:
+    """Write a model that writes bytes, and ends its turns; return it and its tokenizer."""
+    tokenizer = odd_tokenizers.bytewise()
+    tokenizer.add_special_tokens({"eos_token": "<eos>", "bos_token": "<bos>"})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    model = make(vocab_size=len(tokenizer), **sizes)
+    model.config.image_token_id = tokenizer.bos_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    save(folder, model)
     tokenizer.save_pretrained(folder)
     return model, tokenizer
 
