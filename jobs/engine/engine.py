@@ -93,13 +93,12 @@ class Engine(Scheduler):
             self._submitted.append((request, now()))
             COMPUTE_THREAD.changed.notify_all()
 
-    def grammar(self, schema: str) -> Grammar:
-        """Compile a JSON Schema for `Request.grammar`. Raises SpecError and JobFailed."""
-        return self._grammars.make(schema)
+    def grammar(self, grammar: str, field: str) -> Grammar:
+        """Compile a grammar of llguidance for `Request.grammar`; see `forms.grammar_of`.
 
-    def compiled(self, grammar: str) -> Grammar:
-        """Begin with a compiled grammar, for `Request.grammar`. Raises JobFailed."""
-        return self._grammars.of(grammar)
+        `field`: the option that errors name. Raises JobFailed.
+        """
+        return self._grammars.make(grammar, field)
 
     @property
     def precision(self) -> str:

@@ -1,4 +1,4 @@
-"""Constrained decoding by JSON Schema: token masks from llguidance."""
+"""Constrained decoding by a grammar: token masks from llguidance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ..context import WarmModel
 from ..errors import JobFailed
-from .json_schemas import FIELD, grammar_of, unsupported
+from .json_schemas import unsupported
 
 _MOST_STATES = 50_000  # of a lexer, of 1 to 2 kB each
 
@@ -19,11 +19,14 @@ _MOST_STATES = 50_000  # of a lexer, of 1 to 2 kB each
 class Grammar:
     """The parser state of one completion. `fork` returns an independent copy."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, field: str) -> None:
+        """`field`: the option that errors name."""
         self._matcher = matcher
+        self._field = field
+        self._check()
 
     def fork(self) -> Grammar:
-        return Grammar(self._matcher.deep_copy())
+        return Grammar(self._matcher.deep_copy(), self._field)
 
     def allowed(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits (V,) with -inf for tokens that the grammar forbids. Raises JobFailed."""
@@ -41,7 +44,8 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise JobFailed(f"{FIELD}: {unsupported(self._matcher.get_error())}")
+            problem = unsupported(self._matcher.get_error(), self._field)
+            raise JobFailed(f"{self._field}: {problem}")
 
 
 class Grammars:
@@ -55,24 +59,21 @@ class Grammars:
         self._making = threading.Lock()
         self._tokenizer: Any = None
 
-    def make(self, schema: str) -> Grammar:
-        """Compile a JSON Schema that was checked at submit. Raises SpecError and JobFailed.
+    def make(self, grammar: str, field: str) -> Grammar:
+        """Compile a grammar of llguidance that was checked before. Raises JobFailed.
 
-        The first call takes seconds for a large vocabulary, which llguidance has to read.
+        `field`: the option that errors name. The first call takes seconds for a large vocabulary,
+        which llguidance has to read.
         """
-        return self.of(grammar_of(schema))
-
-    def of(self, grammar: str) -> Grammar:
-        """Begin with a compiled grammar. Raises JobFailed, and takes time as `make`."""
         from llguidance import LLMatcher, LLParserLimits
 
         with self._making:
             if self._tokenizer is None:
-                self._tokenizer = self._read_tokenizer()
+                self._tokenizer = self._read_tokenizer(field)
         limits = LLParserLimits(max_lexer_states=_MOST_STATES)
-        return Grammar(LLMatcher(self._tokenizer, grammar, limits=limits))
+        return Grammar(LLMatcher(self._tokenizer, grammar, limits=limits), field)
 
-    def _read_tokenizer(self) -> Any:
+    def _read_tokenizer(self, field: str) -> Any:
         from llguidance.hf import from_tokenizer
 
         try:
@@ -81,5 +82,5 @@ class Grammars:
             )
         except ValueError as error:
             raise JobFailed(
-                f"{FIELD}: unsupported tokenizer ({self._warm.name}): {error}"
+                f"{field}: unsupported tokenizer ({self._warm.name}): {error}"
             ) from error

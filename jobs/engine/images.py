@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import warnings
@@ -90,18 +89,20 @@ def _bytes(url: str) -> bytes:
         raise JobFailed("image: a data URL must be in base64")
     try:
         return base64.b64decode(data, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise JobFailed(f"image: its data URL is not base64: {error}") from error
 
 
 def _open(data: bytes, name: str) -> Image:
     """Read the header of an image. Raises JobFailed."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError as error:  # its message has an address in memory
+        raise JobFailed(f"image: {name} cannot be read: it has no known format") from error
     except Exception as error:  # a corrupt file: decoders raise anything
         raise JobFailed(f"image: {name} cannot be read: {error}") from error
     width, height = image.size

@@ -14,7 +14,7 @@ from ..spec import path_of
 from ..user_code.child_server import MEMORY_BYTES
 from ..user_code.limited_processes import LimitedProcesses
 
-FIELD = "json_schema"
+FIELD, REGEX = "json_schema", "regex"
 _MOST_SIZE = 2**20  # characters of a schema; large ones have 100,000
 LIMIT_S = 0.6  # processor time of a schema, which takes milliseconds
 _WAIT_S = 20.0  # for that, on a busy machine
@@ -91,18 +91,18 @@ def check(schema: str, field: str = FIELD) -> None:
     check_grammar(grammar_of(schema, field), schema, field)
 
 
-def check_grammar(grammar: str, shown: str, field: str, *, what: str = "a schema") -> None:
+def check_grammar(grammar: str, shown: str, field: str) -> None:
     """Check a grammar that names no tokens. Raises as `check`; the message quotes `shown`."""
     try:
         answer = _processes.answer({"grammar": grammar}, _WAIT_S, processor_s=LIMIT_S)
     except TimeoutError as error:
         problem = f"takes more than {LIMIT_S:g} s of a processor"
-        raise _too_complex(field, what, shown, problem) from error
+        raise _too_complex(field, shown, problem) from error
     except EOFError as error:  # llguidance ends the process where it gets no memory
         problem = f"needs more than {MEMORY_BYTES >> 20} MiB"
-        raise _too_complex(field, what, shown, problem) from error
+        raise _too_complex(field, shown, problem) from error
     if "unsupported" in answer:
-        raise SpecError(field, unsupported(answer["unsupported"], what))
+        raise SpecError(field, unsupported(answer["unsupported"], field))
 
 
 def narrowed(schema: str, field: str = FIELD) -> str:
@@ -118,7 +118,8 @@ def narrowed(schema: str, field: str = FIELD) -> str:
         raise SpecError(field, error.problem) from None
 
 
-def _too_complex(field: str, what: str, given: str, problem: str) -> SpecError:
+def _too_complex(field: str, given: str, problem: str) -> SpecError:
+    what = "an expression" if field == REGEX else "a schema"
     shown = given if len(given) <= 80 else f"{given[:80]}…"
     return SpecError(field, f"must be {what} that compiles in time, got {shown!r}: it {problem}")
 
@@ -256,9 +257,9 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def unsupported(error: str, what: str = "a schema") -> str:
-    """Return the message for an error of llguidance. `what`: it is about, with its article."""
+def unsupported(error: str, field: str) -> str:
+    """Return the message for an error of llguidance about an option."""
     reason = error.strip().partition("\n")[0][:_MOST_REASON]
     if reason == "NoExtensionBias":
         reason = "no text satisfies it; does it refer to itself without end?"
-    return f"unsupported {what.partition(' ')[2]}: {reason}"
+    return f"unsupported {'expression' if field == REGEX else 'schema'}: {reason}"

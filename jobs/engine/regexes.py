@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from ..errors import SpecError
-from .json_schemas import check_grammar
+from .json_schemas import REGEX, check_grammar
 
-FIELD = "regex"
+FIELD = REGEX
 _MOST_SIZE = 2**16  # characters
 
 
@@ -22,11 +22,12 @@ def grammar_of(regex: str) -> str:
 def check(regex: str) -> None:
     """Check an expression.
 
-    Raises SpecError for an unsupported one, and for one that takes long to compile.
+    Raises SpecError for an unsupported one, and for one that takes more time or memory to compile
+    than a schema may.
     """
     if len(regex) > _MOST_SIZE:
         raise SpecError(FIELD, f"must have at most {_MOST_SIZE:,} characters, got {len(regex):,}")
-    check_grammar(grammar_of(regex), regex, FIELD, what="an expression")
+    check_grammar(grammar_of(regex), regex, FIELD)
 
 
 def of_choices(choices: list[str]) -> str:

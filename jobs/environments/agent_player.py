@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import JobFailed, SpecError
 from ..files import image_parts
+from ..files.chats import Messages
 from .agent_replies import AgentTurns, message_of
 from .agent_requests import Wanted, read
 from .agents import variables
@@ -185,17 +186,16 @@ class AgentPlayer(Player):
         given: list[int] = []
         images: list[Any] = []
         continued = session.continued(wanted.messages, tools)
-        if continued is not None:
-            context, more = continued
-            messages, urls = image_parts.split(more)
-            try:
-                given = self._turns.observed(messages, tools, context.calls)
-            except JobFailed:  # of the template: does it take them in a conversation of its own?
-                continued = None
         try:
             if continued is not None:
-                given, images = self._seen(given, urls)
-            else:
+                context, more = continued
+                try:
+                    given, images = self._observed(context, more, tools)
+                except (
+                    JobFailed
+                ):  # of the template: does it take them in a conversation of its own?
+                    continued = None
+            if continued is None:
                 messages, urls = image_parts.split(wanted.messages)
                 prompt, seen = self._seen(self._turns.prompt(messages, tools), urls)
         except (JobFailed, EnvironmentFault) as error:
@@ -212,13 +212,18 @@ class AgentPlayer(Player):
         mark = len(context.segments), len(context.shown)
         numbers = self._numbers(key, context.turns, context.digest)[: wanted.max_tokens]
         others = of_images(images) | wanted.form
+        problem = None
         try:
             room = self._policy.go_on((key, place), numbers, given, stop=wanted.stop, **others)
-        except (JobFailed, SpecError) as error:  # of the form, or of the model's tokenizer
-            request.refuse(400, str(error), param="messages")
-            return True
-        if not room:
-            return False
+        except JobFailed as error:  # forms do not know the tokenizer of the model
+            problem = error
+        if problem is not None or not room:
+            if continued is None:
+                session.forget_latest()
+                self._policy.end((key, place))
+            if problem is not None:
+                request.refuse(400, str(problem))
+            return problem is not None
         context.is_open = False
         if given:
             context.segments.append(self._policy.given(given))
@@ -231,6 +236,14 @@ class AgentPlayer(Player):
         opened.writing[place] = asked, wanted
         return True
 
+    def _observed(
+        self, context: Context, more: Messages, tools: str
+    ) -> tuple[list[int], list[Any]]:
+        """Return the tokens of messages behind the latest turn of a context, and their images."""
+        messages, urls = image_parts.split(more)
+        given = self._turns.observed(messages, tools, context.calls)
+        return self._seen(context.missing_end + given, urls)
+
     def _written(self, key: Any, turn: Any) -> None:
         attempt, place = key
         opened = self._open[attempt]
@@ -238,6 +251,12 @@ class AgentPlayer(Player):
         if not opened.writing:
             opened.episode.asked_at = time.monotonic()
         context = asked.context
+        if isinstance(turn, JobFailed):  # it has come to a limit of its form
+            for request in asked.waiting:
+                request.refuse(400, str(turn))
+            opened.session.take_back(asked)
+            self._close_some(opened)
+            return
         # Ids of calls can be part of a prompt: a resumed job has the same ones.
         seed = f"{tuple(attempt)}/{context.digest}/{context.turns}"
         choice = self._turns.choice(turn, wanted, seed, context.screen)
@@ -247,7 +266,8 @@ class AgentPlayer(Player):
         context.history += plain([message])
         context.calls = [call["name"] for call in choice.get("calls", ())]
         context.turns += 1
-        context.is_open = self._turns.has_closed(turn)
+        context.missing_end = self._turns.missing_end(turn, wanted)
+        context.is_open = self._turns.has_closed(turn) or bool(context.missing_end)
         self._close_some(opened)
         asked.reply = _result(choice, context, turn, wants_ids=wanted.wants_ids)
         for request in asked.waiting:

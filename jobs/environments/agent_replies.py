@@ -55,6 +55,15 @@ class AgentTurns:
         """Whether a turn ended by an end token, so that messages may follow it."""
         return bool(turn.segment.ids) and turn.segment.ids[-1] in self._ends
 
+    def missing_end(self, turn: Any, wanted: Wanted) -> list[int]:
+        """Return the end token that a forced turn lacks, which is over with its form; [] if none.
+
+        With it, messages may follow the turn.
+        """
+        is_whole = bool(wanted.form) and turn.reason == "stop" and not wanted.stop
+        end = self._of(wanted.tools_text).end
+        return [end] if is_whole and not self.has_closed(turn) and end is not None else []
+
     def choice(
         self, turn: Any, wanted: Wanted, seed: str, screen: Screen | None = None
     ) -> dict[str, Any]:
@@ -67,7 +76,7 @@ class AgentTurns:
         found: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if wanted.actions:
             found["actions"] = gui_actions.read(turn.text, wanted.screen or screen)
-        if self._reader is None:
+        if self._reader is None or wanted.form:  # a forced turn has no thinking and no calls
             return {**found, "text": turn.text}
         told = self._reader.reply(
             turn,

@@ -81,10 +81,11 @@ def read(
     wants_ids = bool(left.get("token_ids"))
     for name, value in left.items():
         if name not in _WITHOUT_EFFECT:
+            whose = "are trained as they were sampled" if is_trained else "the job decides"
             raise SpecError(
                 name,
-                "must be unset in the request of an agent, whose turns are trained as they were "
-                f"sampled, got {str(value)[:80]}",
+                f"must be unset in the request of an agent, whose turns {whose}, got "
+                f"{str(value)[:80]}",
             )
     return Wanted(
         messages=messages,

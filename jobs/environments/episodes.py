@@ -251,14 +251,14 @@ class Player(ABC):
 
         Raises JobFailed where no images are taken, and EnvironmentFault for those that cannot be.
         """
-        if not urls:
-            return ids, []
-        if self._images is None:
+        if self._images is not None:
+            return self._images(ids, urls)
+        if urls:
             raise JobFailed(
                 f"{self.option}: must show text to a policy that is trained, got images, which "
                 "only `warmd eval` takes"
             )
-        return self._images(ids, urls)
+        return ids, []
 
     def _begin(self, key: Key) -> None:
         if (known := self._known.get(key)) is not None:

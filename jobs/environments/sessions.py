@@ -39,6 +39,7 @@ class Context:
     segments: list[Any] = field(default_factory=list)  # engine.rollouts.Segment
     turns: int = 0
     screen: tuple[int, int] | None = None  # the size of the latest image, in pixels
+    missing_end: list[int] = field(default_factory=list)  # the token that its latest turn lacks
     calls: list[str] = field(default_factory=list)  # the tools that its latest turn has called
     is_open: bool = False
 
@@ -132,6 +133,21 @@ class Session:
         self.contexts.append(context)
         return context
 
+    def forget_latest(self) -> None:
+        """Forget the context that was opened last, whose first request was refused."""
+        latest = self.contexts.pop()
+        if latest.digest:
+            self._opened[latest.digest >> 16] -= 1
+
+    def take_back(self, asked: Asked) -> None:
+        """Forget a request that was refused after its turn had begun."""
+        self.asked.remove(asked)
+        self._undo(asked)
+
+    def _undo(self, asked: Asked) -> None:
+        segments, shown = asked.mark
+        del asked.context.segments[segments:], asked.context.shown[shown:]
+
     def learned(self) -> list[Context]:
         """Return the contexts that have delivered turns, without turns that were not.
 
@@ -139,8 +155,7 @@ class Session:
         """
         for one in reversed(self.asked):
             if not one.is_delivered:
-                segments, shown = one.mark
-                del one.context.segments[segments:], one.context.shown[shown:]
+                self._undo(one)
         found = [one for one in self.contexts if one.segments]
         return sorted(found, key=lambda one: one.digest)
 

@@ -118,6 +118,12 @@ class ChatTurns:
             raise JobFailed(f"{self._option}: {_NOT_APPEND_ONLY}")
         return whole[len(ended) :]
 
+    @property
+    def end(self) -> int | None:
+        """The token by which the template ends a turn of the policy; None: it has none."""
+        last = self._up_to_the_end([_USER, _dummy_turn(None)])[-1]
+        return last if last in self._ends else None
+
     def _up_to_the_end(self, messages: Messages) -> list[int]:
         """Return the tokens up to the one that ends the last turn: what follows is not sampled."""
         ids = self._ids(messages, self._without_tools, add_generation_prompt=False)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from ..context import Context, WarmModel
-from ..engine import regexes
+from ..engine import forms
 from ..engine.engine import Engine
 from ..engine.image_tokens import check_takes_images, insert_image_tokens
 from ..engine.images import Budget
@@ -50,6 +50,7 @@ class Written:
 class _Writing:
     """A turn that the engine writes."""
 
+    is_forced: bool
     ids: list[int] = field(default_factory=list)
     text: str = ""
     reason: str | None = None
@@ -116,22 +117,18 @@ class EnginePolicy:
         """Let the engine write a turn after `given` tokens; return its most tokens.
 
         `stop`: further texts that end it. `images`: in `given`. `json_schema`, `regex`: that the
-        turn fits. Raises SpecError and JobFailed where it cannot.
+        turn fits, checked before. Raises JobFailed where it cannot.
         """
         ids = self._ids[key]
         room = min(len(numbers), self._capacity[key] - len(ids) - len(given))
         if room <= 0:
             return 0
-        grammar = None
-        if json_schema:
-            grammar = self._engine.grammar(json_schema)
-        elif regex:
-            grammar = self._engine.compiled(regexes.grammar_of(regex))
+        grammar = forms.grammar_of(self._engine, json_schema=json_schema, regex=regex)
         seen = self._images[key]
         seen += [replace(image, start=len(ids) + image.start) for image in images]
         ids += given
         spec = self._spec
-        self._writing[key] = _Writing()
+        self._writing[key] = _Writing(is_forced=grammar is not None)
         self._engine.submit(
             Request(
                 ids=tuple(ids),
@@ -153,9 +150,12 @@ class EnginePolicy:
         )
         return room
 
-    def step(self) -> dict[Any, Written]:
-        """Wait a moment for pieces; return the turns that are over. Raises Stopped."""
-        over: dict[Any, Written] = {}
+    def step(self) -> dict[Any, Written | JobFailed]:
+        """Wait a moment for pieces; return the turns that are over. Raises Stopped.
+
+        JobFailed is in place of a turn that has come to a limit of what forces it.
+        """
+        over: dict[Any, Written | JobFailed] = {}
         wait_s = _LOOK_S
         while True:
             try:
@@ -165,6 +165,10 @@ class EnginePolicy:
             wait_s = 0.0
             writing = self._writing.get(key)
             if isinstance(piece, End):
+                if isinstance(piece.error, JobFailed) and writing is not None and writing.is_forced:
+                    del self._writing[key]
+                    over[key] = piece.error
+                    continue
                 if piece.error is not None:
                     raise piece.error
                 if writing is not None:
@@ -254,7 +258,8 @@ class Evaluation:
 
     def _insert_images(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], list[Image]]:
         """Insert the tokens of images. Raises JobFailed, and EnvironmentFault for the images."""
-        check_takes_images(self._warm)
+        if urls:
+            check_takes_images(self._warm)
         try:
             return insert_image_tokens(self._warm, ids, urls, Budget())
         except JobFailed as error:

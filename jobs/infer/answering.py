@@ -17,7 +17,7 @@ from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
 from ..data import left_out
 from ..data.reader import Reading
-from ..engine import answer as engine_answers, regexes
+from ..engine import answer as engine_answers, forms
 from ..engine.cancellation import cancel_on_exit
 from ..engine.engine import Engine
 from ..engine.engines import engine_of, warn_of_model
@@ -25,7 +25,7 @@ from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
 from ..engine.thinking import Thinking
 from ..errors import JobFailed
-from ..files.chats import TOOL_CALLS
+from ..files.chats import TOOL_CALLS, TOOLS
 from ..models import gui_actions
 from ..models.chat_templates import ChatTemplate
 from ..models.generation_settings import end_tokens
@@ -166,7 +166,7 @@ def answer_all(
     seed = _seed(spec)
     engine = _engine(spec, warm)
     with cancel_on_exit(ctx) as is_canceled:
-        grammar = _grammar(spec, engine)
+        grammar = forms.grammar_of(engine, json_schema=spec.json_schema, regex=spec.regex)
         answers = [
             _prepare(
                 spec,
@@ -254,12 +254,6 @@ def _seed(spec: InferSpec) -> int:
     return secrets.randbits(63) if spec.seed is None else spec.seed
 
 
-def _grammar(spec: InferSpec, engine: Engine) -> Grammar | None:
-    if spec.regex:
-        return engine.compiled(regexes.grammar_of(spec.regex))
-    return engine.grammar(spec.json_schema) if spec.json_schema else None
-
-
 @without_helpers()
 def _prepare(
     spec: InferSpec,
@@ -276,6 +270,8 @@ def _prepare(
     form, tools = _message_format(spec, warm, prompt)
     if tools:
         grammar = _grammar_of_calls(spec, tools, warm, engine) or grammar
+    elif grammar is not None:
+        form = None  # all of it has the form: none of it is thinking that the prompt has begun
     request = Request(
         ids=ids,
         images=seen,
@@ -416,7 +412,7 @@ def _grammar_of_calls(
             grammar = forced_calls.among_text(form, named, added, ends)
     except forced_calls.NoGrammar as error:
         raise JobFailed(f"{advice}: {error}") from None
-    return engine.compiled(grammar)
+    return engine.grammar(grammar, TOOLS)
 
 
 def _is_call(form: Described, tokenizer: Any, text: str) -> bool:
@@ -563,7 +559,7 @@ def _in_order(
     A record that cannot be answered gives a JobFailed instead.
     """
     in_flight: deque[Answer | JobFailed] = deque()
-    grammar = _grammar(spec, engine)
+    grammar = forms.grammar_of(engine, json_schema=spec.json_schema, regex=spec.regex)
     prompts = batch_file.read(source, chat_template=spec.chat_template)
     for number, prompt in enumerate(prompts):
         if number < done:

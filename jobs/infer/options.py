@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import orjson
 
 from ...configs.queues import INFER
-from ..engine import images, json_schemas, regexes
+from ..engine import forms, images, json_schemas
 from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import JobFailed, SpecError
 from ..files import image_parts
@@ -75,7 +75,8 @@ class InferSpec(PrecisionSpec):
             when=is_in(TOKENS),
             **dict.fromkeys(("input", "echo", "json_schema", "regex"), GIVEN),
         ),
-        never_with("regex", json_schema=GIVEN, tools=GIVEN),
+        never_with("regex", json_schema=GIVEN, thinking_token_budget=GIVEN),
+        never_with("json_schema", "regex", max_tokens=is_in(0)),
         goes_with("add_special_tokens", reply=is_in(TOKENS)),
         goes_with("add_generation_prompt", reply=is_in(TOKENS)),
         goes_with("add_generation_prompt", chat_template=GIVEN, image=GIVEN, messages=GIVEN),
@@ -291,6 +292,8 @@ class InferSpec(PrecisionSpec):
             raise SpecError("stop", "must be text, each, got ''")
         if self.screen:
             gui_actions.parse_screen(self.screen)
+        if self.regex and self.tools and self.tool_choice != NO_CALLS:
+            raise SpecError("regex", "must go without tools, or with tool_choice none")
 
     def located(self, folder: Path) -> Self:
         """Return the spec with paths, relative to `folder`, made absolute.
@@ -360,10 +363,7 @@ class InferSpec(PrecisionSpec):
         check_generates(config)
         for path in self.image:
             images.check(path)
-        if self.json_schema:
-            json_schemas.check(self.json_schema)
-        if self.regex:
-            regexes.check(self.regex)
+        self.check_form()
         if self.input:
             batch_file.check(Path(self.input), Path(self.output), chat_template=self.chat_template)
         _ = self.inputs  # raises
@@ -379,6 +379,10 @@ class InferSpec(PrecisionSpec):
                 "max_tokens",
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
             )
+
+    def check_form(self) -> None:
+        """Check what forces completions, for at most a second. Raises SpecError."""
+        forms.check(json_schema=self.json_schema, regex=self.regex)
 
     @property
     def bias(self) -> tuple[tuple[int, float], ...]:

@@ -24,6 +24,7 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine import forms
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.json_schemas import LIMIT_S, check, grammar_of, text_of
 from warmd.jobs.engine.request import End, Request, Sampling
@@ -90,7 +91,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 def make_request(engine: Engine, *, schema: str = SCHEMA, **how: Any) -> Request:
     how = {"sampling": Sampling(temperature=0), "max_tokens": 90, **how}
-    return Request(ids=[40, 41, 42], grammar=engine.grammar(schema), **how)
+    return Request(ids=[40, 41, 42], grammar=forms.grammar_of(engine, json_schema=schema), **how)
 
 
 def answers(engine: Engine, request: Request) -> list[tuple[str, str | None]]:
@@ -357,7 +358,7 @@ def test_an_unsupported_tokenizer_is_named(folder):
     model: Any = LlamaForCausalLM.from_pretrained(folder)
     engine = Engine(WarmModel(name="m", path=folder, model=model, tokenizer=tiny.tokenizer()))
     with pytest.raises(JobFailed, match=r"json_schema: unsupported tokenizer \(m\)"):
-        engine.grammar(SCHEMA)
+        forms.grammar_of(engine, json_schema=SCHEMA)
     engine.close()
 
 

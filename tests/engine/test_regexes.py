@@ -9,6 +9,7 @@ from typing import Any, cast
 import odd_tokenizers
 import pytest
 import tiny
+import tool_chats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from warmd.jobs.engine import regexes
@@ -23,7 +24,7 @@ def job(tmp_path: Path) -> Any:
     tokenizer = odd_tokenizers.bytewise()
     tokenizer.add_special_tokens({"eos_token": "<eos>"})
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=300,  # more than the tokenizer has, as is usual
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -89,11 +90,34 @@ def test_an_expression_that_cannot_be_followed_is_refused_before_the_job_is_queu
     assert len(str(caught.value)) < 600
 
 
+CHAT = {"messages": '[{"role": "user", "content": "a"}]'}
+TOOL = '[{"type": "function", "function": {"name": "a", "parameters": {}}}]'
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"json_schema": "{}"}, {"tools": "[]", "prompt": "", "messages": "[]"}],
-    ids=["schema", "tools"],
+    ("options", "problem"),
+    [
+        ({"prompt": "a", "json_schema": "{}"}, "must not go with json_schema"),
+        ({"prompt": "a", "echo": True, "max_tokens": 0}, "must not go with max_tokens"),
+        ({**CHAT, "thinking_token_budget": 9}, "must not go with .*thinking_token_budget"),
+        ({**CHAT, "tools": TOOL}, "must go without tools, or with tool_choice none"),
+    ],
 )
-def test_a_completion_has_one_form(options):
-    with pytest.raises(SpecError, match="regex: must not go with "):
-        InferSpec.parse({"prompt": "a", "regex": "a", **options})
+def test_an_expression_alone_forces_a_completion(options, problem):
+    with pytest.raises(SpecError, match=f"regex: {problem}"):
+        InferSpec.parse({"regex": "a", **options})
+
+
+def test_tools_that_the_model_does_not_get_are_no_hindrance():
+    InferSpec.parse({**CHAT, "regex": "a", "tools": TOOL, "tool_choice": "none"})
+
+
+@pytest.mark.parametrize("form", [{"regex": "ab"}, {"json_schema": '{"const": "ab"}'}])
+def test_a_forced_message_is_content_where_the_template_has_begun_to_think(job, form):
+    tokenizer = job.models.tokenizer
+    tokenizer.chat_template = tool_chats.source_of("qwen3_5_think")
+    tokenizer.add_tokens(["<think>", "</think>"])
+    few = {"model": "demo", "reply": "message", "max_tokens": 20, "temperature": 0}
+    (choice,) = run(InferSpec.parse({**CHAT, **few, **form}), job)["choices"]
+    assert (choice["text"].strip('"'), choice["finish_reason"]) == ("ab", "stop")
+    assert "reasoning" not in choice

@@ -12,7 +12,7 @@ SHOWN = 3  # screens in a request; of earlier ones only what was said stays
 POINT = r"'\([0-9]{1,3},[0-9]{1,3}\)'"
 # Any turn in UI-TARS's form, so that a model without training acts, too.
 TURN = (
-    rf"Thought: [a-z ]{{1,20}}\nAction: (click\(start_box={POINT}\)|left_double\(start_box={POINT}\)"
+    rf"Thought: [a-z ]{{1,20}}\nAction: ((click|left_double)\(start_box={POINT}\)"
     rf"|drag\(start_box={POINT}, end_box={POINT}\)|type\(content='[a-z0-9 ]{{1,10}}'\)"
     rf"|scroll\(start_box={POINT}, direction='(up|down)'\)|wait\(\))"
 )

@@ -164,6 +164,34 @@ def test_turns_of_an_evaluation_can_be_forced_to_be_clicks_and_are_read(gateway,
     assert (metrics["forced"]["value"], metrics["read"]["value"]) == (1, 1)
 
 
+def test_forced_turns_continue_one_conversation(gateway, tmp_path):
+    model, tokenizer = tiny_vision.save_chatting(tmp_path)
+    made = surroundings(gateway, (tmp_path, model, tokenizer), "choices")
+    rows, _ = evaluated(made, agent="lookers:answers_by_choice", samples=3)
+    for (completion,) in rows:
+        texts = texts_of(completion)
+        assert (len(texts), set(texts) <= {"yes", "no"}) == (4, True)
+        contents = [one["content"] for shown in completion["messages"][::2] for one in shown]
+        assert contents == ["yes?", "[image 56x56]0?", "[image 84x56]1?", "[image 56x56]2?"]
+
+
+def test_a_form_that_cannot_be_had_is_refused_to_its_request_alone(gateway, tmp_path):
+    model, tokenizer = tiny_vision.save_chatting(tmp_path)
+    made = surroundings(gateway, (tmp_path, model, tokenizer), "badly")
+    tasks = [{"form": form} for form in ("", *lookers.BAD_FORMS)]
+    dataset = rows_file(tmp_path / "tasks.jsonl", *tasks)
+    rows, result = evaluated(
+        made,
+        agent="lookers:asks_badly",
+        dataset=dataset,
+        samples=len(tasks),
+        max_turn_length=150,
+        temperature=1.5,
+    )
+    assert [completion.get("error") for (completion,) in rows] == [None] * len(tasks)
+    assert result["metrics"]["reward"]["value"] == 1
+
+
 def test_text_and_images_alternate_in_a_conversation(made):
     rows, _ = evaluated(made, environment="lookers:NoisyText", samples=4)
     assert any(len(completion["messages"]) > 4 for (completion,) in rows)

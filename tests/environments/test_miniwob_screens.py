@@ -1,4 +1,4 @@
-"""A vision model on screenshots of MiniWoB++: its actions are UI-TARS's, forced by an expression."""
+"""A vision model on screenshots of MiniWoB++, whose actions an expression forces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import tiny
 import tiny_vision
 from gateways import Gateway
+
 sys.path.insert(0, str(Path(__file__).parent))
 from test_miniwob import TASKS, package, pages  # noqa: F401
 

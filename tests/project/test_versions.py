@@ -384,7 +384,7 @@ def test_a_client_by_sentinel_knows_its_sentinels():
 def test_a_connection_of_uvicorn_has_the_attributes_that_are_used():
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
-    config = uvicorn.Config(app)
+    config = uvicorn.Config(app, ws="none")  # as the gateway
     config.load()
     with closing(asyncio.new_event_loop()) as loop:
         connection = H11Protocol(config, ServerState(), {}, loop)

@@ -97,6 +97,58 @@ def clicks(task: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def forced(task: dict[str, Any], text: str, **form: Any) -> str:
+    """The answer to a text, which a form forces; or the message of the refusal."""
+    try:
+        answer = ask([{"role": "user", "content": text}], **form)
+    except APIStatusError as error:
+        if error.status_code != 400:
+            raise
+        return error.message
+    return answer.choices[0].message.content or ""
+
+
+def answers_by_choice(task: dict[str, Any]) -> float:
+    """Four turns of one conversation, each one of two words."""
+    messages: list[Any] = [{"role": "user", "content": "yes?"}]
+    form = {"structured_outputs": {"choice": ["yes", "no"]}}
+    for turn in range(4):
+        text = ask(messages, extra_body=form).choices[0].message.content
+        assert text in ("yes", "no")
+        messages += [{"role": "assistant", "content": text}, screen(task["seed"], turn)]
+    return 1.0
+
+
+# Forms that are refused when they are read; one that compiles without end; one that comes to a
+# limit of the parser in the middle of a turn.
+BAD_FORMS: dict[str, dict[str, Any]] = {
+    "expression": {"extra_body": {"structured_outputs": {"regex": "(a"}}},
+    "schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": {"type": "nonsense"}},
+        }
+    },
+    "bomb": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": {"type": "integer", "multipleOf": 99999989}},
+        }
+    },
+    "late": {"extra_body": {"structured_outputs": {"regex": r"\x00{30}c|(\w{1,1000}){1,1000}"}}},
+}
+
+
+def asks_badly(task: dict[str, Any]) -> float:
+    """Some tasks ask for a form that cannot be had; then all ask for one that can."""
+    text = forced(task, "a", **BAD_FORMS[task["form"]]) if task["form"] else ""
+    expected = {"": "", "bomb": "takes more than"}.get(task["form"], "unsupported")
+    assert expected in text, text
+    again = forced(task, "a", extra_body={"structured_outputs": {"regex": "b{3}"}})
+    assert again == "bbb", again
+    return 1.0
+
+
 def reads_refusal(task: dict[str, Any]) -> float:
     """An agent whose reward is 1 if its screen was refused by name."""
     try:

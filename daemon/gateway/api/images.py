@@ -7,7 +7,6 @@ the checked bytes, so exchanging the file afterwards has no effect.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import io
 import os
@@ -82,7 +81,7 @@ def _data(url: str, param: str, which: str) -> bytes:
         raise SpecError(param, f"{which} must be a URL data:image/…;base64,…, got {url[:40]!r}")
     try:
         return base64.b64decode(data, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise SpecError(param, f"{which} must be base64: {error}") from error
 
 

@@ -22,6 +22,7 @@ from ....jobs import spec_class
 from ....jobs.errors import NotFound, SpecError
 from ....jobs.files import records
 from ....jobs.ids import kind_of
+from ....jobs.infer.options import InferSpec
 from ....jobs.spec import Spec
 from ...client.client import Client
 from ...host.image_store import ImageStore
@@ -100,6 +101,10 @@ class Submitter:
         if caller.key is None:
             return await self._queue(*await self._prepared(submission)), True
         return await self._submit_once(caller.key, caller.fingerprint, submission)
+
+    async def check_form(self, spec: InferSpec) -> None:
+        """Check what forces the completions of a request that is not queued. Raises SpecError."""
+        await self._threads["schema"](spec.check_form)
 
     async def _submit_once(
         self, key: str, fingerprint: str, submission: Submission
