@@ -1,31 +1,48 @@
-"""Web pages of MiniWoB++ in a real browser as environments: scripted, trained on, and learned."""
+"""Web pages of MiniWoB++ in a real browser: scripted, trained on, learned, and seen."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import orjson
 import psutil
 import pytest
+import tiny
+import tiny_vision
+import torch
 from browser import has_chromium
 from environments import environment
-from episode_pools import answers, pool
+from episode_pools import GAMES, answers, pool
+from gateways import Gateway
+from grpo_jobs import rows
 from needs import needs
 from running import running
+from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import wait_until
 
-pytestmark = pytest.mark.timeout(900)
+from warmd.jobs.eval.kind import run as evaluate
+from warmd.jobs.eval.options import EvalSpec
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("like_a_work_horse")]
 
 PACKAGE = "miniwob==1.1.0"
-TASKS = ("click-test", "click-test-2", "click-button", "click-link", "click-tab", "click-option")
-TASKS += ("click-checkboxes", "click-button-sequence")
+TASKS = (
+    *("click-test", "click-test-2", "click-button", "click-link", "click-tab", "click-option"),
+    *("click-checkboxes", "click-button-sequence"),
+)
 MEMBERS = 8
 MOST_TURNS = 15
 MOST_BYTES = 4_000_000_000  # of eight browsers; measured: 2.1 GB
@@ -100,7 +117,8 @@ def browsers(of: psutil.Process) -> list[psutil.Process]:
 def test_a_script_solves_eight_pages_at_once_and_no_browser_is_left(pages):
     seen: dict[tuple[str, int], list[str]] = {}
     plans: dict[Any, list[str]] = {}
-    rewards, peak = {}, 0
+    rewards: dict[Any, float] = {}
+    peak = 0
     with pool("miniwob_pages:Text", size=8) as made:
         for seed, task in enumerate(TASKS):
             for member in range(MEMBERS):
@@ -170,3 +188,148 @@ def test_a_browser_ends_with_an_environment_that_is_killed(pages):
         assert failure is not None
         assert failure.words == "its process ended with signal SIGKILL"
         wait_until(lambda: are_gone(started), timeout_s=5)
+
+
+@pytest.fixture(scope="module")
+def clicker() -> Any:
+    """A model that clicks on one of two buttons at random: it knows the form and nothing else."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=len(tiny.SPECIAL) + len(tiny.CHARACTERS),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model: Any = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    tokens, choice = tiny.tokenizer(), random.Random(1)
+    for _ in range(150):
+        pages = []
+        for _ in range(32):
+            names = choice.sample(["ONE", "TWO"], 2)
+            page = "Click button ONE.\n1 button {}\n2 button {}\n".format(*names)
+            ids = tokens(page + str(choice.randint(1, 2)))["input_ids"]
+            pages.append([*ids, tokens.eos_token_id])
+        batch = torch.tensor(pages)
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.requires_grad_(False).eval()
+
+
+def trained(model: Any, folder: Path, tasks: Sequence[str], **options: Any) -> tiny.Surroundings:
+    """Train a model on tasks, each with a seed of its own."""
+    made = tiny.surroundings(folder / "run", deepcopy(model))
+    job = {
+        "environment": "miniwob_pages:Text",
+        "dataset": rows(folder / "tasks.jsonl", *[{"task": task} for task in tasks]),
+        "max_turn_length": 3,
+        "loss_type": "dapo",
+        "learning_rate": 1e-3,
+        "beta": 0.2,
+        **options,
+    }
+    run(GrpoSpec.parse(job), replace(made.ctx, code_folders=(GAMES,)))
+    return made
+
+
+@pytest.mark.nightly(
+    part="episodes", catches="a training whose episodes of many turns in browsers fail or hang"
+)
+def test_a_model_is_trained_on_eight_tasks_in_eight_browsers(pages, clicker, tmp_path):
+    made = trained(
+        *(clicker, tmp_path, TASKS),
+        samples=len(TASKS),
+        prompts_per_step=len(TASKS),
+        num_generations=MEMBERS,
+        concurrency=8,
+        max_turns=MOST_TURNS,
+        max_completion_length=3500,
+        replay=8,
+        epochs=2,
+    )
+    steps = made.of_type("step")
+    assert len(steps) == 2
+    for step in steps:
+        assert step["episodes"] == len(TASKS) * MEMBERS
+        assert (step["left_out"], step["retried"]) == (0, 0)
+        assert set(step["ends"]) <= {"terminated", "max_turns", "length"}
+        assert 0 < step["success"] < 1
+    names = {one.name() for one in psutil.Process().children(recursive=True)}
+    assert names.isdisjoint({"chromium", "chromedriver"})
+
+
+@pytest.mark.nightly(
+    part="episodes", catches="a policy that does not learn to read what a web page shows"
+)
+def test_a_model_learns_to_click_on_the_button_that_is_named(pages, clicker, tmp_path):
+    fresh = 100
+    steps, prompts = 60, 16  # of four seeds tried, all had learned after 50
+    made = trained(
+        *(clicker, tmp_path, ["click-test-2"] * (steps * prompts + fresh)),
+        samples=steps * prompts,
+        eval_samples=fresh,  # seeds that are not trained on
+        prompts_per_step=prompts,
+        num_generations=4,
+        concurrency=3,  # two processors are busy with two browsers
+        max_turns=2,
+        seed=1,
+    )
+    before, after = made.of_type("eval")
+    # Which button is first is random: whoever does not read the page has half of them right.
+    assert before["reward"] < 0.7
+    low, _ = after["intervals"]["reward"]
+    assert low > 0.8, [round(step["success"], 2) for step in made.of_type("step")]
+
+
+@pytest.fixture(scope="module")
+def gateway(tiny_model: Path) -> Iterator[Gateway]:
+    """A gateway; the jobs of its home run in this process."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:  # a short path, for sockets
+        made = Gateway(Path(folder, "home"), tiny_model)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def seeing(gateway: Gateway, tmp_path: Path) -> tiny.Surroundings:
+    """The surroundings of a job, with a random model that sees screens and writes bytes."""
+    model, tokenizer = tiny_vision.save_chatting(tmp_path, max_position_embeddings=4096)
+    made = tiny.surroundings(gateway.home.runs / "screens", model)
+    models = cast(tiny.Models, made.ctx.models)
+    models.tokenizer, models.path = tokenizer, tmp_path
+    made.ctx = replace(made.ctx, code_folders=(GAMES,), job_id="eval-screens")
+    return made
+
+
+@pytest.mark.nightly(
+    part="episodes", catches="screens that are lost, mixed up or too many in a conversation"
+)
+def test_a_vision_model_acts_on_eight_pages_at_once(pages, seeing, tmp_path):
+    job = {
+        "agent": "miniwob_agents:plays",
+        "dataset": rows(tmp_path / "tasks.jsonl", *[{"task": task} for task in TASKS]),
+        "repeats": 2,
+        "temperature": 1.0,
+        "concurrency": 8,
+        "max_turns": MOST_TURNS,
+        "max_turn_length": 120,
+        "max_tokens": 4000,
+    }
+    result = evaluate(EvalSpec.parse(job).located(Path.cwd()), seeing.ctx)
+    lines = (seeing.ctx.run_dir / "rows.jsonl").read_bytes().splitlines()
+    episodes = [one for line in lines for one in orjson.loads(line)["completions"]]
+    assert len(episodes) == len(TASKS) * 2
+    assert {one["finish_reason"] for one in episodes} == {"returned"}
+    assert max(one["turns"] for one in episodes) == MOST_TURNS
+    metrics = result["metrics"]
+    assert metrics["format"]["value"] == 1  # every turn was read as actions
+    assert metrics["success"]["n"] == len(TASKS)
+    for one in episodes:
+        assert one["messages"][0][0]["content"].startswith("[image 160x210]")
