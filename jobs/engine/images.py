@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobFailed, SpecError
-from ..files.image_parts import FILE
 from ..models.folder_files import BadFile, read_bytes
+from ..models.image_parts import FILE
 
 if TYPE_CHECKING:
     from PIL.Image import Image

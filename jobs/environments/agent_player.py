@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import JobFailed, SpecError
-from ..files import image_parts
 from ..files.chats import Messages
+from ..models import image_parts
 from .agent_replies import AgentTurns, message_of
 from .agent_requests import Wanted, read
 from .agents import variables

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SpecError
-from ..files import image_parts
 from ..files.chats import Messages
 from ..files.jsonl import Place
-from ..models import gui_actions
+from ..models import gui_actions, image_parts
 from ..models.gui_actions import Screen
 
 # Options of the infer kind, which the gateway makes of a request, that mean nothing here.

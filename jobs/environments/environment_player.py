@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..files import image_parts
 from ..files.chats import Messages
+from ..models import image_parts
 from .episodes import (
     ANSWERED,
     LENGTH,

@@ -12,9 +12,9 @@ from math import isfinite
 from typing import Any
 
 from ..errors import SpecError
-from ..files import image_parts
 from ..files.chats import Messages
 from ..files.jsonl import Place
+from ..models import image_parts
 from ..rewards.user_rewards import MOST_REWARD
 
 ENVIRONMENT, AGENT = "environment", "agent"  # options that name what plays

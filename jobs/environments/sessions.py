@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from ..files import image_parts
 from ..files.chats import Messages
+from ..models import image_parts
 from .endpoint import AgentRequest
 
 

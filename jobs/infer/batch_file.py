@@ -17,11 +17,12 @@ import orjson
 from ..data import keys
 from ..data.reader import Reader, Reading
 from ..errors import JobFailed, SpecError
-from ..files import image_parts, journal, jsonl
+from ..files import journal, jsonl
 from ..files.chats import Chat, inputs_of, refuse_inputs
 from ..files.documents import check_regular
 from ..files.journal import Journal
 from ..files.jsonl import Place
+from ..models import image_parts
 
 _TAKES = "a file of records (JSONL, CSV, Parquet or Arrow)"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import orjson
 
 from ..errors import SpecError
-from ..files import image_parts
 from ..files.chats import Messages
 from ..files.jsonl import Place
+from ..models import image_parts
 
 
 def parse(text: str, field: str) -> Messages:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..context import Context
-from ..files import image_parts
 from ..files.chats import Chat
+from ..models import image_parts
 from . import chat_messages
 from .options import TOKENS, InferSpec, prompt_list
 

@@ -15,9 +15,8 @@ from ...configs.queues import INFER
 from ..engine import forms, images, json_schemas
 from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import JobFailed, SpecError
-from ..files import image_parts
 from ..files.chats import ARGUMENTS, TOOLS, Chat, TemplateInputs, of_option
-from ..models import gui_actions
+from ..models import gui_actions, image_parts
 from ..models.architectures import check_generates, positions_in
 from ..models.chat_templates import Refused, unused, with_effort
 from ..models.tokenizer_folder import TokenizerFolder

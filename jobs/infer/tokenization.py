@@ -13,9 +13,8 @@ from ..engine import images
 from ..engine.image_tokens import insert_image_tokens
 from ..engine.request import Image
 from ..errors import JobFailed
-from ..files import image_parts
 from ..files.chats import Chat
-from ..models import chat_templates
+from ..models import chat_templates, image_parts
 from ..models.architectures import positions_in
 from ..models.chat_templates import ChatTemplate
 from ..models.text_length import check_length

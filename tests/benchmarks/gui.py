@@ -32,7 +32,7 @@ from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
 from warmd.jobs.engine.request import End, Image, Request, Sampling
-from warmd.jobs.files import image_parts
+from warmd.jobs.models import image_parts
 
 GREEDY = Sampling(temperature=0)
 WAYS = ("stock", "int8", "bf16", "native")

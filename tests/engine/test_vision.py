@@ -31,10 +31,10 @@ from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
 from warmd.jobs.engine.request import End, Patches, Request, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.files import image_parts
 from warmd.jobs.files.jsonl import Place
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
+from warmd.jobs.models import image_parts
 
 GREEDY = Sampling(temperature=0)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ....jobs.errors import SpecError
-from ....jobs.files.image_parts import FILE
+from ....jobs.models.image_parts import FILE
 from ...host.image_store import ImageStore
 
 MAX_IMAGES = 64  # in one request

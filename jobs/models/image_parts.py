@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from .chats import Messages, read_messages
-from .jsonl import Place
+from ..files.chats import Messages, read_messages
+from ..files.jsonl import Place
 
 DATA, FILE = SCHEMES = ("data:image/", "file://")
 
