@@ -1,0 +1,514 @@
+"""A small model that calls tools after minutes of SFT: its training rows, tokenizer and start.
+
+    python tests/support/tool_caller.py FOLDER
+
+The rows are chats about the tools `weather(city)` and `add(a, b)`: a question about one or both, the
+calls, their results, and an answer that repeats the results. How schemas, system messages and
+results are written differs from row to row, since each client has its own way. Some rows are
+about the tools of LangChain's standard tests and of smolagents. The same seed makes the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+import tool_chats
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+Row = dict[str, Any]
+Call = tuple[str, dict[str, Any]]
+
+NUM_ROWS = 4800
+# The options of the training, apart from model and dataset.
+TRAINING: dict[str, Any] = {
+    "assistant_only_loss": True,
+    "max_length": 1024,
+    "batch_size": 8,
+    "learning_rate": 2e-3,
+    "lr_scheduler": "cosine",
+    "warmup_steps": 40,
+    "epochs": 1,
+    "eval_samples": 48,
+    "save_every": "10m",
+    "seed": 1,
+}
+CONTEXT_LENGTH = 2048
+SIZES: dict[str, Any] = {
+    "hidden_size": 224,
+    "intermediate_size": 576,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 7,
+    "num_key_value_heads": 7,
+    "head_dim": 32,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": CONTEXT_LENGTH,
+}
+SPECIALS = ["<pad>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+NUM_TOKENS = 1280
+# As Qwen's: a digit is a token of its own, a word has the character before it.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CITIES = ("Paris", "Rome", "Oslo", "Berlin", "Madrid", "Lima", "Cairo", "Tokyo", "Vienna", "Dublin")
+GREETINGS = ("Hello", "Hello!", "hello", "Hey", "hi", "Hi there", "how are you", "Good morning")
+GREETED = "Hello! How can I help you?"
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant with tools.",
+    "Be brief.",
+    "Answer with the results of the tools.",
+    "Use the tools to answer the questions of the user.",
+    "hello",
+)
+WEATHER_SAYS = (
+    "Get the weather in a city.",
+    "Get the current weather.",
+    "Returns the weather of a city.",
+    "The weather in a city.",
+    "Correctly extracted `weather` with all the required parameters with correct types",
+)
+ADD_SAYS = (
+    "Add two numbers.",
+    "Adds two integers.",
+    "Returns the sum of two numbers.",
+    "Correctly extracted `add` with all the required parameters with correct types",
+)
+ASK_WEATHER = (
+    "What is the weather in {city}?",
+    "How is the weather in {city}?",
+    "Weather in {city}?",
+    "What is the weather in {city} now?",
+)
+ASK_SUM = ("What is {a} + {b}?", "Add {a} and {b}.", "What is the sum of {a} and {b}?", "{a} + {b}?")
+ASK_BOTH = (
+    "What is the weather in {city}, and what is {a} + {b}?",
+    "What is the weather in {city} and what is {a} + {b}?",
+    "What is {a} + {b}, and what is the weather in {city}?",
+    "How is the weather in {city}? And what is the sum of {a} and {b}?",
+    "Add {a} and {b}, and tell me the weather in {city}.",
+)
+WEATHER_RESULTS = (
+    "{degrees} degrees",
+    "{degrees}",
+    "{degrees} degrees in {city}",
+    "It is {degrees} degrees in {city}.",
+    '{{"degrees": {degrees}}}',
+    '{{"degrees":{degrees}}}',
+    '{{"city": "{city}", "degrees": {degrees}}}',
+    '{{"city":"{city}","degrees":{degrees}}}',
+)
+SUM_RESULTS = (
+    "{sum}",
+    "{sum}",
+    "The sum is {sum}.",
+    '{{"sum": {sum}}}',
+    '{{"sum":{sum}}}',
+    '{{"result": {sum}}}',
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one chat is about."""
+
+    city: str
+    degrees: int
+    a: int
+    b: int
+
+    @classmethod
+    def drawn(cls, random: Random) -> Task:
+        a, b = random.randint(1, 49), random.randint(1, 49)
+        return cls(random.choice(CITIES), random.randint(1, 39), a, b)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {**vars(self), "sum": self.a + self.b}
+
+    @property
+    def weather_call(self) -> Call:
+        return "weather", {"city": self.city}
+
+    @property
+    def add_call(self) -> Call:
+        return "add", {"a": self.a, "b": self.b}
+
+    @property
+    def weather_answer(self) -> str:
+        return f"It is {self.degrees} degrees in {self.city}."
+
+    @property
+    def sum_answer(self) -> str:
+        return f"The sum is {self.a + self.b}."
+
+
+# How a client writes it.
+
+
+def function(random: Random, name: str, types: dict[str, str], says: Sequence[str] = ()) -> Row:
+    """A tool with a schema as one of many clients writes it."""
+    has_titles, is_strict = random.random() < 0.5, random.random() < 0.3
+    has_descriptions = random.random() < 0.3
+    properties: Row = {}
+    for key, type in types.items():
+        about = {"type": type}
+        if has_titles:
+            about["title"] = key.replace("_", " ").title()
+        if has_descriptions:
+            about["description"] = random.choice((f"the {key}", f"The {key} to use.", key))
+        properties[key] = _shuffled(random, about) if random.random() < 0.5 else about
+    parameters: Row = {"type": "object", "properties": properties}
+    if types or random.random() < 0.5:
+        parameters["required"] = list(types)
+    if is_strict or random.random() < 0.4:
+        parameters["additionalProperties"] = False
+    if has_titles and random.random() < 0.6:
+        parameters["title"] = random.choice((name, f"{name}_args", name.title()))
+    made: Row = {"name": name}
+    if says and random.random() < 0.8:
+        made["description"] = random.choice(says)
+    made["parameters"] = _shuffled(random, parameters) if random.random() < 0.6 else parameters
+    if is_strict or random.random() < 0.3:
+        made["strict"] = is_strict
+    return {"type": "function", "function": _shuffled(random, made, 0.4)}
+
+
+def _shuffled(random: Random, values: Row, share: float = 1.0) -> Row:
+    items = list(values.items())
+    if random.random() < share:
+        random.shuffle(items)
+    return dict(items)
+
+
+def weather_tool(random: Random) -> Row:
+    return function(random, "weather", {"city": "string"}, WEATHER_SAYS)
+
+
+def add_tool(random: Random) -> Row:
+    return function(random, "add", {"a": "integer", "b": "integer"}, ADD_SAYS)
+
+
+def both_tools(random: Random) -> list[Row]:
+    made = [weather_tool(random), add_tool(random)]
+    random.shuffle(made)
+    return made
+
+
+def calling(calls: Sequence[Call], *, is_learned: bool = True) -> Row:
+    made = [
+        {"type": "function", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in calls
+    ]
+    message: Row = {"role": "assistant", "content": "", "tool_calls": made}
+    return message if is_learned else message | {"weight": 0}
+
+
+def said(role: str, text: str) -> Row:
+    return {"role": role, "content": text}
+
+
+def returned(random: Random, task: Task, call: Call) -> Row:
+    forms = WEATHER_RESULTS if call[0] == "weather" else SUM_RESULTS
+    return said("tool", random.choice(forms).format(**task.values))
+
+
+def opening(random: Random) -> list[Row]:
+    """The messages before a question: none, a system message, sometimes a greeting."""
+    begun = [said("system", random.choice(SYSTEMS))] if random.random() < 0.6 else []
+    if random.random() < 0.05:
+        begun += [said("user", random.choice(GREETINGS)), said("assistant", GREETED)]
+    return begun
+
+
+def row(messages: list[Row], tools: list[Row] | None = None) -> Row:
+    return {"messages": messages} | ({"tools": tools} if tools else {})
+
+
+# Kinds of chats.
+
+
+def about_both(random: Random) -> Row:
+    """Both tools are called in one message."""
+    task = Task.drawn(random)
+    question = random.choice(ASK_BOTH)
+    calls = _in_order(question, task)
+    answers = {"weather": task.weather_answer, "add": task.sum_answer}
+    return row(
+        [
+            *opening(random),
+            said("user", question.format(**task.values)),
+            calling(calls),
+            *(returned(random, task, call) for call in calls),
+            said("assistant", " ".join(answers[name] for name, _ in calls)),
+        ],
+        both_tools(random),
+    )
+
+
+def one_after_another(random: Random) -> Row:
+    """The first call was left alone, so the second one follows its result."""
+    task = Task.drawn(random)
+    question = random.choice(ASK_BOTH)
+    first, second = calls = _in_order(question, task)
+    answers = {"weather": task.weather_answer, "add": task.sum_answer}
+    return row(
+        [
+            *opening(random),
+            said("user", question.format(**task.values)),
+            calling([first], is_learned=False),
+            returned(random, task, first),
+            calling([second]),
+            returned(random, task, second),
+            said("assistant", " ".join(answers[name] for name, _ in calls)),
+        ],
+        both_tools(random),
+    )
+
+
+def _in_order(question: str, task: Task) -> list[Call]:
+    calls = [task.weather_call, task.add_call]
+    return calls if question.index("{city}") < question.index("{a}") else calls[::-1]
+
+
+def about_one(random: Random) -> Row:
+    task = Task.drawn(random)
+    if random.random() < 0.5:
+        question, call, answer = random.choice(ASK_WEATHER), task.weather_call, task.weather_answer
+        tools = [weather_tool(random)]
+    else:
+        question, call, answer = random.choice(ASK_SUM), task.add_call, task.sum_answer
+        tools = [add_tool(random)]
+    if random.random() < 0.6:
+        tools = both_tools(random)
+    return row(
+        [
+            *opening(random),
+            said("user", question.format(**task.values)),
+            calling([call]),
+            returned(random, task, call),
+            said("assistant", answer),
+        ],
+        tools,
+    )
+
+
+def greeting(random: Random) -> Row:
+    asked = [said("user", random.choice(GREETINGS))]
+    tools = both_tools(random) if random.random() < 0.4 else None
+    return row([*opening(random), *asked, said("assistant", GREETED)], tools)
+
+
+def form(random: Random) -> Row:
+    """JSON without a tool."""
+    task = Task.drawn(random)
+    question, answer = random.choice(
+        (
+            (f"Write {task.a} + {task.b} as JSON.", {"a": task.a, "b": task.b}),
+            (
+                f"Write as JSON: it is {task.degrees} degrees in {task.city}.",
+                {"city": task.city, "degrees": task.degrees},
+            ),
+        )
+    )
+    return row([*opening(random), said("user", question), said("assistant", json.dumps(answer))])
+
+
+def other_tool(random: Random) -> Row:
+    """The tools of LangChain's standard tests."""
+    kind: Callable[[Random], Row] = random.choice(
+        (magic, magic, constant, sunny, pirate, customer, customer, joke, adder)
+    )
+    return kind(random)
+
+
+def magic(random: Random) -> Row:
+    number = random.randint(1, 9)
+    tool = function(random, "magic_function", {"input": "integer"}, ["Apply a magic function to an input."])
+    # With its bounds, as pydantic writes them.
+    about = tool["function"]["parameters"]["properties"]["input"]
+    if random.random() < 0.6:
+        about |= {"exclusiveMinimum": -1000, "exclusiveMaximum": 1000}
+    question = f"What is the value of magic_function({number})? Use the tool."
+    return row(
+        [*opening(random), said("user", question), calling([("magic_function", {"input": number})])],
+        [tool],
+    )
+
+
+def constant(random: Random) -> Row:
+    tool = function(random, "magic_function_no_args", {}, ["Calculate a magic function."])
+    question = "What is the value of magic_function_no_args()? Use the tool."
+    calls: list[Call] = [("magic_function_no_args", {})]
+    return row([*opening(random), said("user", question), calling(calls)], [tool])
+
+
+def sunny(random: Random) -> Row:
+    place = random.choice(("San Francisco, CA", "San Francisco, CA", "Boston, MA"))
+    says = ["Get the weather at a location.", "Get weather at a location."]
+    tool = function(random, "get_weather", {"location": "string"}, says)
+    return row(
+        [
+            *opening(random),
+            said("user", f"What is the weather in {place}?"),
+            calling([("get_weather", {"location": place})]),
+            said("tool", "It's sunny."),
+            said("assistant", f"It's sunny in {place}."),
+        ],
+        [tool],
+    )
+
+
+def pirate(random: Random) -> Row:
+    style = random.choice(("Pirate", "Pirate", "Viking"))
+    says = ["Generate a greeting in a particular style of speaking."]
+    tool = function(random, "greeting_generator", {"answer_style": "string"}, says)
+    return row(
+        [
+            *opening(random),
+            said("user", f"Using the tool, generate a {style} greeting."),
+            calling([("greeting_generator", {"answer_style": style})]),
+        ],
+        [tool],
+    )
+
+
+CUSTOMERS = (
+    ("你好啊集团", "Hello Group", "Chinese technology company"),
+    ("こんにちは株式会社", "Hello Corporation", "Japanese company"),
+)
+
+
+def customer(random: Random) -> Row:
+    name, english, description = random.choice(CUSTOMERS)
+    says = [
+        "Tool for creating a customer with Unicode name.",
+        "Tool for creating a customer with Unicode name.\n\nArgs:\n    customer_name: The customer's "
+        "name in their native language.\n    description: Description of the customer.\n\n"
+        "Returns:\n    A confirmation message about the customer creation.",
+    ]
+    types = {"customer_name": "string", "description": "string"}
+    tool = function(random, "unicode_customer", types, says)
+    question = f"Create a customer named '{name}' ({english}) - a {description}"
+    calls: list[Call] = [("unicode_customer", {"customer_name": name, "description": description})]
+    return row([*opening(random), said("user", question), calling(calls)], [tool])
+
+
+def joke(random: Random) -> Row:
+    setup, punchline = "Why do cats purr?", "They run on batteries."
+    question = "Tell me a joke about cats."
+    if random.random() < 0.5:
+        question += (
+            " Return the result as a JSON with 'setup' and 'punchline' keys. Return nothing other "
+            "than JSON."
+        )
+    answer = json.dumps({"setup": setup, "punchline": punchline})
+    return row([*opening(random), said("user", question), said("assistant", answer)])
+
+
+def adder(random: Random) -> Row:
+    a, b = random.randint(1, 9), random.randint(1, 9)
+    says = ["Takes two integers, a and b, and returns their sum."]
+    tool = function(random, "my_adder_tool", {"a": "integer", "b": "integer"}, says)
+    return row(
+        [
+            *opening(random),
+            said("user", f"What is {a} + {b}"),
+            calling([("my_adder_tool", {"a": a, "b": b})]),
+            said("tool", json.dumps({"result": a + b})),
+            said("assistant", f"The sum is {a + b}."),
+        ],
+        [tool],
+    )
+
+
+KINDS: dict[Callable[[Random], Row], float] = {
+    about_both: 0.40,
+    one_after_another: 0.08,
+    about_one: 0.24,
+    greeting: 0.06,
+    form: 0.05,
+    other_tool: 0.17,
+}
+
+
+def rows(count: int = NUM_ROWS, seed: int = 0) -> list[Row]:
+    random = Random(seed)
+    kinds, shares = list(KINDS), list(KINDS.values())
+    return [random.choices(kinds, shares)[0](random) for _ in range(count)]
+
+
+# The model.
+
+
+def tokenizer(texts: Sequence[str]) -> Any:
+    """A byte-level BPE of these texts, with Qwen3's tokens and chat template."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_TOKENS - len(MARKS),
+        special_tokens=SPECIALS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    fast: Any = PreTrainedTokenizerFast
+    made = fast(
+        tokenizer_object=core,
+        pad_token=SPECIALS[0],
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=CONTEXT_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+    made.add_tokens(MARKS)
+    made.chat_template = tool_chats.source_of("qwen3")
+    return made
+
+
+def text_of(template: Any, made: Row) -> str:
+    text: str = template.apply_chat_template(
+        made["messages"], tools=made.get("tools"), tokenize=False
+    )
+    return text
+
+
+def save(folder: Path) -> tuple[Path, Path]:
+    """Write the untrained model and the rows, and return their paths."""
+    made = rows()
+    plain = tool_chats.tokenizer(tool_chats.source_of("qwen3"))
+    core = tokenizer([text_of(plain, one) for one in made[:1000]])
+    start, data = folder / "start", folder / "rows.jsonl"
+    core.save_pretrained(start)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(core),
+        pad_token_id=core.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=core.eos_token_id,
+        **SIZES,
+    )
+    LlamaForCausalLM(config).save_pretrained(start)
+    data.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in made))
+    return start, data
+
+
+if __name__ == "__main__":
+    print(*save(Path(sys.argv[1])))
