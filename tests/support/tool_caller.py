@@ -27,13 +27,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 Row = dict[str, Any]
 Call = tuple[str, dict[str, Any]]
 
-NUM_ROWS = 4800
+NUM_ROWS = 3600
 # The options of the training, apart from model and dataset.
 TRAINING: dict[str, Any] = {
     "assistant_only_loss": True,
     "max_length": 1024,
     "batch_size": 8,
-    "learning_rate": 2e-3,
+    "learning_rate": 3e-3,
     "lr_scheduler": "cosine",
     "warmup_steps": 40,
     "epochs": 1,
@@ -54,10 +54,13 @@ SIZES: dict[str, Any] = {
 }
 SPECIALS = ["<pad>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-NUM_TOKENS = 1280
-# As Qwen's: a digit is a token of its own, a word has the character before it.
+NUM_TOKENS = 1024
+# Each of these becomes few tokens, at best one: a key or a word of JSON, and a long text without
+# punctuation, which the chat template or a description has; so the chats are half as long. A digit
+# is a token of its own. The rest is as in Qwen's tokenizer.
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r' ?\{?"[\p{L}_$]+":| ?"\p{L}[\p{L}_]*"|[^\p{N}\r\n"{}\[\]<>?!,:]{45,}'
+    r"|(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
@@ -304,6 +307,30 @@ def about_one(random: Random) -> Row:
     )
 
 
+def agent_step(random: Random) -> Row:
+    """One step of an agent of smolagents: it writes earlier calls and results as texts."""
+    task = Task.drawn(random)
+    question = random.choice(ASK_BOTH)
+    first, second = calls = _in_order(question, task)
+    answers = {"weather": task.weather_answer, "add": task.sum_answer}
+    answer = " ".join(answers[name] for name, _ in calls)
+    messages = [*opening(random), said("user", f"New task:\n{question.format(**task.values)}")]
+    steps: list[Call] = [first, second, ("final_answer", {"answer": answer})]
+    number = random.randrange(3)
+    for name, arguments in steps[:number]:
+        called = {"name": name, "arguments": arguments}
+        id = "".join(random.choices("0123456789abcdef", k=8))
+        made = [{"id": f"call_{id}", "type": "function", "function": called}]
+        result = returned(random, task, (name, arguments))["content"]
+        messages += [
+            said("assistant", f"Calling tools:\n{made}") | {"weight": 0},
+            said("user", f"Observation:\n{result}"),
+        ]
+    says = ["Provides a final answer to the given problem."]
+    last = function(random, "final_answer", {"answer": "string"}, says)
+    return row([*messages, calling([steps[number]])], [*both_tools(random), last])
+
+
 def greeting(random: Random) -> Row:
     asked = [said("user", random.choice(GREETINGS))]
     tools = both_tools(random) if random.random() < 0.4 else None
@@ -434,12 +461,13 @@ def adder(random: Random) -> Row:
 
 
 KINDS: dict[Callable[[Random], Row], float] = {
-    about_both: 0.40,
+    about_both: 0.38,
     one_after_another: 0.08,
-    about_one: 0.24,
-    greeting: 0.06,
+    about_one: 0.20,
+    agent_step: 0.09,
+    greeting: 0.05,
     form: 0.05,
-    other_tool: 0.17,
+    other_tool: 0.15,
 }
 
 

@@ -4,48 +4,60 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
 
-from langchain_core.messages import HumanMessage, ToolMessage
+import two_tools
+from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 
-class Answer(BaseModel):
-    size: Literal["long", "short"]
+class Numbers(BaseModel):
+    """Adds two numbers."""
+
+    a: int
+    b: int
 
 
-@tool
-def convert(unit: Literal["cm", "inch"]) -> str:
-    """Converts a length."""
-    return f"7 {unit}"
+TOOLS = {"weather": tool(two_tools.weather), "add": tool(two_tools.add)}
+
+
+def streamed(model, messages):
+    message = None
+    for chunk in model.stream(messages):
+        message = chunk if message is None else message + chunk
+    return message
+
+
+def whole(model, messages):
+    return model.invoke(messages)
 
 
 for has_responses in (False, True):
     model = ChatOpenAI(
-        model="tools",
+        model=two_tools.MODEL,
         base_url=sys.argv[1],
         api_key="unused",
         use_responses_api=has_responses,
         max_retries=0,
         temperature=0,
     )
-    forced = model.bind_tools([convert], tool_choice="any", strict=True)
-    question = HumanMessage("How long?")
-    message = forced.invoke([question])
-    (call,) = message.tool_calls
-    assert call["args"]["unit"] in ("cm", "inch")
-    whole = None
-    for chunk in forced.stream([question]):
-        whole = chunk if whole is None else whole + chunk
-    assert whole.tool_calls[0]["args"] == call["args"]
-    result = ToolMessage(convert.invoke(call["args"]), tool_call_id=call["id"])
-    answer = model.with_structured_output(Answer, method="json_schema")
-    assert isinstance(answer.invoke([question, message, result]), Answer)
-    answer = model.with_structured_output(Answer, method="function_calling", strict=True)
-    assert isinstance(answer.invoke([question]), Answer)
+    bound = model.bind_tools(list(TOOLS.values()))
+    forced = model.bind_tools(list(TOOLS.values()), tool_choice="add", strict=True)
+    for ask in (whole, streamed):
+        place = f"{'responses' if has_responses else 'chats'}, {ask.__name__}"
+        messages = [HumanMessage(two_tools.QUESTION)]
+        messages.append(ask(bound, messages))
+        assert len(messages[-1].tool_calls) == 2, messages[-1]
+        messages += [TOOLS[call["name"]].invoke(call) for call in messages[-1].tool_calls]
+        two_tools.check(ask(bound, messages).text, place)
+        (call,) = ask(forced, [HumanMessage("What is 20 + 22?")]).tool_calls
+        assert (call["name"], call["args"]) == ("add", {"a": 20, "b": 22}), call
+    question = "Write 20 + 22 as JSON."
+    for method in ("json_schema", "function_calling"):
+        writer = model.with_structured_output(Numbers, method=method, strict=True)
+        assert writer.invoke(question) == Numbers(a=20, b=22), method
 embeddings = OpenAIEmbeddings(
-    model="tools", base_url=sys.argv[1], api_key="unused", check_embedding_ctx_length=False
+    model=two_tools.MODEL, base_url=sys.argv[1], api_key="unused", check_embedding_ctx_length=False
 )
 assert len(embeddings.embed_documents(["a", "b"])) == 2

@@ -1,12 +1,12 @@
-"""An agent of openai-agents with two tools, on both APIs, streamed and not. Argument: the URL."""
+"""Agents of openai-agents, on both APIs, streamed and not. Argument: the URL."""
 # mypy: ignore-errors
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Literal
 
+import two_tools
 from agents import (
     Agent,
     ModelSettings,
@@ -20,49 +20,45 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 set_tracing_disabled(True)
-called = []
+TOOLS = [function_tool(two_tools.weather), function_tool(two_tools.add)]
 
 
-class Answer(BaseModel):
-    size: Literal["long", "short"]
-
-
-@function_tool
-def convert(unit: Literal["cm", "inch"]) -> str:
-    """Converts a length."""
-    called.append(unit)
-    return f"7 {unit}"
-
-
-@function_tool
-def measure(side: Literal["left", "right"]) -> str:
-    """Measures a side."""
-    called.append(side)
-    return f"the {side} side is 3 cm"
+class Numbers(BaseModel):
+    a: int
+    b: int
 
 
 async def main(url: str) -> None:
     client = AsyncOpenAI(base_url=url, api_key="unused", max_retries=0)
-    settings = ModelSettings(temperature=0, tool_choice="required", parallel_tool_calls=False)
+    settings = ModelSettings(temperature=0)
     for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
-        about = {"model": kind("tools", client), "instructions": "Be brief."}
-        caller = Agent(
-            name="caller",
-            tools=[convert, measure],
-            tool_use_behavior="stop_on_first_tool",
-            model_settings=settings,
+        about = {"model": kind(two_tools.MODEL, client), "instructions": "Be brief."}
+        worker = Agent(name="worker", tools=TOOLS, model_settings=settings, **about)
+        one_at_a_time = Agent(
+            name="one at a time",
+            tools=TOOLS,
+            model_settings=ModelSettings(temperature=0, parallel_tool_calls=False),
             **about,
         )
-        judge = Agent(
-            name="judge", output_type=Answer, model_settings=ModelSettings(temperature=0), **about
+        forced = Agent(
+            name="forced",
+            tools=TOOLS,
+            tool_use_behavior="stop_on_first_tool",
+            model_settings=ModelSettings(temperature=0, tool_choice="add"),
+            **about,
         )
+        writer = Agent(name="writer", output_type=Numbers, model_settings=settings, **about)
         for is_streamed in (False, True):
-            called.clear()
-            found = await run(caller, "How long?", is_streamed)
-            assert len(called) == 1, kind
-            # With the call and its result, which go back to the model.
-            found = await run(judge, found.to_input_list(), is_streamed)
-            assert isinstance(found.final_output, Answer), kind
+            place = f"{kind.__name__}, {'streamed' if is_streamed else 'whole'}"
+            found = await run(worker, two_tools.QUESTION, is_streamed)
+            two_tools.check(found.final_output, place)
+            found = await run(one_at_a_time, two_tools.QUESTION, is_streamed)
+            two_tools.check(found.final_output, f"{place}, one at a time")
+            found = await run(forced, "What is 20 + 22?", is_streamed)
+            assert two_tools.called == [("add", {"a": 20, "b": 22})], two_tools.called
+            two_tools.called.clear()
+            found = await run(writer, "Write 20 + 22 as JSON.", is_streamed)
+            assert found.final_output == Numbers(a=20, b=22), found.final_output
 
 
 async def run(agent: Agent, given: object, is_streamed: bool) -> object:

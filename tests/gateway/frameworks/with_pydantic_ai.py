@@ -1,23 +1,40 @@
-"""An agent of pydantic-ai with a tool and a form, on both APIs. Argument: the URL."""
+"""Agents of pydantic-ai, on both APIs, streamed and not. Argument: the URL."""
 # mypy: ignore-errors
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import Literal
 
+import two_tools
 from pydantic import BaseModel
-from pydantic_ai import Agent
+from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-
-class Answer(BaseModel):
-    size: Literal["long", "short"]
+SETTINGS = {"temperature": 0}
 
 
-for kind in (OpenAIChatModel, OpenAIResponsesModel):
-    model = kind("tools", provider=OpenAIProvider(base_url=sys.argv[1], api_key="unused"))
-    agent = Agent(model, output_type=Answer, model_settings={"temperature": 0})
-    answer = agent.run_sync("How long?")
-    assert isinstance(answer.output, Answer)
+class Numbers(BaseModel):
+    a: int
+    b: int
+
+
+async def main(url: str) -> None:
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        model = kind(two_tools.MODEL, provider=OpenAIProvider(base_url=url, api_key="unused"))
+        tools = [two_tools.weather, two_tools.add]
+        agent = Agent(model, tools=tools, model_settings=SETTINGS)
+        found = await agent.run(two_tools.QUESTION)
+        two_tools.check(found.output, f"{kind.__name__}, whole")
+        async with agent.run_stream(two_tools.QUESTION) as stream:
+            text = "".join([part async for part in stream.stream_text(delta=True)])
+        two_tools.check(text, f"{kind.__name__}, streamed")
+        # As a call of a tool that the agent adds, which is forced, and as JSON.
+        for output in (Numbers, NativeOutput(Numbers)):
+            writer = Agent(model, output_type=output, model_settings=SETTINGS)
+            found = await writer.run("Write 20 + 22 as JSON.")
+            assert found.output == Numbers(a=20, b=22), found.output
+
+
+asyncio.run(main(sys.argv[1]))
