@@ -16,7 +16,8 @@ Stores and disks: `s3_servers`, `small_disks`, `flips` (damaged files), `hubs` (
     `process_limits` (no more threads, no memory), `power` (a disk that loses what was not flushed)
 A browser: `browser`, `dashboard`, `web_pages` (servers next to the gateway, a TLS proxy)
 Tiny models and data: `tiny`, `tiny_vision`, `cross_encoders`, `architectures`, `engines`,
-    `adapters`, `odd_tokenizers`, `gguf_models`, `tool_chats`, `scripted_policy`, `dialogues`,
+    `adapters`, `odd_tokenizers`, `gguf_models`, `tool_chats`, `tool_caller` (a
+    model that is trained to call tools), `scripted_policy`, `dialogues`,
     `prefill`, `packages` (kinds from other packages)
 What another program makes of a file: `llama_child`; environments for other clients and libraries:
     `environments`

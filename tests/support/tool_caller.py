@@ -2,8 +2,8 @@
 
     python tests/support/tool_caller.py FOLDER
 
-The rows are chats about the tools `weather(city)` and `add(a, b)`: a question about one or both, the
-calls, their results, and an answer that repeats the results. How schemas, system messages and
+The rows are chats about the tools `weather(city)` and `add(a, b)`: a question about one or both,
+the calls, their results, and an answer that repeats the results. How schemas, system messages and
 results are written differs from row to row, since each client has its own way. Some rows are
 about the tools of LangChain's standard tests and of smolagents. The same seed makes the same rows.
 """
@@ -53,7 +53,14 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": CONTEXT_LENGTH,
 }
 SPECIALS = ["<pad>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+MARKS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+]
 NUM_TOKENS = 1024
 # Each of these becomes few tokens, at best one: a key or a word of JSON, and a long text without
 # punctuation, which the chat template or a description has; so the chats are half as long. A digit
@@ -94,7 +101,12 @@ ASK_WEATHER = (
     "Weather in {city}?",
     "What is the weather in {city} now?",
 )
-ASK_SUM = ("What is {a} + {b}?", "Add {a} and {b}.", "What is the sum of {a} and {b}?", "{a} + {b}?")
+ASK_SUM = (
+    "What is {a} + {b}?",
+    "Add {a} and {b}.",
+    "What is the sum of {a} and {b}?",
+    "{a} + {b}?",
+)
 ASK_BOTH = (
     "What is the weather in {city}, and what is {a} + {b}?",
     "What is the weather in {city} and what is {a} + {b}?",
@@ -362,14 +374,20 @@ def other_tool(random: Random) -> Row:
 
 def magic(random: Random) -> Row:
     number = random.randint(1, 9)
-    tool = function(random, "magic_function", {"input": "integer"}, ["Apply a magic function to an input."])
+    tool = function(
+        random, "magic_function", {"input": "integer"}, ["Apply a magic function to an input."]
+    )
     # With its bounds, as pydantic writes them.
     about = tool["function"]["parameters"]["properties"]["input"]
     if random.random() < 0.6:
         about |= {"exclusiveMinimum": -1000, "exclusiveMaximum": 1000}
     question = f"What is the value of magic_function({number})? Use the tool."
     return row(
-        [*opening(random), said("user", question), calling([("magic_function", {"input": number})])],
+        [
+            *opening(random),
+            said("user", question),
+            calling([("magic_function", {"input": number})]),
+        ],
         [tool],
     )
 
@@ -421,9 +439,9 @@ def customer(random: Random) -> Row:
     name, english, description = random.choice(CUSTOMERS)
     says = [
         "Tool for creating a customer with Unicode name.",
-        "Tool for creating a customer with Unicode name.\n\nArgs:\n    customer_name: The customer's "
-        "name in their native language.\n    description: Description of the customer.\n\n"
-        "Returns:\n    A confirmation message about the customer creation.",
+        "Tool for creating a customer with Unicode name.\n\nArgs:\n    customer_name: The "
+        "customer's name in their native language.\n    description: Description of the "
+        "customer.\n\nReturns:\n    A confirmation message about the customer creation.",
     ]
     types = {"customer_name": "string", "description": "string"}
     tool = function(random, "unicode_customer", types, says)
@@ -539,4 +557,4 @@ def save(folder: Path) -> tuple[Path, Path]:
 
 
 if __name__ == "__main__":
-    print(*save(Path(sys.argv[1])))
+    save(Path(sys.argv[1]))

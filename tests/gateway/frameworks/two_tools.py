@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+
 MODEL = "tools"
 QUESTION = "What is the weather in Paris, and what is 20 + 22?"
 called = []
@@ -20,11 +22,11 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def check(answer: str, about: str = "") -> None:
+def check(answer: str, about: str) -> None:
     """Check the answer to the question, and the calls since the last check."""
     expected = [("add", {"a": 20, "b": 22}), ("weather", {"city": "Paris"})]
     assert sorted(called, key=str) == expected, (about, called)
     assert "18 degrees in Paris" in answer, (about, answer)
     assert "42" in answer, (about, answer)
     called.clear()
-    print(about or "done", "->", answer)
+    sys.stdout.write(f"{about}: {answer}\n")

@@ -12,11 +12,12 @@ import two_tools
 from pydantic import BaseModel
 
 
-class weather(BaseModel):  # noqa: N801 (its name is that of the tool)
+# Their names are those of the tools.
+class weather(BaseModel):
     city: str
 
 
-class add(BaseModel):  # noqa: N801
+class add(BaseModel):
     a: int
     b: int
 

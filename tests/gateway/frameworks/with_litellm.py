@@ -71,7 +71,8 @@ for is_streamed in (False, True):
             model=f"openai/{two_tools.MODEL}", input=items, tools=tools, stream=is_streamed, **ABOUT
         )
         if is_streamed:
-            found = [event for event in found if event.type == "response.completed"][0].response
+            completed = (event for event in found if event.type == "response.completed")
+            found = next(completed).response
         if turn == 0:
             calls = [item for item in found.output if item.type == "function_call"]
             assert len(calls) == 2, found.output
