@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+import openai
 import pytest
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -34,12 +35,23 @@ class TestChatOpenAI(ChatModelIntegrationTests):
             "max_tokens": 200,
         }
 
-    # The model is not trained on images, audio or PDF files; the flags for these are false.
+    # The flags for images, audio, PDF files and Anthropic's format of contents stay false.
     @property
     def supports_json_mode(self):
         return True
 
+    @property
+    def model_override_value(self):
+        """The same model by the id of the job that trained it."""
+        client = openai.OpenAI(base_url=os.environ[URL], api_key="unused")
+        return next(model.id for model in client.models.list() if model.id.startswith("sft-"))
+
+    @pytest.mark.xfail(reason="the chat template does not use name, so it is refused", strict=True)
+    def test_message_with_name(self, model):
+        super().test_message_with_name(model)
+
 
 if __name__ == "__main__":
     os.environ[URL] = sys.argv[1]
-    sys.exit(pytest.main(["-q", "-rsxf", "-p", "no:cacheprovider", str(Path(__file__))]))
+    options = ["-q", "-rsxf", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"]
+    sys.exit(pytest.main([*options, str(Path(__file__))]))
