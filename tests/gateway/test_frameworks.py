@@ -9,6 +9,7 @@ import logging
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cross_encoders
 import pytest
@@ -42,7 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first test tra
 @pytest.fixture(scope="module")
 def url(daemons: Callable[..., Daemon], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A daemon that has trained a model to call tools, and serves it as `tools`."""
-    start, rows = tool_caller.save(tmp_path_factory.mktemp("tools"))
+    start, short, rows = tool_caller.save(tmp_path_factory.mktemp("tools"))
     daemon = daemons(
         http_port=0,
         workers=(
@@ -52,18 +53,26 @@ def url(daemons: Callable[..., Daemon], tmp_path_factory: pytest.TempPathFactory
     )
     daemon.start()
     control.load_model(daemon.config, ModelConfig(name="start", path=str(start)))
-    options = {**tool_caller.TRAINING, "model": "start", "dataset": str(rows)}
-    job = daemon.client.submit(spec_class("sft").parse(options))
+    first = trained(daemon, dataset=str(short), **tool_caller.SHORT)
+    job = trained(daemon, first, dataset=str(rows), **tool_caller.TRAINING)
+    path = daemon.client.rundir(job).path / "model"
+    control.load_model(daemon.config, ModelConfig(name="tools", path=str(path)))
+    yield f"{wait_until(lambda: daemon.status()['http']['url'])}/v1"
+    daemon.close()
+
+
+def trained(daemon: Daemon, init: str | None = None, **options: Any) -> str:
+    """Train the start model, or the one that a job has trained, and return the job."""
+    spec = spec_class("sft").parse({"model": "start", **options})
+    weights = None if init is None else daemon.client.weights(init)
+    job = daemon.client.submit(spec, init=weights)
     ended = daemon.wait(job, timeout_s=1500)
     assert ended["status"] == "finished", ended
     steps = daemon.events(job, "step")
     seconds = sum(step["seconds"] for step in steps)
     # TIMES seconds on two processors that nothing else uses.
     logger.info("%d steps in %.0f s: %s", len(steps), seconds, daemon.client.result(job))
-    path = daemon.client.rundir(job).path / "model"
-    control.load_model(daemon.config, ModelConfig(name="tools", path=str(path)))
-    yield f"{wait_until(lambda: daemon.status()['http']['url'])}/v1"
-    daemon.close()
+    return job
 
 
 @pytest.fixture(scope="module")
