@@ -95,6 +95,34 @@ def test_a_stream_of_a_message_with_calls_also_of_a_job_that_was_restarted(think
     assert found == CALLS
 
 
+def test_a_message_that_openais_client_has_put_together_may_be_sent_back(thinking, background):
+    """Its stream helper adds `index`, `parsed` and `parsed_arguments` to the message."""
+    parsed = [{"type": "function", "function": {**tool_chats.TOOLS[0]["function"], "strict": True}}]
+
+    def read() -> Any:
+        asked: Any = {"model": "tiny", "messages": [USER], "tools": parsed}
+        with thinking.openai().chat.completions.stream(**asked) as stream:
+            return stream.get_final_completion().choices[0].message
+
+    answer = background.submit(read)
+    thinking.take().finish_with_calls()
+    message = answer.result(10)
+    sent = message.to_dict()
+    assert {"parsed"} <= sent.keys()
+    assert "index" in sent["tool_calls"][0]
+    assert "parsed_arguments" in sent["tool_calls"][0]["function"]
+    results = [
+        {"role": "tool", "tool_call_id": one.id, "content": "3"} for one in message.tool_calls
+    ]
+    answer = background.submit(chat, thinking, [USER, message, *results])
+    job = thinking.take()
+    job.finish("3")
+    assert answer.result(10).choices[0].message.content == "3"
+    found = orjson.loads(job.spec["messages"])[1]["tool_calls"]
+    assert [{"id": one["id"], **one["function"]} for one in found] == CALLS
+    assert {key for one in found for key in one} == {"id", "type", "function"}
+
+
 @pytest.mark.parametrize(
     ("choice", "option"),
     [

@@ -33,7 +33,7 @@ from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import images
 from .formats import ResponseFormat, schema_of
-from .tools import Tool, ToolCall, ToolChoice, choice_of, spoken
+from .tools import Added, SentToolCall, Tool, ToolCall, ToolChoice, choice_of, spoken
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
@@ -90,7 +90,9 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    tool_calls: (
+        Annotated[list[SentToolCall], Field(fail_fast=True, max_length=MAX_PARTS)] | None
+    ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     # Clients send back the assistant messages that they received, with these fields.
@@ -98,6 +100,7 @@ class Message(BaseModel):
     annotations: Unsupported = None
     function_call: Unsupported = None
     audio: Unsupported = None
+    parsed: Added = None
 
 
 # Options of the infer job -> fields of the API.

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ..core.sampling import Ignored, Unsupported
 from .chat import MAX_PARTS, ImagePart, ImageURL, Message, TextPart
-from .tools import CalledFunction, ToolCall
+from .tools import SentFunction, SentToolCall
 
 
 class _Item(BaseModel):
@@ -148,8 +148,8 @@ def messages_of(instructions: str | None, given: str | Iterable[Item]) -> list[M
             case FunctionCall():
                 if turn is None:
                     found.append(turn := Message(role="assistant"))
-                function = CalledFunction(name=item.name, arguments=item.arguments)
-                call = ToolCall(id=item.call_id, function=function)
+                function = SentFunction(name=item.name, arguments=item.arguments)
+                call = SentToolCall(id=item.call_id, function=function)
                 turn.tool_calls = [*(turn.tool_calls or ()), call]
                 turn.content = turn.content or None
     return found

@@ -54,6 +54,23 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+# What OpenAI's client adds to a message that it parsed or put together from a stream.
+Added = Annotated[Any, Field(description="Accepted, no effect.", exclude=True)]
+
+
+class SentFunction(CalledFunction):
+    """The function of a tool call that a client sends back."""
+
+    parsed_arguments: Added = None
+
+
+class SentToolCall(ToolCall):
+    """A tool call of an assistant message that a client sends back."""
+
+    function: SentFunction
+    index: Added = None
+
+
 class ChosenFunction(BaseModel):
     """The name of a function."""
 

@@ -134,11 +134,7 @@ for ask in (whole_response, streamed_response):
     response = ask(items)
     calls = [item for item in response.output if item.type == "function_call"]
     assert len(calls) == 2, response.output
-    items += [item.model_dump(exclude_none=True) for item in response.output]
-    for item in items:
-        item.pop("parsed_arguments", None)
-        for part in item["content"] if isinstance(item.get("content"), list) else ():
-            part.pop("parsed", None)
+    items += response.output
     for call in calls:
         output = result_of(call.name, call.arguments)
         items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
