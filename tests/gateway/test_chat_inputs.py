@@ -95,8 +95,8 @@ def test_a_stream_of_a_message_with_calls_also_of_a_job_that_was_restarted(think
     assert found == CALLS
 
 
-def test_a_message_that_openais_client_has_put_together_may_be_sent_back(thinking, background):
-    """Its stream helper adds `index`, `parsed` and `parsed_arguments` to the message."""
+def test_a_message_that_a_client_has_put_together_may_be_sent_back(thinking, background):
+    """OpenAI's stream helper adds `index`, `parsed` and `parsed_arguments` to the message."""
     parsed = [{"type": "function", "function": {**tool_chats.TOOLS[0]["function"], "strict": True}}]
 
     def read() -> Any:
@@ -114,7 +114,8 @@ def test_a_message_that_openais_client_has_put_together_may_be_sent_back(thinkin
     results = [
         {"role": "tool", "tool_call_id": one.id, "content": "3"} for one in message.tool_calls
     ]
-    answer = background.submit(chat, thinking, [USER, message, *results])
+    sent["provider_specific_fields"] = {"refusal": None}  # as LiteLLM does
+    answer = background.submit(chat, thinking, [USER, sent, *results])
     job = thinking.take()
     job.finish("3")
     assert answer.result(10).choices[0].message.content == "3"

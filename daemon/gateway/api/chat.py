@@ -101,6 +101,7 @@ class Message(BaseModel):
     function_call: Unsupported = None
     audio: Unsupported = None
     parsed: Added = None
+    provider_specific_fields: Added = None  # of LiteLLM
 
 
 # Options of the infer job -> fields of the API.

@@ -54,7 +54,7 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-# What OpenAI's client adds to a message that it parsed or put together from a stream.
+# What clients add to a message that they parsed or put together from a stream, and send back.
 Added = Annotated[Any, Field(description="Accepted, no effect.", exclude=True)]
 
 

@@ -68,6 +68,6 @@ for name, more in (
                 model=get_model(f"{name}/{two_tools.MODEL}", **model, **more),
                 log_dir=logs,
             )
-        assert log.status == "success", log.error
-        two_tools.check(log.samples[0].output.completion, f"{name} {more}")
-        assert log.samples[0].scores["includes"].value == "C"
+            assert log.status == "success", log.error
+            two_tools.check(log.samples[0].output.completion, f"{name} {more}")
+            assert log.samples[0].scores["includes"].value == "C"

@@ -53,5 +53,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
 if __name__ == "__main__":
     os.environ[URL] = sys.argv[1]
-    options = ["-q", "-rsxf", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"]
+    # One event loop, as langchain-openai keeps connections for all its models.
+    loops = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
+    options = ["-q", "-rsxf", "-p", "no:cacheprovider", *loops]
     sys.exit(pytest.main([*options, str(Path(__file__))]))
