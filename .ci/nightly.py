@@ -99,6 +99,11 @@ PARTS = {
         ("cli/mcp", "daemon/gateway", "jobs/encode", "jobs/engine", "jobs/infer"),
         processes=1,  # they measure how late the gateway answers
     ),
+    "callers": Part(
+        "clients of the API, with the tools that a model calls because a job trained it to",
+        ("daemon/gateway", "jobs/infer", "jobs/sft"),
+        processes=1,  # they share the model, whose training takes all processors
+    ),
     "page": Part(
         "what people do on the page, in a real browser",
         ("daemon/gateway", "daemon/groups", "daemon/lifecycle"),

@@ -95,7 +95,7 @@ def check(folder: Path, script: str, packages: list[str], url: str) -> None:
 
 
 @pytest.mark.nightly(
-    part="clients", catches="an answer that a framework for agents does not understand"
+    part="callers", catches="an answer that a framework for agents does not understand"
 )
 @pytest.mark.parametrize("script", CALLERS)
 def test_a_client_does_a_task_with_the_tools_that_a_trained_model_calls(
