@@ -70,7 +70,6 @@ def trained(daemon: Daemon, init: str | None = None, **options: Any) -> str:
     assert ended["status"] == "finished", ended
     steps = daemon.events(job, "step")
     seconds = sum(step["seconds"] for step in steps)
-    # TIMES seconds on two processors that nothing else uses.
     logger.info("%d steps in %.0f s: %s", len(steps), seconds, daemon.client.result(job))
     return job
 

@@ -39,7 +39,7 @@ SHORT: dict[str, Any] = {
     "epochs": 1,
     "save_every": "10m",
 }
-NUM_ROWS = 3400
+NUM_ROWS = 5600
 TRAINING: dict[str, Any] = {
     "assistant_only_loss": True,
     "max_length": 1024,
@@ -242,6 +242,11 @@ def calling(calls: Sequence[Call], *, is_learned: bool = True) -> Row:
     return message if is_learned else message | {"weight": 0}
 
 
+def compact(value: Any) -> str:
+    """JSON as decoding by a schema writes it: without spaces."""
+    return json.dumps(value, separators=(",", ":"))
+
+
 def said(role: str, text: str) -> Row:
     return {"role": role, "content": text}
 
@@ -374,7 +379,7 @@ def form(random: Random) -> Row:
             (f"Repeat: {task.weather_answer} {task.sum_answer}", None),
         )
     )
-    text = question.removeprefix("Repeat: ") if answer is None else json.dumps(answer)
+    text = question.removeprefix("Repeat: ") if answer is None else compact(answer)
     return row([*opening(random), said("user", question), said("assistant", text)])
 
 
@@ -472,7 +477,7 @@ def joke(random: Random) -> Row:
             " Return the result as a JSON with 'setup' and 'punchline' keys. Return nothing other "
             "than JSON."
         )
-    answer = json.dumps({"setup": setup, "punchline": punchline})
+    answer = compact({"setup": setup, "punchline": punchline})
     return row([*opening(random), said("user", question), said("assistant", answer)])
 
 
@@ -493,12 +498,12 @@ def adder(random: Random) -> Row:
 
 
 KINDS: dict[Callable[[Random], Row], float] = {
-    about_both: 0.36,
-    one_after_another: 0.08,
-    about_one: 0.17,
-    agent_step: 0.09,
+    about_both: 0.25,
+    one_after_another: 0.15,
+    about_one: 0.13,
+    agent_step: 0.13,
     greeting: 0.03,
-    form: 0.12,
+    form: 0.16,
     other_tool: 0.15,
 }
 
@@ -513,7 +518,7 @@ def rows(count: int = NUM_ROWS, seed: int = 0) -> list[Row]:
 
 
 def tokenizer(texts: Sequence[str]) -> Any:
-    """A byte-level BPE of these texts, with Qwen3's tokens and chat template."""
+    """A byte-level BPE of these texts, with the tokens and chat template of Qwen3-Instruct."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -12,8 +12,8 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 
-class Numbers(BaseModel):
-    """Adds two numbers."""
+class add(BaseModel):
+    """Adds two integers."""
 
     a: int
     b: int
@@ -53,10 +53,12 @@ for has_responses in (False, True):
         two_tools.check(ask(bound, messages).text, place)
         (call,) = ask(forced, [HumanMessage("What is 20 + 22?")]).tool_calls
         assert (call["name"], call["args"]) == ("add", {"a": 20, "b": 22}), call
-    question = "Write 20 + 22 as JSON."
-    for method in ("json_schema", "function_calling"):
-        writer = model.with_structured_output(Numbers, method=method, strict=True)
-        assert writer.invoke(question) == Numbers(a=20, b=22), method
+    for method, question in (
+        ("json_schema", "Write 20 + 22 as JSON."),
+        ("function_calling", "What is 20 + 22?"),
+    ):
+        found = model.with_structured_output(add, method=method, strict=True).invoke(question)
+        assert found == add(a=20, b=22), (method, found)
 embeddings = OpenAIEmbeddings(
     model=two_tools.MODEL, base_url=sys.argv[1], api_key="unused", check_embedding_ctx_length=False
 )

@@ -8,7 +8,7 @@ import sys
 
 import two_tools
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput
+from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -31,9 +31,12 @@ async def main(url: str) -> None:
             text = "".join([part async for part in stream.stream_text(delta=True)])
         two_tools.check(text, f"{kind.__name__}, streamed")
         # As a call of a tool that the agent adds, which is forced, and as JSON.
-        for output in (Numbers, NativeOutput(Numbers)):
+        for output, question in (
+            (ToolOutput(Numbers, name="add"), "What is 20 + 22?"),
+            (NativeOutput(Numbers), "Write 20 + 22 as JSON."),
+        ):
             writer = Agent(model, output_type=output, model_settings=SETTINGS)
-            found = await writer.run("Write 20 + 22 as JSON.")
+            found = await writer.run(question)
             assert found.output == Numbers(a=20, b=22), found.output
 
 
