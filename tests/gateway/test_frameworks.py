@@ -34,7 +34,6 @@ CALLERS = {
     "with_litellm": ["litellm"],
     "with_instructor": ["instructor"],
     "with_inspect_ai": ["inspect-ai", "openai"],
-    "with_smolagents": ["smolagents[openai]"],
 }
 RERANKERS = {"with_cohere": ["cohere"]}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first test trains a model

@@ -5,7 +5,7 @@
 The rows are chats about the tools `weather(city)` and `add(a, b)`: a question about one or both,
 the calls, their results, and an answer that repeats the results. How schemas, system messages and
 results are written differs from row to row, since each client has its own way. Some rows are
-about the tools of LangChain's standard tests and of smolagents. The same seed makes the same rows.
+about the tools of LangChain's standard tests. The same seed makes the same rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHORT: dict[str, Any] = {
     "epochs": 1,
     "save_every": "10m",
 }
-NUM_ROWS = 5600
+NUM_ROWS = 4800
 TRAINING: dict[str, Any] = {
     "assistant_only_loss": True,
     "max_length": 1024,
@@ -336,30 +336,6 @@ def about_one(random: Random) -> Row:
     )
 
 
-def agent_step(random: Random) -> Row:
-    """One step of an agent of smolagents: it writes earlier calls and results as texts."""
-    task = Task.drawn(random)
-    question = random.choice(ASK_BOTH)
-    first, second = calls = _in_order(question, task)
-    answers = {"weather": task.weather_answer, "add": task.sum_answer}
-    answer = " ".join(answers[name] for name, _ in calls)
-    messages = [*opening(random), said("user", f"New task:\n{question.format(**task.values)}")]
-    steps: list[Call] = [first, second, ("final_answer", {"answer": answer})]
-    number = random.randrange(3)
-    for name, arguments in steps[:number]:
-        called = {"name": name, "arguments": arguments}
-        id = "".join(random.choices("0123456789abcdef", k=8))
-        made = [{"id": f"call_{id}", "type": "function", "function": called}]
-        result = returned(random, task, (name, arguments))["content"]
-        messages += [
-            said("assistant", f"Calling tools:\n{made}") | {"weight": 0},
-            said("user", f"Observation:\n{result}"),
-        ]
-    says = ["Provides a final answer to the given problem."]
-    last = function(random, "final_answer", {"answer": "string"}, says)
-    return row([*messages, calling([steps[number]])], [*both_tools(random), last])
-
-
 def greeting(random: Random) -> Row:
     asked = [said("user", random.choice(GREETINGS))]
     tools = both_tools(random) if random.random() < 0.4 else None
@@ -470,15 +446,17 @@ def customer(random: Random) -> Row:
 
 
 def joke(random: Random) -> Row:
-    setup, punchline = "Why do cats purr?", "They run on batteries."
+    made = {"setup": "Why do cats purr?", "punchline": "They run on batteries."}
     question = "Tell me a joke about cats."
+    if random.random() < 0.4:
+        tool = function(random, "Joke", dict.fromkeys(made, "string"), ["Joke to tell user."])
+        return row([*opening(random), said("user", question), calling([("Joke", made)])], [tool])
     if random.random() < 0.5:
         question += (
             " Return the result as a JSON with 'setup' and 'punchline' keys. Return nothing other "
             "than JSON."
         )
-    answer = compact({"setup": setup, "punchline": punchline})
-    return row([*opening(random), said("user", question), said("assistant", answer)])
+    return row([*opening(random), said("user", question), said("assistant", compact(made))])
 
 
 def adder(random: Random) -> Row:
@@ -498,13 +476,12 @@ def adder(random: Random) -> Row:
 
 
 KINDS: dict[Callable[[Random], Row], float] = {
-    about_both: 0.25,
-    one_after_another: 0.15,
-    about_one: 0.13,
-    agent_step: 0.13,
-    greeting: 0.03,
-    form: 0.16,
-    other_tool: 0.15,
+    about_both: 0.34,
+    one_after_another: 0.08,
+    about_one: 0.17,
+    greeting: 0.04,
+    form: 0.19,
+    other_tool: 0.18,
 }
 
 
