@@ -56,6 +56,6 @@ if __name__ == "__main__":
     # One event loop, as langchain-openai keeps connections for all its models.
     loops = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
     # Without the configuration of the tests that this file is part of.
-    place = ["-c", os.devnull, "--rootdir", str(Path(__file__).parent)]
+    place = ["-c", os.devnull, "--rootdir", str(Path(__file__).parent), "--noconftest"]
     options = ["-q", "-rsxf", "-p", "no:cacheprovider", *loops, *place]
     sys.exit(pytest.main([*options, str(Path(__file__))]))
