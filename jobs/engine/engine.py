@@ -93,12 +93,12 @@ class Engine(Scheduler):
             self._submitted.append((request, now()))
             COMPUTE_THREAD.changed.notify_all()
 
-    def grammar(self, grammar: str, field: str) -> Grammar:
+    def grammar(self, grammar: str, field: str, *, noun: str = "schema") -> Grammar:
         """Compile a grammar of llguidance for `Request.grammar`; see `forms.grammar_of`.
 
-        `field`: the option that errors name. Raises JobFailed.
+        `field`, `noun`: as for `grammar_checks.check`. Raises JobFailed.
         """
-        return self._grammars.make(grammar, field)
+        return self._grammars.make(grammar, field, noun)
 
     @property
     def precision(self) -> str:

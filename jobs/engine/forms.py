@@ -1,4 +1,4 @@
-"""The form that completions must have: JSON of a schema, or a match of a regular expression."""
+"""The form of constrained completions: JSON of a schema, or a match of a regular expression."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def check(*, json_schema: str = "", regex: str = "") -> None:
     """Check a form in a process with limits. Raises SpecError.
 
-    What has passed is compiled in a moment, but a completion may still come to a limit of the
-    parser.
+    A form that passes compiles within milliseconds; decoding with it can still exceed a limit of
+    the parser, which fails the request (JobFailed).
     """
     if json_schema:
         json_schemas.check(json_schema)
@@ -26,7 +26,7 @@ def check(*, json_schema: str = "", regex: str = "") -> None:
 def grammar_of(engine: Engine, *, json_schema: str = "", regex: str = "") -> Grammar | None:
     """Return the grammar of a form that was checked; None for any text. Raises JobFailed."""
     if regex:
-        return engine.grammar(regexes.grammar_of(regex), regexes.FIELD)
+        return engine.grammar(regexes.grammar_of(regex), regexes.FIELD, noun=regexes.NOUN)
     if json_schema:
         return engine.grammar(json_schemas.grammar_of(json_schema), json_schemas.FIELD)
     return None

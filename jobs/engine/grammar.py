@@ -11,7 +11,7 @@ import torch
 
 from ..context import WarmModel
 from ..errors import JobFailed
-from .json_schemas import unsupported
+from .grammar_checks import unsupported
 
 _MOST_STATES = 50_000  # of a lexer, of 1 to 2 kB each
 
@@ -19,14 +19,15 @@ _MOST_STATES = 50_000  # of a lexer, of 1 to 2 kB each
 class Grammar:
     """The parser state of one completion. `fork` returns an independent copy."""
 
-    def __init__(self, matcher: Any, field: str) -> None:
-        """`field`: the option that errors name."""
+    def __init__(self, matcher: Any, field: str, noun: str) -> None:
+        """`field`, `noun`: as for `grammar_checks.check`. Raises JobFailed."""
         self._matcher = matcher
         self._field = field
+        self._noun = noun
         self._check()
 
     def fork(self) -> Grammar:
-        return Grammar(self._matcher.deep_copy(), self._field)
+        return Grammar(self._matcher.deep_copy(), self._field, self._noun)
 
     def allowed(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits (V,) with -inf for tokens that the grammar forbids. Raises JobFailed."""
@@ -44,7 +45,7 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            problem = unsupported(self._matcher.get_error(), self._field)
+            problem = unsupported(self._matcher.get_error(), self._noun)
             raise JobFailed(f"{self._field}: {problem}")
 
 
@@ -59,11 +60,11 @@ class Grammars:
         self._making = threading.Lock()
         self._tokenizer: Any = None
 
-    def make(self, grammar: str, field: str) -> Grammar:
+    def make(self, grammar: str, field: str, noun: str) -> Grammar:
         """Compile a grammar of llguidance that was checked before. Raises JobFailed.
 
-        `field`: the option that errors name. The first call takes seconds for a large vocabulary,
-        which llguidance has to read.
+        `field`, `noun`: as for `grammar_checks.check`. The first call takes seconds for a large
+        vocabulary, which llguidance has to read.
         """
         from llguidance import LLMatcher, LLParserLimits
 
@@ -71,7 +72,7 @@ class Grammars:
             if self._tokenizer is None:
                 self._tokenizer = self._read_tokenizer(field)
         limits = LLParserLimits(max_lexer_states=_MOST_STATES)
-        return Grammar(LLMatcher(self._tokenizer, grammar, limits=limits), field)
+        return Grammar(LLMatcher(self._tokenizer, grammar, limits=limits), field, noun)
 
     def _read_tokenizer(self, field: str) -> Any:
         from llguidance.hf import from_tokenizer

@@ -11,19 +11,14 @@ from typing import Any, TypeGuard
 from ..errors import SpecError
 from ..models.folder_files import read_bytes
 from ..spec import path_of
-from ..user_code.child_server import MEMORY_BYTES
-from ..user_code.limited_processes import LimitedProcesses
+from . import grammar_checks
 
-FIELD, REGEX = "json_schema", "regex"
+FIELD = "json_schema"
 _MOST_SIZE = 2**20  # characters of a schema; large ones have 100,000
-LIMIT_S = 0.6  # processor time of a schema, which takes milliseconds
-_WAIT_S = 20.0  # for that, on a busy machine
 
 # The escapes in strings and keys. Without \uXXXX each text has one spelling only: llguidance
 # compares keys as they are spelled, so that "\u0061" would be another key than "a".
 ESCAPES = 'nrbtf\\"'
-
-_processes = LimitedProcesses(f"{__package__}.grammar_checker", shows_output=False)
 
 # What a format means, where llguidance accepts more than RFC 3339: the year 0000, February 29 of
 # any year, a second 60 at any time.
@@ -39,7 +34,6 @@ _EXACT = 2**53  # llguidance reads bounds, and writes integers, as float64
 _LEAST = -(2**63 - 2**10)  # the float64 after -2^63, at which llguidance overflows the stack
 _TOO_LARGE = "must have numbers that float64 can hold, got a larger one"
 _MOST_LEVELS = 100
-_MOST_REASON = 300  # characters: llguidance shows whole expressions
 _TOO_DEEP = f"must have at most {_MOST_LEVELS} nested levels, got more"
 
 
@@ -83,26 +77,8 @@ def grammar_of(schema: str, field: str = FIELD) -> str:
 
 
 def check(schema: str, field: str = FIELD) -> None:
-    """Check a schema.
-
-    Raises SpecError, which names `field`, for an unsupported one, and for one that takes longer
-    than LIMIT_S or more memory than any usual schema.
-    """
-    check_grammar(grammar_of(schema, field), schema, field)
-
-
-def check_grammar(grammar: str, shown: str, field: str) -> None:
-    """Check a grammar that names no tokens. Raises as `check`; the message quotes `shown`."""
-    try:
-        answer = _processes.answer({"grammar": grammar}, _WAIT_S, processor_s=LIMIT_S)
-    except TimeoutError as error:
-        problem = f"takes more than {LIMIT_S:g} s of a processor"
-        raise _too_complex(field, shown, problem) from error
-    except EOFError as error:  # llguidance ends the process where it gets no memory
-        problem = f"needs more than {MEMORY_BYTES >> 20} MiB"
-        raise _too_complex(field, shown, problem) from error
-    if "unsupported" in answer:
-        raise SpecError(field, unsupported(answer["unsupported"], field))
+    """Check a schema. Raises SpecError, which names `field`; see `grammar_checks.check`."""
+    grammar_checks.check(grammar_of(schema, field), schema, field)
 
 
 def narrowed(schema: str, field: str = FIELD) -> str:
@@ -116,12 +92,6 @@ def narrowed(schema: str, field: str = FIELD) -> str:
         return _narrowed(schema)
     except SpecError as error:
         raise SpecError(field, error.problem) from None
-
-
-def _too_complex(field: str, given: str, problem: str) -> SpecError:
-    what = "an expression" if field == REGEX else "a schema"
-    shown = given if len(given) <= 80 else f"{given[:80]}…"
-    return SpecError(field, f"must be {what} that compiles in time, got {shown!r}: it {problem}")
 
 
 def _narrowed(schema: str) -> str:
@@ -255,11 +225,3 @@ def _within(bound: float, inwards: float) -> float:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def unsupported(error: str, field: str) -> str:
-    """Return the message for an error of llguidance about an option."""
-    reason = error.strip().partition("\n")[0][:_MOST_REASON]
-    if reason == "NoExtensionBias":
-        reason = "no text satisfies it; does it refer to itself without end?"
-    return f"unsupported {'expression' if field == REGEX else 'schema'}: {reason}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 
 from ..errors import SpecError
-from .json_schemas import REGEX, check_grammar
+from . import grammar_checks
 
-FIELD = REGEX
+FIELD = "regex"
+NOUN = "expression"  # in messages
 _MOST_SIZE = 2**16  # characters
 
 
 def grammar_of(regex: str) -> str:
-    """Return the llguidance grammar of texts that an expression matches as a whole."""
+    """Return the llguidance grammar of the texts that an expression matches as a whole."""
     from llguidance import LLMatcher
 
     grammar: str = LLMatcher.grammar_from_regex(regex)
@@ -20,16 +21,12 @@ def grammar_of(regex: str) -> str:
 
 
 def check(regex: str) -> None:
-    """Check an expression.
-
-    Raises SpecError for an unsupported one, and for one that takes more time or memory to compile
-    than a schema may.
-    """
+    """Check an expression. Raises SpecError, also for one that `grammar_checks` refuses."""
     if len(regex) > _MOST_SIZE:
         raise SpecError(FIELD, f"must have at most {_MOST_SIZE:,} characters, got {len(regex):,}")
-    check_grammar(grammar_of(regex), regex, FIELD)
+    grammar_checks.check(grammar_of(regex), regex, FIELD, noun=NOUN)
 
 
 def of_choices(choices: list[str]) -> str:
-    """Return the expression that matches some texts."""
+    """Return the expression that matches each of these texts and no other."""
     return "|".join(map(re.escape, choices))

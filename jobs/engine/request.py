@@ -31,11 +31,12 @@ class Sampling:
 class Patches:
     """The pixel patches of an image, (patches, values) float32, from the model's image processor.
 
-    They take 4 kB a token, and are needed when the image is encoded, which may be once.
+    They take 4 kB per token and are used only while the image is encoded. A dialogue holds its
+    images for many requests: `release` frees the patches, and a later call makes them again.
     """
 
     def __init__(self, made: Any, make: Callable[[], Any]) -> None:
-        """`make` returns the same as `made`, after `release`."""
+        """`made`: the patches; `make` returns equal ones."""
         self._made = made
         self._make = make
 
@@ -45,7 +46,7 @@ class Patches:
         return self._made
 
     def release(self) -> None:
-        """Free their memory until they are needed again."""
+        """Free the memory of the patches."""
         self._made = None
 
 

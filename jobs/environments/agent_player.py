@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -182,53 +183,40 @@ class AgentPlayer(Player):
 
     def _begin_turn(self, opened: _Open, request: AgentRequest, wanted: Wanted) -> bool:
         """Let the policy write a turn; return whether there was room, or it was refused."""
-        key, session, tools = opened.episode.key, opened.session, wanted.tools_text
-        given: list[int] = []
-        images: list[Any] = []
-        continued = session.continued(wanted.messages, tools)
+        key, session = opened.episode.key, opened.session
         try:
-            if continued is not None:
-                context, more = continued
-                try:
-                    given, images = self._observed(context, more, tools)
-                except (
-                    JobFailed
-                ):  # of the template: does it take them in a conversation of its own?
-                    continued = None
-            if continued is None:
-                messages, urls = image_parts.split(wanted.messages)
-                prompt, seen = self._seen(self._turns.prompt(messages, tools), urls)
+            found, messages, ids, images = self._tokens_of(session, wanted)
         except (JobFailed, EnvironmentFault) as error:
             request.refuse(400, str(error), param="messages")
             return True
-        if continued is None:
-            capacity = self._rules.capacity(len(prompt))
-            if len(prompt) >= capacity:
+        context, given = found, ids
+        if context is None:
+            capacity = self._rules.capacity(len(ids))
+            if len(ids) >= capacity:
                 return False
-            context, more = session.open(prompt, wanted.messages, tools, seen), []
+            context, given = session.open(ids, messages, wanted.tools_text, images), []
             begun = key, len(session.contexts) - 1
-            self._policy.begin(begun, prompt, capacity=capacity, **of_images(seen))
+            self._policy.begin(begun, ids, capacity=capacity, **of_images(images))
         place = session.contexts.index(context)
         mark = len(context.segments), len(context.shown)
         numbers = self._numbers(key, context.turns, context.digest)[: wanted.max_tokens]
-        others = of_images(images) | wanted.form
-        problem = None
+        others = of_images(images if given else ()) | wanted.form
+        is_refused = False
         try:
             room = self._policy.go_on((key, place), numbers, given, stop=wanted.stop, **others)
-        except JobFailed as error:  # forms do not know the tokenizer of the model
-            problem = error
-        if problem is not None or not room:
-            if continued is None:
+        except JobFailed as error:  # the form does not go with the tokenizer of the model
+            request.refuse(400, str(error))
+            room, is_refused = 0, True
+        if not room:
+            if found is None:
                 session.forget_latest()
                 self._policy.end((key, place))
-            if problem is not None:
-                request.refuse(400, str(problem))
-            return problem is not None
+            return is_refused
         context.is_open = False
         if given:
             context.segments.append(self._policy.given(given))
-            context.show(more, images)
-            context.history += plain(more)
+            context.show(messages, images)
+            context.history += plain(messages)
         asked = Asked(context, request.fingerprint, mark, [request])
         session.asked.append(asked)
         if not opened.writing:
@@ -236,13 +224,26 @@ class AgentPlayer(Player):
         opened.writing[place] = asked, wanted
         return True
 
-    def _observed(
-        self, context: Context, more: Messages, tools: str
-    ) -> tuple[list[int], list[Any]]:
-        """Return the tokens of messages behind the latest turn of a context, and their images."""
-        messages, urls = image_parts.split(more)
-        given = self._turns.observed(messages, tools, context.calls)
-        return self._seen(context.missing_end + given, urls)
+    def _tokens_of(
+        self, session: Session, wanted: Wanted
+    ) -> tuple[Context | None, Messages, list[int], list[Any]]:
+        """Return the context that a request continues, and its new messages, tokens and images.
+
+        None: it opens another context, and all messages are new. Raises JobFailed and
+        EnvironmentFault.
+        """
+        tools = wanted.tools_text
+        continued = session.continued(wanted.messages, tools)
+        if continued is not None:
+            context, more = continued
+            messages, urls = image_parts.split(more)
+            # A template can refuse them behind that turn, and take the whole conversation.
+            with suppress(JobFailed):
+                given = self._turns.observed(messages, tools, context.calls)
+                return context, more, *self._seen(context.missing_end + given, urls)
+        messages, urls = image_parts.split(wanted.messages)
+        prompt = self._turns.prompt(messages, tools)
+        return None, wanted.messages, *self._seen(prompt, urls)
 
     def _written(self, key: Any, turn: Any) -> None:
         attempt, place = key
@@ -251,7 +252,7 @@ class AgentPlayer(Player):
         if not opened.writing:
             opened.episode.asked_at = time.monotonic()
         context = asked.context
-        if isinstance(turn, JobFailed):  # it has come to a limit of its form
+        if isinstance(turn, JobFailed):  # decoding has exceeded a limit of the parser
             for request in asked.waiting:
                 request.refuse(400, str(turn))
             opened.session.take_back(asked)

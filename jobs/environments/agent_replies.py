@@ -56,27 +56,29 @@ class AgentTurns:
         return bool(turn.segment.ids) and turn.segment.ids[-1] in self._ends
 
     def missing_end(self, turn: Any, wanted: Wanted) -> list[int]:
-        """Return the end token that a forced turn lacks, which is over with its form; [] if none.
+        """Return the end token to put behind a constrained turn, so that messages may follow it.
 
-        With it, messages may follow the turn.
+        The engine ends such a turn as soon as its form is complete, without an end token. [] for
+        any other turn, and where the template has no end token.
         """
-        is_whole = bool(wanted.form) and turn.reason == "stop" and not wanted.stop
+        if not wanted.form or wanted.stop or turn.reason != "stop" or self.has_closed(turn):
+            return []
         end = self._of(wanted.tools_text).end
-        return [end] if is_whole and not self.has_closed(turn) and end is not None else []
+        return [] if end is None else [end]
 
     def choice(
         self, turn: Any, wanted: Wanted, seed: str, screen: Screen | None = None
     ) -> dict[str, Any]:
         """Return a turn as the choice of an infer job's result.
 
-        `seed`: of the ids of calls. `screen`: that the policy has seen.
+        `seed`: of the ids of calls. `screen`: size of the latest image, in pixels.
         """
         is_closed = self.has_closed(turn)
         reason = "length" if turn.reason == "length" else "stop"
         found: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if wanted.actions:
             found["actions"] = gui_actions.read(turn.text, wanted.screen or screen)
-        if self._reader is None or wanted.form:  # a forced turn has no thinking and no calls
+        if self._reader is None or wanted.form:  # a constrained turn is all content
             return {**found, "text": turn.text}
         told = self._reader.reply(
             turn,

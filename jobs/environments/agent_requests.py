@@ -23,9 +23,9 @@ class Wanted:
     """What a request asks for.
 
     `messages`: with images as parts. `tools`: JSON schemas; [] for none. `is_single`: what follows
-    the first call is left out. `form`: what forces the turn, options of an infer job. `actions`:
-    whether the turn is also read as those of a GUI agent, on a `screen`. `warnings`: what the job
-    decides otherwise, a line each.
+    the first call is left out. `form`: the options `json_schema` or `regex` of an infer job, which
+    constrain the turn. `actions`: whether the turn is parsed to actions of a GUI agent on a
+    `screen`. `warnings`: what the job decides otherwise, a line each.
     """
 
     messages: Messages
@@ -50,8 +50,8 @@ def read(
 ) -> Wanted:
     """Read the options of an infer job that differ from its defaults. Raises SpecError.
 
-    `sampling`: what the job samples with, by name. `is_trained`: whether the turns are learned, so
-    that nothing may force them.
+    `sampling`: what the job samples with, by name. `is_trained`: whether turns are trained on; then
+    they are not constrained.
     """
     left = dict(options)
     found = image_parts.read(json.loads(left.pop("messages", "[]")), Place("messages", "chat", 0))

@@ -142,7 +142,8 @@ InsertImages = Callable[[list[int], Sequence[str]], tuple[list[int], list[Any]]]
 class Policy(Protocol):
     """What writes the turns, see `engine.dialogues.Dialogues` and `eval.episodes.EnginePolicy`.
 
-    Only the latter takes what is not trained with: images, and JSON Schemas of turns.
+    EnginePolicy, that of evaluations, also takes `images`, and `json_schema` or `regex` for a
+    constrained turn. A training takes neither.
     """
 
     @property
@@ -162,7 +163,7 @@ class Policy(Protocol):
 
 
 def of_images(images: Sequence[Any]) -> dict[str, Any]:
-    """Return the argument of a Policy that has images; none for a policy that takes none."""
+    """Return images as arguments for a Policy; {} for none, which every policy takes."""
     return {"images": images} if images else {}
 
 
@@ -247,9 +248,10 @@ class Player(ABC):
         """Do what else may be due."""
 
     def _seen(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], list[Any]]:
-        """Return tokens with those of the images at `urls`, and the images.
+        """Return tokens, of which each image at `urls` has its number, and the images.
 
-        Raises JobFailed where no images are taken, and EnvironmentFault for those that cannot be.
+        Raises JobFailed in a training, which takes no images, and EnvironmentFault for an image
+        that cannot be read.
         """
         if self._images is not None:
             return self._images(ids, urls)

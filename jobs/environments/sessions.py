@@ -39,12 +39,12 @@ class Context:
     segments: list[Any] = field(default_factory=list)  # engine.rollouts.Segment
     turns: int = 0
     screen: tuple[int, int] | None = None  # the size of the latest image, in pixels
-    missing_end: list[int] = field(default_factory=list)  # the token that its latest turn lacks
+    missing_end: list[int] = field(default_factory=list)  # to put behind its latest turn
     calls: list[str] = field(default_factory=list)  # the tools that its latest turn has called
     is_open: bool = False
 
     def show(self, messages: Messages, images: Sequence[Any]) -> None:
-        """Add messages of others, as people see them. `images`: engine.request.Image of each."""
+        """Add messages that the policy has seen to `shown`. `images`: theirs, in their order."""
         sizes = [image.size for image in images]
         self.shown.append(image_parts.shown(image_parts.split(messages)[0], sizes))
         if sizes:
@@ -140,7 +140,7 @@ class Session:
             self._opened[latest.digest >> 16] -= 1
 
     def take_back(self, asked: Asked) -> None:
-        """Forget a request that was refused after its turn had begun."""
+        """Forget a request whose turn was begun and could not be completed."""
         self.asked.remove(asked)
         self._undo(asked)
 

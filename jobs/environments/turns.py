@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from ..errors import JobFailed
@@ -118,7 +118,7 @@ class ChatTurns:
             raise JobFailed(f"{self._option}: {_NOT_APPEND_ONLY}")
         return whole[len(ended) :]
 
-    @property
+    @cached_property
     def end(self) -> int | None:
         """The token by which the template ends a turn of the policy; None: it has none."""
         last = self._up_to_the_end([_USER, _dummy_turn(None)])[-1]

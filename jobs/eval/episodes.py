@@ -50,23 +50,23 @@ class Written:
 class _Writing:
     """A turn that the engine writes."""
 
-    is_forced: bool
+    has_form: bool  # whether it is constrained by a schema or an expression
     ids: list[int] = field(default_factory=list)
     text: str = ""
     reason: str | None = None
 
 
 class _Pieces(queue.SimpleQueue[Any]):
-    """The pieces of a request, with the key of its episode, in a queue of all requests."""
+    """The pieces of a request, with its episode and turn, in a queue of all requests."""
 
-    def __init__(self, key: Hashable, target: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, key: Hashable, turn: _Writing, target: queue.SimpleQueue[Any]) -> None:
         super().__init__()
-        self._key = key
+        self._of = key, turn
         self._target = target
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Add a piece to the queue of all."""
-        self._target.put((self._key, item))
+        self._target.put((*self._of, item))
 
 
 class EnginePolicy:
@@ -88,7 +88,8 @@ class EnginePolicy:
         self._images: dict[Hashable, list[Image]] = {}
         self._capacity: dict[Hashable, int] = {}
         self._writing: dict[Hashable, _Writing] = {}
-        self._pieces: queue.SimpleQueue[tuple[Hashable, Piece | End]] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[tuple[Hashable, _Writing, Piece | End]]
+        self._pieces = queue.SimpleQueue()
 
     @property
     def is_idle(self) -> bool:
@@ -117,7 +118,7 @@ class EnginePolicy:
         """Let the engine write a turn after `given` tokens; return its most tokens.
 
         `stop`: further texts that end it. `images`: in `given`. `json_schema`, `regex`: that the
-        turn fits, checked before. Raises JobFailed where it cannot.
+        turn must match, checked before. Raises JobFailed where the tokenizer takes none.
         """
         ids = self._ids[key]
         room = min(len(numbers), self._capacity[key] - len(ids) - len(given))
@@ -128,7 +129,7 @@ class EnginePolicy:
         seen += [replace(image, start=len(ids) + image.start) for image in images]
         ids += given
         spec = self._spec
-        self._writing[key] = _Writing(is_forced=grammar is not None)
+        self._writing[key] = writing = _Writing(has_form=grammar is not None)
         self._engine.submit(
             Request(
                 ids=tuple(ids),
@@ -145,7 +146,7 @@ class EnginePolicy:
                 owner=self._owner,
                 adapter=self._adapter,
                 is_canceled=lambda: self._is_canceled() or self._ids.get(key) is not ids,
-                pieces=_Pieces(key, self._pieces),
+                pieces=_Pieces(key, writing, self._pieces),
             )
         )
         return room
@@ -153,35 +154,36 @@ class EnginePolicy:
     def step(self) -> dict[Any, Written | JobFailed]:
         """Wait a moment for pieces; return the turns that are over. Raises Stopped.
 
-        JobFailed is in place of a turn that has come to a limit of what forces it.
+        JobFailed stands for a constrained turn that has exceeded a limit of the parser.
         """
         over: dict[Any, Written | JobFailed] = {}
         wait_s = _LOOK_S
         while True:
             try:
-                key, piece = self._pieces.get(timeout=wait_s)
+                key, writing, piece = self._pieces.get(timeout=wait_s)
             except queue.Empty:
                 return over
             wait_s = 0.0
-            writing = self._writing.get(key)
+            is_given_up = self._writing.get(key) is not writing
             if isinstance(piece, End):
-                if isinstance(piece.error, JobFailed) and writing is not None and writing.is_forced:
-                    del self._writing[key]
-                    over[key] = piece.error
-                    continue
-                if piece.error is not None:
-                    raise piece.error
-                if writing is not None:
-                    over[key] = self._over(key, writing)
-            elif writing is not None:
+                error = piece.error
+                if error is not None and not (isinstance(error, JobFailed) and writing.has_form):
+                    raise error
+                if not is_given_up:
+                    over[key] = self._over(key, writing, error)
+            elif not is_given_up:
                 writing.ids += piece.ids
                 writing.text += piece.text
                 writing.reason = piece.finish_reason
 
-    def _over(self, key: Hashable, writing: _Writing) -> Written:
+    def _over(
+        self, key: Hashable, writing: _Writing, error: JobFailed | None
+    ) -> Written | JobFailed:
         del self._writing[key]
         for image in self._images[key]:
             image.patches.release()
+        if error is not None:
+            return error
         if writing.reason in (None, "cancelled"):
             raise Stopped(0)
         before = self._ids[key][-256:]
@@ -257,7 +259,7 @@ class Evaluation:
                 player.play(self._tasks, [(task, range(spec.repeats)) for task in block])
 
     def _insert_images(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], list[Image]]:
-        """Insert the tokens of images. Raises JobFailed, and EnvironmentFault for the images."""
+        """See `environments.episodes.InsertImages`."""
         if urls:
             check_takes_images(self._warm)
         try:

@@ -271,7 +271,7 @@ def _prepare(
     if tools:
         grammar = _grammar_of_calls(spec, tools, warm, engine) or grammar
     elif grammar is not None:
-        form = None  # all of it has the form: none of it is thinking that the prompt has begun
+        form = None  # all of it is content, also where the prompt opens a thinking block
     request = Request(
         ids=ids,
         images=seen,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine import json_schemas
+from ..engine import grammar_checks, json_schemas
 from ..files.chats import TOOL_CALLS, Chat, TemplateInputs
 from ..models.chat_templates import ChatTemplate, render
 
@@ -124,7 +124,7 @@ def _compiled(rules: str, form: CallForm, tools: Tools, added: Mapping[str, int]
     from llguidance import LLMatcher
 
     plain = f"start: call\n{_lark(form, tools, {})}"
-    json_schemas.check_grammar(LLMatcher.grammar_from_lark(plain), plain, "tools")
+    grammar_checks.check(LLMatcher.grammar_from_lark(plain), plain, "tools")
     found: str = LLMatcher.grammar_from_lark(rules + _lark(form, tools, added))
     return found
 

@@ -75,7 +75,7 @@ class InferSpec(PrecisionSpec):
             **dict.fromkeys(("input", "echo", "json_schema", "regex"), GIVEN),
         ),
         never_with("regex", json_schema=GIVEN, thinking_token_budget=GIVEN),
-        never_with("json_schema", "regex", max_tokens=is_in(0)),
+        never_with("regex", max_tokens=is_in(0)),
         goes_with("add_special_tokens", reply=is_in(TOKENS)),
         goes_with("add_generation_prompt", reply=is_in(TOKENS)),
         goes_with("add_generation_prompt", chat_template=GIVEN, image=GIVEN, messages=GIVEN),
@@ -379,8 +379,13 @@ class InferSpec(PrecisionSpec):
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
             )
 
+    @property
+    def has_form(self) -> bool:
+        """Whether completions are constrained by a schema or an expression."""
+        return bool(self.json_schema or self.regex)
+
     def check_form(self) -> None:
-        """Check what forces completions, for at most a second. Raises SpecError."""
+        """Check the schema or expression that completions must match. Raises SpecError."""
         forms.check(json_schema=self.json_schema, regex=self.regex)
 
     @property

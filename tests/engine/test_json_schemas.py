@@ -26,7 +26,8 @@ from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import forms
 from warmd.jobs.engine.engine import Engine
-from warmd.jobs.engine.json_schemas import LIMIT_S, check, grammar_of, text_of
+from warmd.jobs.engine.grammar_checks import LIMIT_S
+from warmd.jobs.engine.json_schemas import check, grammar_of, text_of
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.options import InferSpec

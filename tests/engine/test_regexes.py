@@ -1,4 +1,4 @@
-"""Completions that a regular expression forces, and expressions that are refused at submit."""
+"""Completions that match a regular expression, and expressions that are refused at submit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import odd_tokenizers
 import pytest
 import tiny
 import tool_chats
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from warmd.jobs.engine import regexes
 from warmd.jobs.errors import SpecError
@@ -23,19 +22,9 @@ def job(tmp_path: Path) -> Any:
     """The context of jobs whose model writes bytes."""
     tokenizer = odd_tokenizers.bytewise()
     tokenizer.add_special_tokens({"eos_token": "<eos>"})
-    config = LlamaConfig(
-        vocab_size=300,  # more than the tokenizer has, as is usual
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model: Any = LlamaForCausalLM(config)
-    made = tiny.surroundings(tmp_path, model.requires_grad_(False).eval())
+    # A vocabulary of more tokens than the tokenizer has, as is usual.
+    model = tiny.model(positions=512, vocab_size=300, eos_token_id=tokenizer.eos_token_id)
+    made = tiny.surroundings(tmp_path, model)
     cast(tiny.Models, made.ctx.models).tokenizer = tokenizer
     return made.ctx
 
@@ -103,17 +92,17 @@ TOOL = '[{"type": "function", "function": {"name": "a", "parameters": {}}}]'
         ({**CHAT, "tools": TOOL}, "must go without tools, or with tool_choice none"),
     ],
 )
-def test_an_expression_alone_forces_a_completion(options, problem):
+def test_what_does_not_go_with_an_expression_is_refused(options, problem):
     with pytest.raises(SpecError, match=f"regex: {problem}"):
         InferSpec.parse({"regex": "a", **options})
 
 
-def test_tools_that_the_model_does_not_get_are_no_hindrance():
+def test_an_expression_goes_with_tools_that_the_model_does_not_get():
     InferSpec.parse({**CHAT, "regex": "a", "tools": TOOL, "tool_choice": "none"})
 
 
 @pytest.mark.parametrize("form", [{"regex": "ab"}, {"json_schema": '{"const": "ab"}'}])
-def test_a_forced_message_is_content_where_the_template_has_begun_to_think(job, form):
+def test_a_constrained_message_is_content_where_the_template_opens_a_thinking_block(job, form):
     tokenizer = job.models.tokenizer
     tokenizer.chat_template = tool_chats.source_of("qwen3_5_think")
     tokenizer.add_tokens(["<think>", "</think>"])

@@ -13,6 +13,7 @@ import atexit
 import base64
 import os
 import re
+from abc import ABC, abstractmethod
 from io import BytesIO
 from typing import Any
 
@@ -79,7 +80,7 @@ class Browser(SeleniumInstance):  # type: ignore[misc]
         self.begin_task(seed)
 
 
-class Pages:
+class Pages(ABC):
     """What both environments have in common. The browser starts with the first episode."""
 
     browser: Browser | None = None
@@ -111,13 +112,13 @@ class Pages:
             self.browser.close()
             self.browser = None
 
+    @abstractmethod
     def seen(self, browser: Browser, problem: str = "") -> Any:
         """Return the observation; `problem`: why the latest action had no effect."""
-        raise NotImplementedError
 
+    @abstractmethod
     def act(self, browser: Browser, action: str) -> None:
         """Do an action. Raises NoEffect."""
-        raise NotImplementedError
 
 
 class Text(Pages):

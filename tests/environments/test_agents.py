@@ -9,10 +9,8 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -43,22 +41,6 @@ AGENTS = str(HERE.parent / "support")  # `talkers` and `openai_talkers`
 TIMES = {"environment_s", "waited_s"}
 _trained: dict[str, tiny.Surroundings] = {}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
-
-
-@pytest.fixture(scope="module")
-def home(tiny_model: Path) -> Iterator[Gateway]:
-    """A gateway; the jobs of its home run in this process."""
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:  # a short path, for sockets
-        made = Gateway(Path(folder, "home"), tiny_model)
-        yield made
-        made.close()
-
-
-@pytest.fixture
-def gateway(home: Gateway) -> Gateway:
-    if home.process.poll() is not None:
-        home.start()
-    return home
 
 
 def spec(**options: Any) -> GrpoSpec:

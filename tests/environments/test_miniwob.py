@@ -28,7 +28,6 @@ from gateways import Gateway
 from grpo_jobs import rows
 from needs import needs
 from running import running
-from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import wait_until
 
 from warmd.jobs.eval.kind import run as evaluate
@@ -55,7 +54,7 @@ with pool("miniwob_pages:Text") as made:
         made.reset(number, seed=number, row={"task": "click-test-2"})
     answers(made, 2)
     print("ready", flush=True)
-    time.sleep(1000)
+    time.sleep(1000)  # until it is killed
 """
 
 
@@ -193,20 +192,15 @@ def test_a_browser_ends_with_an_environment_that_is_killed(pages):
 @pytest.fixture(scope="module")
 def clicker() -> Any:
     """A model that clicks on one of two buttons at random: it knows the form and nothing else."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=len(tiny.SPECIAL) + len(tiny.CHARACTERS),
+    model = tiny.model(
+        seed=1,
+        positions=4096,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model: Any = LlamaForCausalLM(config)
+        num_key_value_heads=4,
+        initializer_range=0.02,
+    ).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tokens, choice = tiny.tokenizer(), random.Random(1)
     for _ in range(150):
@@ -286,15 +280,6 @@ def test_a_model_learns_to_click_on_the_button_that_is_named(pages, clicker, tmp
     assert before["reward"] < 0.7
     low, _ = after["intervals"]["reward"]
     assert low > 0.8, [round(step["success"], 2) for step in made.of_type("step")]
-
-
-@pytest.fixture(scope="module")
-def gateway(tiny_model: Path) -> Iterator[Gateway]:
-    """A gateway; the jobs of its home run in this process."""
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:  # a short path, for sockets
-        made = Gateway(Path(folder, "home"), tiny_model)
-        yield made
-        made.close()
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import io
 import json
 import random
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from openai import APIStatusError, OpenAI
+from openai import APIStatusError, APITimeoutError, OpenAI
 from PIL import Image
 
 TURNS = 3
@@ -119,8 +120,8 @@ def answers_by_choice(task: dict[str, Any]) -> float:
     return 1.0
 
 
-# Forms that are refused when they are read; one that compiles without end; one that comes to a
-# limit of the parser in the middle of a turn.
+# Forms that are refused when they are read; one that takes hours to compile; one that exceeds a
+# limit of the parser during a turn.
 BAD_FORMS: dict[str, dict[str, Any]] = {
     "expression": {"extra_body": {"structured_outputs": {"regex": "(a"}}},
     "schema": {
@@ -137,6 +138,16 @@ BAD_FORMS: dict[str, dict[str, Any]] = {
     },
     "late": {"extra_body": {"structured_outputs": {"regex": r"\x00{30}c|(\w{1,1000}){1,1000}"}}},
 }
+
+
+def leaves(task: dict[str, Any]) -> float:
+    """An agent that gives up a turn which will exceed a limit of the parser."""
+    turn = [{"role": "user", "content": "a"}]
+    answer = ask(turn, extra_body={"structured_outputs": {"regex": "b{3}"}})
+    client: Any = OpenAI(max_retries=0, timeout=0.3)
+    with suppress(APITimeoutError, APIStatusError):
+        client.chat.completions.create(model="policy", messages=turn, **BAD_FORMS["late"])
+    return worth(answer.choices[0].message.content)
 
 
 def asks_badly(task: dict[str, Any]) -> float:
@@ -198,14 +209,14 @@ class ByFile(Screens):
         return message, info
 
 
-class NoisyText:
-    """Text on some turns and images on others, in one conversation."""
+class Alternating:
+    """Text and images by turns in one conversation."""
 
     def reset(self, *, seed=None, options=None):
-        self.random, self.turn = random.Random(seed), 0
+        self.seed, self.turn = seed, 0
         return "begin", {}
 
     def step(self, action):
         self.turn += 1
-        shows = screen(self.random.randrange(100), self.turn) if self.turn % 2 else "go on"
+        shows = screen(self.seed, self.turn) if self.turn % 2 else "go on"
         return shows, worth(action), self.turn == TURNS, False, {}

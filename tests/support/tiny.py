@@ -54,25 +54,28 @@ def chatting() -> tuple[Any, Any]:
     return made, of_chats
 
 
-def model(seed: int = 0, *, positions: int = 64, dropout: float = 0.0) -> Any:
-    """A Llama of two layers and about 10,000 parameters, in eval mode."""
+def model(seed: int = 0, *, positions: int = 64, dropout: float = 0.0, **other: Any) -> Any:
+    """A Llama of two layers and about 10,000 parameters, in eval mode.
+
+    `other`: settings of its configuration that differ.
+    """
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(SPECIAL) + len(CHARACTERS),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=positions,
-        attention_dropout=dropout,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    llama: Any = LlamaForCausalLM(config)
+    settings: dict[str, Any] = {
+        "vocab_size": len(SPECIAL) + len(CHARACTERS),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": positions,
+        "attention_dropout": dropout,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    llama: Any = LlamaForCausalLM(LlamaConfig(**settings | other))
     return llama.requires_grad_(False).eval()
 
 

@@ -17,6 +17,7 @@ from ....jobs.infer.options import MESSAGE, MOST_TOP, InferSpec
 from ..core import answers, sse
 from ..core.answers import Text
 from ..core.sampling import (
+    FORMS,
     FinishReason,
     SamplingRequest,
     TextOnly,
@@ -102,14 +103,6 @@ class Message(BaseModel):
     audio: Unsupported = None
     parsed: Added = None
     provider_specific_fields: Added = None  # of LiteLLM
-
-
-# Options of the infer job -> fields of the API.
-_PARAMS = {
-    "prompt": "messages",
-    "json_schema": "response_format",
-    "regex": "structured_outputs",
-}
 
 
 class ChatRequest(SamplingRequest):
@@ -234,7 +227,7 @@ async def create_chat_completion(
     try:
         job_id, headers = await submit(body, state, caller, request)
     except SpecError as error:
-        raise as_param(error, _PARAMS) from error
+        raise as_param(error, {"prompt": "messages"} | FORMS) from error
     head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
     if body.stream:
         await state.agents.refusal(job_id)

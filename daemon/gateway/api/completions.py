@@ -17,6 +17,7 @@ from ....jobs.infer.options import MOST_PROMPTS
 from ..core import answers, sse
 from ..core.answers import Text
 from ..core.sampling import (
+    FORMS,
     FinishReason,
     OneOnly,
     SamplingRequest,
@@ -129,7 +130,7 @@ async def create_completion(
         body.prompt = ""  # the job has it
         request.scope[RESERVATION].shrink(0)
     except SpecError as error:
-        raise as_param(error, {"prompts": "prompt", "regex": "structured_outputs"}) from error
+        raise as_param(error, {"prompts": "prompt"} | FORMS) from error
     head = {
         "id": f"cmpl-{job_id}",
         "object": "text_completion",

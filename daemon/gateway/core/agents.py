@@ -17,11 +17,10 @@ from ....jobs.environments.agent_keys import AgentKey
 from ....jobs.environments.endpoint import ACKNOWLEDGED
 from ....jobs.spec import Spec
 from ..http.errors import ApiError
+from .sampling import FORMS
 from .waiters import Caller
 
 _REFUSAL_S = 1.0  # for the job to refuse a request
-# Options of the infer kind -> fields of a request.
-_PARAMS = {"json_schema": "response_format", "regex": "structured_outputs"}
 _MOST_BYTES = 64 << 20  # of a reply
 
 
@@ -129,7 +128,7 @@ def _as_error(error: Mapping[str, Any]) -> ApiError:
     """Return a refusal of a job; `option`: of an infer job, which may have another name here."""
     message, param = error["message"], error.get("param")
     if (option := error.get("option")) is not None:
-        param = _PARAMS.get(option, option)
+        param = FORMS.get(option, option)
         message = f"{param}: {message}"
     return ApiError(
         error["status"],

@@ -19,7 +19,6 @@ from fastapi import Request
 from ....jobs import spec_class
 from ....jobs.errors import NotFound
 from ....jobs.ids import kind_of
-from ....jobs.infer.options import InferSpec
 from ..http.errors import CLIENT_DISCONNECTED, ApiError, unavailable
 from .event_reader import Item, JobState
 from .inbox import SILENCE_S
@@ -73,7 +72,6 @@ async def submit(
     Raises WarmdError, or ApiError 429 when the queue is full.
     """
     if caller.agent is not None:
-        assert isinstance(submission.spec, InferSpec)
         await state.submitter.check_form(submission.spec)
         return state.agents.submit(caller, submission.spec), {}
     job_id = state.waiters.take_abandoned(caller)

@@ -73,8 +73,15 @@ class StreamOptions(BaseModel):
     include_obfuscation: Ignored = None
 
 
+# Options of the infer job that constrain completions -> fields of requests.
+FORMS = {"json_schema": "response_format", "regex": "structured_outputs"}
+
+
 class StructuredOutputs(BaseModel):
-    """What completions must be, of vLLM's parameters; schemas are `response_format`."""
+    """The form of completions, as in vLLM: an expression that they match, or one of some texts.
+
+    JSON Schemas are given in `response_format`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -89,7 +96,7 @@ class StructuredOutputs(BaseModel):
 
     @property
     def expression(self) -> str:
-        """The regular expression of both, of which one must be given. Raises SpecError."""
+        """The expression that completions must match. Raises SpecError unless one is given."""
         if self.regex is not None and self.choice is None:
             return self.regex
         if self.choice is None or self.regex is not None:

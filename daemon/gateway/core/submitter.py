@@ -102,9 +102,10 @@ class Submitter:
             return await self._queue(*await self._prepared(submission)), True
         return await self._submit_once(caller.key, caller.fingerprint, submission)
 
-    async def check_form(self, spec: InferSpec) -> None:
-        """Check what forces the completions of a request that is not queued. Raises SpecError."""
-        await self._threads["schema"](spec.check_form)
+    async def check_form(self, spec: Spec) -> None:
+        """Check the form of completions that are not queued as a job. Raises SpecError."""
+        if isinstance(spec, InferSpec) and spec.has_form:
+            await self._threads["schema"](spec.check_form)
 
     async def _submit_once(
         self, key: str, fingerprint: str, submission: Submission
@@ -172,8 +173,7 @@ class Submitter:
     async def _prepared(self, submission: Submission) -> tuple[RunDir, dict[str, Any]]:
         """Check a job in a thread: one whose data or schema is read, apart from the others."""
         spec = submission.spec
-        has_grammar = any(getattr(spec, name, "") for name in ("json_schema", "regex"))
-        reads = "schema" if has_grammar else None
+        reads = "schema" if isinstance(spec, InferSpec) and spec.has_form else None
         run = self._threads["data" if spec.queue == TRAIN else reads]
         prepared: tuple[RunDir, dict[str, Any]] = await run(
             self._prepare, submission, current_name()
