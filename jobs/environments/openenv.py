@@ -13,7 +13,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from ipaddress import ip_address
 from typing import Any
@@ -131,6 +131,7 @@ class _Session:
     def __init__(self, url: str) -> None:
         self.url = url
         self._socket: Any = None
+        self._connection = ExitStack()  # ends the socket
 
     def reset(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Begin an episode."""
@@ -152,7 +153,8 @@ class _Session:
         while True:
             try:
                 if self._socket is None:
-                    self._socket = _connected(self.url)
+                    with _as_os_error():
+                        self._socket = self._connection.enter_context(_connection(self.url))
                 return self._observed(message)
             except _Refused as refused:
                 self._drop()
@@ -189,11 +191,19 @@ class _Session:
 
         Raises OSError if the session has ended, and _Refused.
         """
-        self._send(message)
+        try:
+            self._send(message)
+        except OSError as error:  # a server without a place may have said so and closed before
+            with suppress(OSError):
+                refused = _refusal(self._received())
+                if refused is not None and refused.code == _FULL:
+                    raise refused from error
+            raise
         answer = self._received()
+        refused = _refusal(answer)
+        if refused is not None:
+            raise refused
         data = answer.get("data")
-        if answer.get("type") == "error" and isinstance(data, dict):
-            raise _Refused(str(data.get("code")), str(data.get("message"))[:500])
         if not (isinstance(data, dict) and isinstance(data.get("observation"), dict)):
             raise EnvironmentFault(
                 f"{self.url} must answer {message['type']} with an observation, got "
@@ -219,8 +229,16 @@ class _Session:
     def _drop(self) -> None:
         if self._socket is not None:
             with suppress(OSError), _as_os_error():
-                self._socket.close()
+                self._connection.close()
             self._socket = None
+
+
+def _refusal(answer: Mapping[str, Any]) -> _Refused | None:
+    """Return the error that an answer is; None: it is none."""
+    data = answer.get("data")
+    if answer.get("type") != "error" or not isinstance(data, dict):
+        return None
+    return _Refused(str(data.get("code")), str(data.get("message"))[:500])
 
 
 @contextmanager
@@ -306,21 +324,20 @@ def _is_of_this_machine(parts: SplitResult) -> bool:
     return host == "localhost"
 
 
-def _connected(url: str) -> Any:
-    """Return a new connection. Raises OSError."""
+def _connection(url: str) -> AbstractContextManager[Any]:
+    """Return a new connection. Raises OSError, and what a websocket raises."""
     from websockets.sync.client import connect
 
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}[_SCHEMES[parts.scheme]]
-    with _as_os_error():
-        return connect(
-            parts._replace(scheme=scheme, path=f"{parts.path}/ws").geturl(),
-            open_timeout=_SCHEMA_S,
-            close_timeout=_CLOSE_S,
-            max_size=_MOST_BYTES,
-            ping_interval=None,  # a step may take longer: the limits of the job decide
-            proxy=None if _is_of_this_machine(parts) else True,
-        )
+    return connect(
+        parts._replace(scheme=scheme, path=f"{parts.path}/ws").geturl(),
+        open_timeout=_SCHEMA_S,
+        close_timeout=_CLOSE_S,
+        max_size=_MOST_BYTES,
+        ping_interval=None,  # a step may take longer: the limits of the job decide
+        proxy=None if _is_of_this_machine(parts) else True,
+    )
 
 
 def _is_text(schema: Mapping[str, Any]) -> bool:

@@ -102,9 +102,13 @@ def are_gone(processes: Sequence[psutil.Process]) -> bool:
     return True
 
 
-def browsers(of: psutil.Process) -> list[psutil.Process]:
-    """The processes that a process has started, which have Chromium and its driver among them."""
-    found = of.children(recursive=True)
+def servers_and_browsers(below: psutil.Process | None = None) -> list[psutil.Process]:
+    """The environments' servers below a process (None: this one) and what they have started.
+
+    Not all that is below this process: it has the servers of other tests, which live on.
+    """
+    servers = running("warmd.jobs.environments.server", below=below)
+    found = [*servers, *(each for one in servers for each in one.children(recursive=True))]
     names = [one.name() for one in found]
     assert "chromium" in names and "chromedriver" in names  # noqa: PT018
     return found
@@ -136,7 +140,7 @@ def test_a_script_solves_eight_pages_at_once_and_no_browser_is_left(pages):
                 texts = plans.setdefault(key, plan(page))
                 made.act(key, f"The number is {number_of(texts.pop(0), page)}.")
             peak = max(peak, memory_bytes())
-        started = browsers(psutil.Process())
+        started = servers_and_browsers()
     wait_until(lambda: are_gone(started), timeout_s=5)
     assert peak < MOST_BYTES, peak
     assert set(rewards.values()) == {1.0}
@@ -168,7 +172,7 @@ def test_the_browsers_end_with_a_pool_that_is_killed(pages):
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n"
-        started = browsers(psutil.Process(holder.pid))
+        started = servers_and_browsers(psutil.Process(holder.pid))
         holder.kill()
         wait_until(lambda: are_gone(started), timeout_s=5)
 
@@ -180,9 +184,8 @@ def test_a_browser_ends_with_an_environment_that_is_killed(pages):
     with pool("miniwob_pages:Text", size=1) as made:
         made.reset("a", seed=1, row={"task": "click-test-2"})
         answers(made)
-        started = browsers(psutil.Process())
-        (server,) = running("warmd.jobs.environments.server")
-        server.kill()
+        started = servers_and_browsers()
+        started[0].kill()
         failure = answers(made)["a"].failure
         assert failure is not None
         assert failure.words == "its process ended with signal SIGKILL"

@@ -19,6 +19,8 @@ from ports import free_port
 from running import running
 from web_pages import TlsProxy
 
+from warmd.jobs.environments import openenv
+from warmd.jobs.environments.interface import EnvironmentFault
 from warmd.jobs.environments.pool import Answer, Pool, described
 from warmd.jobs.errors import SpecError
 from warmd.jobs.grpo.kind import run
@@ -171,6 +173,21 @@ def test_a_server_without_a_place_says_what_to_do():
         failure = answers(made)["a"].failure
         assert failure is not None
         assert failure.words == f"{url} takes no more sessions (see --concurrency): most is 0"
+
+
+def test_a_server_that_closes_before_the_first_message_is_heard(monkeypatch):
+    connection = openenv._connection
+
+    def late(url: str) -> Any:
+        made = connection(url)
+        time.sleep(0.2)  # until the server has closed
+        return made
+
+    monkeypatch.setattr(openenv, "_connection", late)
+    monkeypatch.setattr(openenv, "_CONNECT_S", 0.0)
+    full = pytest.raises(EnvironmentFault, match=r"takes no more sessions .* most is 0$")
+    with serving("text", most=0) as (_, url), full:
+        openenv.OpenEnv(url, "guess").reset(7, {})
 
 
 @pytest.mark.parametrize(
