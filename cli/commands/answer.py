@@ -42,7 +42,7 @@ def show(client: Client, job_id: str) -> tuple[Answer, int]:
         _cancel(client, job_id)
         code = EXIT_INTERRUPTED
     else:
-        job = client.job(job_id)
+        job = client.jobs.get(job_id)
         code = EXIT_CODES.get(job["status"], 0)
         if code:
             note(f"{job_id}: {job['status']}: {render.one_line(job['error'] or 'no reason given')}")
@@ -51,7 +51,7 @@ def show(client: Client, job_id: str) -> tuple[Answer, int]:
 
 
 def _write(client: Client, job_id: str, answer: Answer, writer: _Writer) -> None:
-    for event in client.text_events(job_id):
+    for event in client.jobs.text_events(job_id):
         if event is None:
             writer.end()
             note("\nThe job's process died; it starts again:")
@@ -113,7 +113,7 @@ class _Writer:
 
 def _cancel(client: Client, job_id: str) -> None:
     try:
-        client.cancel(job_id)
+        client.jobs.cancel(job_id)
     except WarmdError:
         return  # it has ended meanwhile
     note(f"\n{job_id} is canceled.")

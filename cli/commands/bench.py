@@ -146,7 +146,7 @@ def _mlm_command() -> click.Command:
         else:
             if is_of_job:
                 raise SpecError("job", "must be given alone: its own options are measured")
-            job = client.find(job)
+            job = client.jobs.find(job)
             spec, init = _spec_of(client, job)
         short = replace(
             spec,
@@ -197,18 +197,19 @@ bench.add_command(_mlm_command())
 
 def _spec_of(client: Client, job_id: str) -> tuple[MlmSpec, Weights | None]:
     """The spec of an MLM job, and its initial weights if they are another job's."""
-    document = client.rundir(job_id).read_spec()
+    document = client.jobs.rundir(job_id).read_spec()
     if document["kind"] != "mlm":
         raise SpecError("job", f"must be an mlm job, got {job_id}")
     origin = document.get("init_from")
-    return MlmSpec.parse(document["spec"]), None if origin is None else client.weights(origin)
+    weights = None if origin is None else client.models.weights(origin)
+    return MlmSpec.parse(document["spec"]), weights
 
 
 def _checkpoint(client: Client, job_id: str) -> int:
     """The step of a job's newest checkpoint; 0 when it has none."""
     from ...daemon.runs.checkpoints import Checkpoints
 
-    found = Checkpoints(client.rundir(job_id).checkpoints).list()
+    found = Checkpoints(client.jobs.rundir(job_id).checkpoints).list()
     return step_of(found[-1]) if found else 0
 
 
@@ -223,23 +224,23 @@ def _finished(
     from ...daemon.lifecycle.queueing import Queueing
     from ...daemon.runs import events
 
-    job_id = client.submit(spec, Queueing(front=True), init=init, origin="check")
+    job_id = client.jobs.submit(spec, Queueing(front=True), init=init, origin="check")
     try:
         with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
             status = wait(client, job_id)
     except KeyboardInterrupt:
-        client.kill(job_id)
+        client.jobs.kill(job_id)
         wait(client, job_id)
-        client.remove(job_id)
+        client.jobs.remove(job_id)
         raise
     if status == "failed":
-        error = client.job(job_id)["error"]
+        error = client.jobs.get(job_id)["error"]
         raise JobFailed(f"{error}; its log: {app.command(f'logs {job_id}')}")
     if status != "finished":
-        client.remove(job_id)
+        client.jobs.remove(job_id)
         raise Conflict(f"the measurement was {status}")
-    yield list(events.read(client.rundir(job_id).events))
-    client.remove(job_id)
+    yield list(events.read(client.jobs.rundir(job_id).events))
+    client.jobs.remove(job_id)
 
 
 @contextmanager

@@ -58,11 +58,11 @@ def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
     """Return the name of the model. Raises SpecError, naming models that can chat, if it cannot."""
     spec = _spec(values, [{"role": "user", "content": "?"}])
     try:
-        client.check(spec)
+        client.jobs.check(spec)
     except SpecError as error:
         if error.field != "messages":
             raise
-        able = [name for name in client.model_names() if _can_chat(client, name)]
+        able = [name for name in client.models.names() if _can_chat(client, name)]
         if able:
             cure = f"chat with {' or '.join(able)} instead"
         else:
@@ -70,13 +70,13 @@ def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
         problem = str(error).removeprefix("messages: ")
         complete = app.command(f"run --model {spec.model} PROMPT")
         raise SpecError("messages", f"{problem}; {cure}, or complete text: {complete}") from error
-    client.queues()  # raises Unavailable before anything is typed
+    client.jobs.queues()  # raises Unavailable before anything is typed
     return str(spec.model)
 
 
 def _can_chat(client: Client, model: str) -> bool:
     try:
-        client.check(_spec({"model": model}, [{"role": "user", "content": "?"}]))
+        client.jobs.check(_spec({"model": model}, [{"role": "user", "content": "?"}]))
     except WarmdError:
         return False
     return True
@@ -98,7 +98,7 @@ def _talk(client: Client, values: dict[str, Any]) -> int:
             note("Every line is a message. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
             continue
         messages.append({"role": "user", "content": line})
-        answer, code = show(client, client.submit(_spec(values, messages)))
+        answer, code = show(client, client.jobs.submit(_spec(values, messages)))
         if code not in (0, EXIT_INTERRUPTED):
             return code
         if answer.text or answer.calls:

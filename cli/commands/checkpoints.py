@@ -161,7 +161,7 @@ def verify(
     chosen = every if step is None else {step: every[step]}
     errors: dict[int, str | None] = {}
     for number in chosen:
-        app.client().fetch_weights(rundir.path.name, number)
+        app.client().models.fetch_weights(rundir.path.name, number)
     with _progress(sum(map(size_bytes, chosen.values()))) as on_bytes:
         for number, path in chosen.items():
             try:
@@ -205,7 +205,7 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
     found = _checkpoints(rundir, keep=keep)
     surplus: Sequence[Path] = ()
     client = app.client()
-    client.fetch_weights(rundir.path.name)
+    client.models.fetch_weights(rundir.path.name)
     if paths := found.list():
         with _progress(size_bytes(paths[-1])) as on_bytes:
             latest = weights.checkpoint(rundir, on_bytes=on_bytes).folder
@@ -289,11 +289,11 @@ def export(
     rundir = _rundir(app, job)
     chosen, client = None, app.client()
     if step is None and not with_optimizer:
-        client.fetch_weights(rundir.path.name, final=True)
+        client.models.fetch_weights(rundir.path.name, final=True)
         with contextlib.suppress(NotFound):
             chosen = weights.final_model(rundir)
     if chosen is None:
-        client.fetch_weights(rundir.path.name, step)
+        client.models.fetch_weights(rundir.path.name, step)
         paths = _checkpoints(rundir).list()
         with _progress(size_bytes(paths[-1]) if paths else 0) as on_bytes:
             chosen = weights.checkpoint(rundir, step, on_bytes=on_bytes)
@@ -364,7 +364,7 @@ def _export_gguf(chosen: Weights, target: Path, kind: str, *, merge: bool) -> in
 
 def _rundir(app: App, job: str | None) -> RunDir:
     client = app.client()
-    return client.rundir(client.find(job, is_training=True))
+    return client.jobs.rundir(client.jobs.find(job, is_training=True))
 
 
 def _prunable(app: App, job: str | None) -> RunDir:
@@ -374,7 +374,7 @@ def _prunable(app: App, job: str | None) -> RunDir:
 
     client = app.client()
     if job is not None and job != "-":
-        return client.current_rundir(client.find(job))
+        return client.places.current(client.jobs.find(job))
     found = []
     for job_id in sorted(job_ids(client.home.runs), key=by_time, reverse=True):
         rundir = RunDir(client.home.runs / job_id)
@@ -389,7 +389,7 @@ def _prunable(app: App, job: str | None) -> RunDir:
             "checkpoints prune",
             [(rundir.path.name, f"{number} checkpoints") for rundir, number in found],
         )
-    return client.current_rundir(found[0][0].path.name)
+    return client.places.current(found[0][0].path.name)
 
 
 def _checkpoints(rundir: RunDir, *, keep: int | None = None) -> Checkpoints:

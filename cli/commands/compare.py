@@ -63,14 +63,14 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
             for model in models
         ]
         for spec, model in specs:  # nothing is queued if one of them is refused
-            client.check(spec, model=model)
+            client.jobs.check(spec, model=model)
         for spec, model in specs:
-            jobs.append(client.submit(spec, model=model))
+            jobs.append(client.jobs.submit(spec, model=model))
         answers = [_answer(client, job_id) for job_id in jobs]
     except KeyboardInterrupt:
         for job_id in jobs:
             with suppress(WarmdError):  # it has ended meanwhile
-                client.cancel(job_id)
+                client.jobs.cancel(job_id)
         return EXIT_INTERRUPTED
     names = [model.name for model in models]
     pairs = list(zip(prompts, answers[::2], answers[1::2], strict=True))
@@ -122,19 +122,19 @@ def _before_and_after(client: Client, text: str) -> tuple[ModelConfig, ModelConf
     from ...configs.config import ModelConfig
 
     job, at, step = text.partition("@")
-    job_id = client.find(job, is_training=True)
-    document = client.rundir(job_id).read_spec()
+    job_id = client.jobs.find(job, is_training=True)
+    document = client.jobs.rundir(job_id).read_spec()
     if "model" not in document or spec_class(document["kind"]).queue != TRAIN:
         raise Conflict(f"job: {job_id} started from no model: there is nothing to compare with")
-    weights = client.weights(f"{job_id}{at}{step}")
+    weights = client.models.weights(f"{job_id}{at}{step}")
     trained = ModelConfig(name=weights.name, path=str(weights.folder))
     return ModelConfig(**document["model"]), trained
 
 
 def _answer(client: Client, job_id: str) -> dict[str, Any]:
-    for _ in client.follow(job_id):
+    for _ in client.jobs.follow(job_id):
         pass
-    job = client.job(job_id)
+    job = client.jobs.get(job_id)
     found = {"job": job_id, "status": job["status"], "error": job["error"]}
     if job["result"] is None:
         note(f"{job_id}: {job['status']}: {render.one_line(job['error'] or 'no reason given')}")

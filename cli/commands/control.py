@@ -187,8 +187,8 @@ def status(app: App) -> None:
 
     found = control.status(app.config())
     client = app.client()
-    found["queues"] = client.queues()
-    running = {job["id"]: job for job in client.jobs(JobFilter(statuses=["started"]))}
+    found["queues"] = client.jobs.queues()
+    running = {job["id"]: job for job in client.jobs.all(JobFilter(statuses=["started"]))}
     for worker in found["workers"]:
         job = running.get(worker["job"], {})
         worker.update(step=job.get("step"), steps_total=job.get("steps_total"))

@@ -16,7 +16,7 @@ from ..view import render
 from ..view.plan import quoted
 
 if TYPE_CHECKING:
-    from ...daemon.client.reader import Reader
+    from ...daemon.client.client import Client
     from ...daemon.lifecycle.queueing import Queueing
     from ...daemon.runs.weights import Weights
 
@@ -29,12 +29,12 @@ _ENDED = ("finished", "failed", "canceled")
 def list_curricula(app: App, limit: int) -> None:
     """Print curricula, newest first."""
     columns = {"STAGE": lambda one: str(one["attempts"][-1]["stage"])}
-    print_groups(app, app.reader().curricula(limit), columns, kind="curriculum", hint=_HINT)
+    print_groups(app, app.reader().groups.curricula(limit), columns, kind="curriculum", hint=_HINT)
 
 
-def show_curriculum(app: App, client: Reader, curriculum_id: str) -> None:
+def show_curriculum(app: App, client: Client, curriculum_id: str) -> None:
     """Print a curriculum, as JSON if the command line says so."""
-    found = client.curriculum(curriculum_id)
+    found = client.groups.curriculum(curriculum_id)
     if app.as_json:
         render.json_line(found)
     else:
@@ -99,6 +99,7 @@ def submit_curriculum(
     wait: bool,
 ) -> int:
     """Submit a curriculum, or show what would be trained; return the exit code."""
+    from ...daemon.client import curriculum_plans
     from ...daemon.groups.stage_options import KEYS
     from ...jobs.errors import SpecError
 
@@ -106,13 +107,13 @@ def submit_curriculum(
         raise SpecError(name, "must not be given together with stages")
     client = app.client()
     if dry_run:
-        plan, _ = client.plan_curriculum(kind, values, given, queueing, init=init)
+        plan, _ = curriculum_plans.plan(client, kind, values, given, queueing, init=init)
         stages = [
             {
                 "name": stage.name,
                 "gate": stage.has_gate,
                 "options": stage.document["spec"],
-                "first_prompt": client.first_prompt(kind, stage.document),
+                "first_prompt": client.jobs.first_prompt(kind, stage.document),
             }
             for stage in plan.stages
         ]
@@ -125,9 +126,9 @@ def submit_curriculum(
             if (prompt := shown["first_prompt"]) is not None:
                 click.echo(f"# first prompt: {quoted(prompt)}")
         return 0
-    curriculum_id = client.submit_curriculum(kind, values, given, queueing, init=init)
+    curriculum_id = client.groups.submit_curriculum(kind, values, given, queueing, init=init)
     if app.as_json:
-        render.json_line(client.curriculum(curriculum_id))
+        render.json_line(client.groups.curriculum(curriculum_id))
     else:
         click.echo(curriculum_id)
     if wait:
@@ -139,9 +140,9 @@ def submit_curriculum(
 
 def follow_curriculum(
     app: App,
-    client: Reader,
+    client: Client,
     curriculum_id: str,
-    follow: Callable[[App, Reader, str, TextIO], int] | None = None,
+    follow: Callable[[App, Client, str, TextIO], int] | None = None,
 ) -> int:
     """Follow a curriculum from stage to stage until it ends; return the exit code of its end.
 
@@ -151,7 +152,7 @@ def follow_curriculum(
     decided = 0
     try:
         while True:
-            found = client.curriculum(curriculum_id)
+            found = client.groups.curriculum(curriculum_id)
             for attempt in found["attempts"]:
                 if attempt["job"] not in shown and attempt["status"] != "removed":
                     shown.add(attempt["job"])

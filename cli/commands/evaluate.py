@@ -45,18 +45,18 @@ def _evaluate(
         raise SpecError("model", f"must be given once each, got {' '.join(models)}")
     named = [_model(client, text) for text in models]
     for model, init in named:  # all of them before the first is queued
-        client.check(spec_class(_KIND).parse({**values, "model": model}), init=init)
+        client.jobs.check(spec_class(_KIND).parse({**values, "model": model}), init=init)
     jobs: list[str] = []
     for model, init in named:
         against = jobs[0] if jobs and values.get("against") is None else values.get("against")
         spec = spec_class(_KIND).parse({**values, "model": model, "against": against})
-        jobs.append(client.submit(spec, init=init))
+        jobs.append(client.jobs.submit(spec, init=init))
     try:
         statuses = [wait(client, job_id) for job_id in jobs]
     except KeyboardInterrupt:
         note(f"{' '.join(jobs)} continue. Their results: {app.command(f'result {jobs[-1]}')}")
         return EXIT_INTERRUPTED
-    found = [client.job(job_id) for job_id in jobs]
+    found = [client.jobs.get(job_id) for job_id in jobs]
     if app.as_json:
         for job in found:
             result = job["result"] or {"model": job["model"]}
@@ -70,7 +70,7 @@ def _model(client: Client, text: str) -> tuple[str, Weights | None]:
     """The name of a model, and the weights of a checkpoint. Raises SpecError and NotFound."""
     if "@" not in text:
         return text, None
-    init = client.weights(text)
+    init = client.models.weights(text)
     return init.name, init
 
 
@@ -97,7 +97,7 @@ def _print(client: Client, jobs: Sequence[Mapping[str, Any]]) -> None:
         for line in comparison_lines(job["result"]):
             click.echo(line)
     if finished:
-        path = client.rundir(finished[-1]["id"]).path / finished[-1]["result"]["report"]
+        path = client.jobs.rundir(finished[-1]["id"]).path / finished[-1]["result"]["report"]
         note(f"Report: {path}")
 
 

@@ -59,9 +59,10 @@ def queue(app: App) -> None:
     from ...daemon.lifecycle.view import JobFilter
 
     client = app.reader()
-    members = client.sweep_members()
-    jobs = client.jobs(JobFilter(statuses=PENDING, hidden=members))
-    jobs += [sweep for sweep in client.sweeps() if sweep["status"] in PENDING] if members else []
+    members = client.groups.sweep_members()
+    jobs = client.jobs.all(JobFilter(statuses=PENDING, hidden=members))
+    sweeps = client.groups.sweeps() if members else []
+    jobs += [sweep for sweep in sweeps if sweep["status"] in PENDING]
     jobs.sort(key=_queue_order)
     if app.as_json:
         for job in jobs:
@@ -235,18 +236,20 @@ def _list_jobs(
     client = app.reader()
     # With a filter by name or tag, the jobs of a sweep are listed one by one.
     is_grouped = name is None and not tags
-    found = client.jobs(
+    found = client.jobs.all(
         JobFilter(
             statuses=wanted or None,
             limit=first,
             kinds=of_kinds,
             name=name,
             tags=tags,
-            hidden=client.sweep_members() if is_grouped else (),
+            hidden=client.groups.sweep_members() if is_grouped else (),
         )
     )
     if is_grouped:
-        sweeps = [one for one in client.sweeps(limit + 1) if not kinds or one["kind"] in kinds]
+        sweeps = [
+            one for one in client.groups.sweeps(limit + 1) if not kinds or one["kind"] in kinds
+        ]
         found = sorted([*found, *sweeps], key=lambda job: job["created_at"], reverse=True)
     if named:
         found = [job for job in found if shown(job) in named]

@@ -68,7 +68,7 @@ def plot(
     client = app.client()
     found = {}
     for job in dict.fromkeys(_jobs_of(client, jobs)):
-        found[job] = curves_of(job, events.read(client.rundir(job).events))
+        found[job] = curves_of(job, events.read(client.jobs.rundir(job).events))
     available = dict.fromkeys(name for curves in found.values() for name in curves)
     wanted = [
         [curves[name] for curves in found.values() if name in curves]
@@ -88,11 +88,11 @@ def plot(
 def _jobs_of(client: Client, jobs: Sequence[str]) -> Iterator[str]:
     """The ids of jobs; for a curriculum those of its trainings, for a sweep all."""
     for job in jobs or (None,):
-        found = client.find_any(job, is_training=True)
+        found = client.groups.find_any(job, is_training=True)
         if found.startswith("curriculum-"):
-            yield from (attempt["job"] for attempt in client.curriculum(found)["attempts"])
+            yield from (attempt["job"] for attempt in client.groups.curriculum(found)["attempts"])
         elif found.startswith("sweep-"):
-            yield from client.sweep_members(found)
+            yield from client.groups.sweep_members(found)
         else:
             yield found
 

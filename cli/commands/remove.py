@@ -70,13 +70,14 @@ def rm(
 
 def _remove(app: App, jobs: Sequence[str]) -> None:
     client = app.client()
-    freed = client.finish_removals()  # of a call that was killed
-    ids = [client.find_any(job) for job in jobs if not any(half.startswith(job) for half in freed)]
-    client.check_removal(ids)
+    freed = client.jobs.finish_removals()  # of a call that was killed
+    left = [job for job in jobs if not any(half.startswith(job) for half in freed)]
+    ids = [client.groups.find_any(job) for job in left]
+    client.jobs.check_removal(ids)
     for half, num_bytes in freed.items():
         _show(app, half, num_bytes, is_removed=True)
     for job_id in dict.fromkeys(ids):
-        freed[job_id] = client.remove(job_id)
+        freed[job_id] = client.jobs.remove(job_id)
         _show(app, job_id, freed[job_id], is_removed=True)
     _sum_up(freed, is_removed=True)
 
@@ -86,11 +87,12 @@ def _remove_old(
 ) -> None:
     client = app.client()
     before = client.now() - age_s
-    freed = {} if dry_run else client.finish_removals()
+    freed = {} if dry_run else client.jobs.finish_removals()
     for half, num_bytes in freed.items():
         _show(app, half, num_bytes, is_removed=True)
-    needed = client.needed()
-    for job_id in client.ended(statuses, before=before):  # newest first: a job before its parent
+    needed = client.jobs.needed()
+    ended = client.jobs.ended(statuses, before=before)  # newest first: a job before its parent
+    for job_id in ended:
         needed_by = [one for one in needed.get(job_id, ()) if one not in freed]
         if needed_by:
             note(f"{job_id} is kept: it is still needed by {', '.join(needed_by[:3])}")
@@ -122,8 +124,8 @@ def _clean(client: Client, job_id: str, *, keep_model: bool, dry_run: bool) -> i
     rundir = RunDir(client.home.runs / job_id)
     if keep_model and has_model(client.places, job_id):
         size = resume_bytes(client.places, job_id)
-        return (size if dry_run else client.remove_resume_state(job_id)) if size else None
-    return size_bytes(rundir.path) if dry_run else client.remove(job_id)
+        return (size if dry_run else client.jobs.remove_resume_state(job_id)) if size else None
+    return size_bytes(rundir.path) if dry_run else client.jobs.remove(job_id)
 
 
 def _show(app: App, job_id: str, size: int, *, is_removed: bool) -> None:

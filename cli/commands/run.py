@@ -34,7 +34,7 @@ def _run(config_file: Path | None, settings: tuple[str, ...], **given: Any) -> i
         given["prompt"] = sys.stdin.read()
     values = gathered(app, "infer", given, config_file, settings)
     client = app.client()
-    job_id = client.submit(spec_class("infer").parse(values))
+    job_id = client.jobs.submit(spec_class("infer").parse(values))
     if app.as_json:
         return _print_result(client, job_id)
     return show(client, job_id)[1]
@@ -43,9 +43,9 @@ def _run(config_file: Path | None, settings: tuple[str, ...], **given: Any) -> i
 def _print_result(client: Any, job_id: str) -> int:
     from .watch import EXIT_CODES
 
-    for _ in client.follow(job_id):
+    for _ in client.jobs.follow(job_id):
         pass
-    job = client.job(job_id)
+    job = client.jobs.get(job_id)
     render.json_line(job)
     return EXIT_CODES.get(job["status"], 0)
 

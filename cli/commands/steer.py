@@ -28,7 +28,7 @@ def cancel(app: App, job: str | None, now: bool) -> None:
     """
     client = app.client()
     job_id = target(app, client, job, "cancel --now" if now else "cancel", runs, waits)
-    _report(app, job_id, client.kill(job_id) if now else client.cancel(job_id))
+    _report(app, job_id, client.jobs.kill(job_id) if now else client.jobs.cancel(job_id))
 
 
 @click.command()
@@ -50,7 +50,7 @@ def pause(app: App, job: str | None, release: bool) -> None:
     client = app.client()
     command = "pause --release" if release else "pause"
     job_id = target(app, client, job, command, runs_unpaused, waits_unpaused)
-    _report(app, job_id, client.pause(job_id, release=release))
+    _report(app, job_id, client.jobs.pause(job_id, release=release))
 
 
 @click.command()
@@ -93,16 +93,16 @@ def resume(
     """
     client = app.client()
     has_changes = bool(settings) or any(value is not None for value in given.values())
-    if job is None and not has_changes and any(map(is_paused, client.pending())):
+    if job is None and not has_changes and any(map(is_paused, client.jobs.pending())):
         job_id = target(app, client, None, "resume", is_paused)
     else:
-        job_id = client.find_any(job)
+        job_id = client.groups.find_any(job)
     kind = kind_of(job_id)
     options = spec_class(kind).options() if kind in KINDS else {}
     changes = from_settings(settings, options)
     changes |= {name: value for name, value in given.items() if value is not None}
-    outcome = client.resume(job_id, changes=changes, strict=strict)
-    for file in client.changed_sources(job_id):
+    outcome = client.jobs.resume(job_id, changes=changes, strict=strict)
+    for file in client.jobs.changed_sources(job_id):
         note(f"warning: {file} changed since the latest checkpoint; --strict would refuse this")
     _report(app, job_id, outcome)
 

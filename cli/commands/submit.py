@@ -180,7 +180,7 @@ def _like_command() -> click.Command:
         app = click.get_current_context().ensure_object(App)
         request = _Request(**parameters)
         assert request.like is not None
-        return _submit(app, kind_of(app.client().find(request.like)), {}, request)
+        return _submit(app, kind_of(app.client().jobs.find(request.like)), {}, request)
 
     return click.command(
         LIKE,
@@ -211,7 +211,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         name=request.name,
         tags=request.tags,
         front=request.front,
-        after=None if request.after is None else client.find(request.after),
+        after=None if request.after is None else client.jobs.find(request.after),
         at=at,
         delay_s=delay_s,
         needs=needs,
@@ -227,10 +227,10 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         )
     spec = spec_class(kind).parse(values)
     if request.dry_run:
-        return _dry_run(app, client, spec, client.check(spec, init=init))
-    job_id = client.submit(spec, queueing, init=init)
+        return _dry_run(app, client, spec, client.jobs.check(spec, init=init))
+    job_id = client.jobs.submit(spec, queueing, init=init)
     if app.as_json:
-        render.json_line(client.job(job_id))
+        render.json_line(client.jobs.get(job_id))
     else:
         click.echo(job_id)
     if needs := with_ranks(needs, spec.to_json()):
@@ -281,7 +281,7 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
         checked,
         measure=lambda: note("measuring the speed of this machine, once: takes some seconds"),
     )
-    prompt = client.first_prompt(spec.kind, checked)
+    prompt = client.jobs.first_prompt(spec.kind, checked)
     if app.as_json:
         about = {"first_prompt": prompt, "estimate": asdict(found)}
         render.json_line({"kind": spec.kind, **checked, **about})

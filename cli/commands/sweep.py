@@ -19,7 +19,7 @@ from ..view import render
 from ..view.plan import quoted
 
 if TYPE_CHECKING:
-    from ...daemon.client.reader import Reader
+    from ...daemon.client.client import Client
     from ...daemon.lifecycle.queueing import Queueing
     from ...daemon.runs.weights import Weights
 
@@ -27,9 +27,9 @@ _POLL_S = 0.5
 _HINT = "`warmd submit KIND --sweep OPTION=VALUE,…` starts one"
 
 
-def show_sweep(app: App, client: Reader, sweep_id: str) -> None:
+def show_sweep(app: App, client: Client, sweep_id: str) -> None:
     """Print a sweep, as JSON if the command line says so."""
-    found = client.sweep(sweep_id)
+    found = client.groups.sweep(sweep_id)
     if app.as_json:
         render.json_line(found)
     else:
@@ -39,7 +39,7 @@ def show_sweep(app: App, client: Reader, sweep_id: str) -> None:
 def list_sweeps(app: App, limit: int) -> None:
     """Print sweeps, newest first."""
     columns = {">JOBS": lambda one: str(one["jobs"]), ">STEP": render.steps}
-    print_groups(app, app.reader().sweeps(limit), columns, kind="sweep", hint=_HINT)
+    print_groups(app, app.reader().groups.sweeps(limit), columns, kind="sweep", hint=_HINT)
 
 
 def print_sweep(found: Mapping[str, Any]) -> None:
@@ -202,7 +202,9 @@ def submit_sweep(
     """Submit a sweep, or show what would be submitted; return the exit code."""
     client = app.client()
     if dry_run:
-        plan, state = client.plan_sweep(kind, values, varied, queueing, init=init)
+        from ...daemon.client import sweep_plans
+
+        plan, state = sweep_plans.plan(client, kind, values, varied, queueing, init=init)
         members = [member.changes for member in state.members]
         search = plan.search
         count = search.trials * plan.seeds if search else len(members)
@@ -215,7 +217,7 @@ def submit_sweep(
             "metric": plan.metric,
             "rungs": plan.rungs,
             "options": plan.document["spec"],
-            "first_prompt": client.first_prompt(kind, plan.document),
+            "first_prompt": client.jobs.first_prompt(kind, plan.document),
             "changes": members,
         }
         if app.as_json:
@@ -233,9 +235,9 @@ def submit_sweep(
         for point in state.points:
             click.echo(values_of({"values": point}))
         return 0
-    sweep_id = client.submit_sweep(kind, values, varied, queueing, init=init)
+    sweep_id = client.groups.submit_sweep(kind, values, varied, queueing, init=init)
     if app.as_json:
-        render.json_line(client.sweep(sweep_id))
+        render.json_line(client.groups.sweep(sweep_id))
     else:
         click.echo(sweep_id)
     if wait:
@@ -245,11 +247,11 @@ def submit_sweep(
     return 0
 
 
-def follow(app: App, client: Reader, sweep_id: str) -> int:
+def follow(app: App, client: Client, sweep_id: str) -> int:
     """Report the progress of a sweep until it ends; return 0, or 1 or 4 as for a job."""
     shown = ""
     while True:
-        found = client.sweep(sweep_id)
+        found = client.groups.sweep(sweep_id)
         statuses = ", ".join(f"{number} {status}" for status, number in found["statuses"].items())
         line = f"step {render.steps(found)}  {statuses}"
         if line != shown:

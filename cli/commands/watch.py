@@ -18,7 +18,7 @@ from .samples import completion_lines
 from .show import answers_of
 
 if TYPE_CHECKING:
-    from ...daemon.client.reader import Reader
+    from ...daemon.client.client import Client
 
 _TROUBLE = ("stall", "divergence", "save_failed", "warning")  # events that need attention
 
@@ -37,7 +37,7 @@ def tail(app: App, job: str | None, samples: bool) -> int:
     leaves it running. Exit code: 0 finished, 1 failed, 4 stopped.
     """
     client = app.reader()
-    job_id = client.find_any(job)
+    job_id = client.groups.find_any(job)
     if job_id.startswith("curriculum-"):
         from .curriculum import follow_curriculum
 
@@ -50,7 +50,7 @@ def tail(app: App, job: str | None, samples: bool) -> int:
 
 
 def follow(
-    app: App, client: Reader, job_id: str, stream: TextIO, *, has_samples: bool = False
+    app: App, client: Client, job_id: str, stream: TextIO, *, has_samples: bool = False
 ) -> int:
     """Show the events of a job on `stream` until it ends; return the exit code of its end.
 
@@ -66,25 +66,25 @@ def follow(
             note("")  # the terminal printed ^C without a line break
         note(f"{job_id} continues. Follow it again with: {app.command(f'tail {job_id}')}")
         return EXIT_INTERRUPTED
-    return EXIT_CODES.get(client.job(job_id)["status"], 0)
+    return EXIT_CODES.get(client.jobs.get(job_id)["status"], 0)
 
 
-def wait(client: Reader, job_id: str) -> str:
+def wait(client: Client, job_id: str) -> str:
     """Wait until a job ends, showing only a live line on a terminal; return its status."""
     progress = Progress()
     with LiveLine(enabled=has_live_lines()) as live:
-        for event in client.follow(job_id):
+        for event in client.jobs.follow(job_id):
             if event is not None:
                 progress.update(event)
             if live.enabled:
                 live.draw(_line(client, job_id, progress, is_silent=event is None))
-    status: str = client.job(job_id)["status"]
+    status: str = client.jobs.get(job_id)["status"]
     return status
 
 
 def _show_events(
     app: App,
-    client: Reader,
+    client: Client,
     job_id: str,
     stream: TextIO,
     live: LiveLine,
@@ -92,7 +92,7 @@ def _show_events(
     has_samples: bool,
 ) -> None:
     progress = Progress()
-    for event in client.follow(job_id):
+    for event in client.jobs.follow(job_id):
         if event is not None and app.as_json:
             render.json_line(event)
         elif event is not None:
@@ -123,9 +123,9 @@ def _show_answer(event: dict[str, Any], stream: TextIO) -> None:
             click.echo(text, file=stream)
 
 
-def _line(client: Reader, job_id: str, progress: Progress, *, is_silent: bool) -> str:
+def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:
     if is_silent and progress.phase == "waiting":
-        return waiting_line(client.job(job_id), now=client.now())
+        return waiting_line(client.jobs.get(job_id), now=client.now())
     return progress.line(client.now(), shutil.get_terminal_size().columns)
 
 

@@ -15,7 +15,6 @@ from .given import GivenPath, refusing_empty
 if TYPE_CHECKING:
     from ...configs.config import DaemonConfig
     from ...daemon.client.client import Client
-    from ...daemon.client.reader import Reader
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -65,11 +64,11 @@ class App:
         client.on_left = cache(note)  # once for all jobs of a sweep
         return client
 
-    def reader(self) -> Reader:
+    def reader(self) -> Client:
         """Return a client that reads run directories, after a note, where no daemon runs."""
-        from ...daemon.client.reader import Reader
+        from ...daemon.client.client import Client
 
-        return Reader(self.config(), on_offline=lambda: note(_OFFLINE), on_outdated=note)
+        return Client(self.config(), on_offline=lambda: note(_OFFLINE), on_outdated=note)
 
     def command(self, text: str) -> str:
         """Return a command to type next, with this home."""

@@ -16,7 +16,7 @@ from .app import App
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
-    from ...daemon.client.submitting import Template
+    from ...daemon.client.jobs import Template
     from ...daemon.runs.weights import Weights
     from ...jobs.spec import OptionInfo
 
@@ -33,15 +33,15 @@ def described(
     init_from: str | None,
 ) -> tuple[dict[str, Any], Weights | None]:
     """Return the raw options of a job, and the weights that it starts from, if any."""
-    base = None if like is None else client.template(like, kind)
+    base = None if like is None else client.jobs.template(like, kind)
     values = gathered(app, kind, given, config_file, settings, base=base)
     init = None
     if init_from is not None:
         if given.get("model") is not None:
             raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(init_from, kind)
+        init = client.models.weights(init_from, kind)
     elif base is not None and base.init_from is not None and "model" not in values:
-        init = client.weights(base.init_from)
+        init = client.models.weights(base.init_from)
     if init is not None:
         values["model"] = init.name
     return values, init

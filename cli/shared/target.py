@@ -44,8 +44,8 @@ def target(app: App, client: Client, job: str | None, command: str, *choices: Ch
     listing them, when several do.
     """
     if job is not None and job != "-":
-        return client.find_any(job)
-    pending = client.pending()
+        return client.groups.find_any(job)
+    pending = client.jobs.pending()
     for choice in choices:
         found = [one for one in pending if choice(one)]
         if len(found) == 1:

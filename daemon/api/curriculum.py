@@ -16,7 +16,7 @@ class Curriculum(Group):
 
     def info(self) -> dict[str, Any]:
         """Return what `warmd show --json` prints: `attempts` with `decision`, …"""
-        return self._client.curriculum(self.id)
+        return self._client.groups.curriculum(self.id)
 
     @property
     def status(self) -> str:

@@ -16,7 +16,7 @@ class Group(Steered):
 
     def jobs(self) -> list[Job]:
         """Return the jobs of the group, in order."""
-        return [Job(self._client, job_id) for job_id in self._client.group_members(self.id)]
+        return [Job(self._client, job_id) for job_id in self._client.groups.members(self.id)]
 
     def wait(self, *, timeout_s: float | None = None) -> str:
         """Wait until it has ended; return its status. Raises TimeoutError."""
@@ -29,4 +29,4 @@ class Group(Steered):
 
     def resume(self) -> str:
         """Queue those of its jobs again that failed or were stopped."""
-        return self._client.resume(self.id)
+        return self._client.jobs.resume(self.id)

@@ -28,7 +28,7 @@ class Job(Steered):
 
     def info(self) -> dict[str, Any]:
         """Return what `warmd show --json` prints."""
-        return self._client.job(self.id)
+        return self._client.jobs.get(self.id)
 
     def events(self, *, follow: bool = True, after_seq: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the events of the job until it ends, from the first one on.
@@ -36,9 +36,9 @@ class Job(Steered):
         `follow=False`: those so far. `after_seq`: only events with a higher `seq`.
         """
         if not follow:
-            yield from events.read(self._client.rundir(self.id).events, after=after_seq)
+            yield from events.read(self._client.jobs.rundir(self.id).events, after=after_seq)
             return
-        for event in self._client.follow(self.id, after_seq=after_seq):
+        for event in self._client.jobs.follow(self.id, after_seq=after_seq):
             if event is not None:
                 yield event
 
@@ -65,7 +65,7 @@ class Job(Steered):
         prompt in this row of the data. `text`: with this text. `worst`, `best`: so many by reward.
         """
         wanted = Wanted(step=step, row=row, text=text, worst=worst, best=best)
-        return wanted.select(completions.read(self._client.rundir(self.id)))
+        return wanted.select(completions.read(self._client.jobs.rundir(self.id)))
 
     def wait(self, *, timeout_s: float | None = None, progress: bool | None = None) -> str:
         """Wait until the job has ended; return its status.
@@ -75,7 +75,7 @@ class Job(Steered):
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with show_progress(self, progress) as bar:
-            for event in self._client.follow(self.id):
+            for event in self._client.jobs.follow(self.id):
                 bar.update(event)
                 if deadline is not None and time.monotonic() > deadline:
                     if self.info()["status"] in ENDED:
@@ -89,7 +89,7 @@ class Job(Steered):
         Raises JobFailed, also for a job that was stopped or canceled, and TimeoutError.
         """
         self.wait(timeout_s=timeout_s)
-        found = self._client.result(self.id)
+        found = self._client.jobs.result(self.id)
         if found is None:
             info = self.info()
             reason = f": {info['error']}" if info["error"] else ""
@@ -98,7 +98,7 @@ class Job(Steered):
 
     def resume(self, **changes: Any) -> str:
         """Queue an ended job again from its latest checkpoint, with `changes` of options."""
-        return self._client.resume(self.id, changes=changes)
+        return self._client.jobs.resume(self.id, changes=changes)
 
     def now(self) -> float:
         """The time in unix seconds by the clock of the job's events, which is that of Redis."""
@@ -106,7 +106,7 @@ class Job(Steered):
 
     def note(self, text: str) -> None:
         """Add a note."""
-        self._client.add_note(self.id, text)
+        self._client.jobs.add_note(self.id, text)
 
     def _repr_html_(self) -> str:
         progress = Estimate()

@@ -76,7 +76,7 @@ class Session:
         Raises SpecError (a wrong option: nothing is queued), NotFound and Unavailable.
         """
         values, init = self._values(kind, options, init_from)
-        job_id = self._client.submit(
+        job_id = self._client.jobs.submit(
             spec_class(kind).parse(values),
             _queueing(
                 name=name,
@@ -131,7 +131,7 @@ class Session:
         if not given:
             raise SpecError("over", "must be given, or else seeds or array, got none")
         values, init = self._values(kind, options, init_from)
-        sweep_id = self._client.submit_sweep(
+        sweep_id = self._client.groups.submit_sweep(
             kind,
             values,
             given,
@@ -151,7 +151,7 @@ class Session:
 
     def sweeps(self, *, limit: int | None = 20) -> list[Sweep]:
         """Return sweeps, newest first; `limit`: None for all."""
-        return [Sweep(self._client, line["id"]) for line in self._client.sweeps(limit)]
+        return [Sweep(self._client, line["id"]) for line in self._client.groups.sweeps(limit)]
 
     def curriculum(
         self,
@@ -176,7 +176,7 @@ class Session:
         """
         values, init = self._values(kind, options, init_from)
         given = {"stages": [dict(stage) for stage in stages]}
-        curriculum_id = self._client.submit_curriculum(
+        curriculum_id = self._client.groups.submit_curriculum(
             kind,
             values,
             given if gate is None else {**given, "gate": dict(gate)},
@@ -194,7 +194,9 @@ class Session:
 
     def curricula(self, *, limit: int | None = 20) -> list[Curriculum]:
         """Return curricula, newest first; `limit`: None for all."""
-        return [Curriculum(self._client, line["id"]) for line in self._client.curricula(limit)]
+        return [
+            Curriculum(self._client, line["id"]) for line in self._client.groups.curricula(limit)
+        ]
 
     def _values(
         self, kind: str, options: Mapping[str, Any], init_from: Job | str | None
@@ -205,7 +207,7 @@ class Session:
             return values, None
         if "model" in options:
             raise SpecError("init_from", "must not be given together with model")
-        init = self._client.weights(_id(init_from), kind)
+        init = self._client.models.weights(_id(init_from), kind)
         return {**values, "model": init.name}, init
 
     def job(self, job: str) -> Job:
@@ -213,7 +215,7 @@ class Session:
 
         Raises NotFound.
         """
-        return Job(self._client, self._client.find(job))
+        return Job(self._client, self._client.jobs.find(job))
 
     def jobs(
         self,
@@ -232,7 +234,7 @@ class Session:
         wanted = _words(status)
         # A paused job is a started or scheduled one to Redis.
         statuses = None if wanted is None else {*wanted} - {PAUSED} | {*PAUSABLE}
-        found = self._client.jobs(
+        found = self._client.jobs.all(
             JobFilter(
                 statuses=statuses,
                 kinds=_words(kind),
@@ -292,14 +294,14 @@ class Session:
         """Yield the text of an answer; cancel the job if the caller leaves before its end."""
         has_ended = False
         try:
-            for piece in self._client.text(job.id):
+            for piece in self._client.jobs.text(job.id):
                 if piece is None:
                     raise JobFailed(f"{job.id}: its process died: submit it again")
                 yield piece
             has_ended = True
         finally:
             if not has_ended:
-                self._client.cancel_if_pending(job.id)
+                self._client.jobs.cancel_if_pending(job.id)
         if job.status != "finished":
             job.result()  # raises the reason
 

@@ -27,22 +27,22 @@ class Steered(ABC):
 
     def cancel(self) -> str:
         """Dequeue waiting jobs ("canceled"), save and stop running ones ("stopping")."""
-        return self._client.cancel(self.id)
+        return self._client.jobs.cancel(self.id)
 
     def kill(self) -> str:
         """Stop running jobs now ("killing"); work since their last checkpoints is lost."""
-        return self._client.kill(self.id)
+        return self._client.jobs.kill(self.id)
 
     def pause(self, *, release: bool = False) -> str:
         """Pause running jobs after their step, and take waiting ones out of their queue.
 
         `release`: save running jobs, and free their memory.
         """
-        return self._client.pause(self.id, release=release)
+        return self._client.jobs.pause(self.id, release=release)
 
     def unpause(self) -> str:
         """Continue paused jobs."""
-        return self._client.unpause(self.id)
+        return self._client.jobs.unpause(self.id)
 
     def __repr__(self) -> str:
         return f"<warmd {type(self).__name__.lower()} {self.id}>"

@@ -12,7 +12,7 @@ class Sweep(Group):
 
     def info(self) -> dict[str, Any]:
         """Return what `warmd show --json` prints: `points` with `mean`, `low`, `high`, …"""
-        return self._client.sweep(self.id)
+        return self._client.groups.sweep(self.id)
 
     def best(self) -> dict[str, Any] | None:
         """Return the best point: `values`, `mean`, `low`, `high`, `jobs`; None before any score."""

@@ -1,6 +1,6 @@
-"""The client of commands and gateway: operations on jobs (`client`) and the daemon (`control`).
+"""The client of commands, programs and the gateway: a home's jobs, and requests to its daemon.
 
-Specs enter; plain dicts and lists leave. What they do has a file each (`reader`, `submitting`,
-`sweeping`, `curricula`, `grouping`); `client.Client` combines them. Imports no torch, and starts no
+`client.Client` is a connection with a part for jobs, groups, nodes and models; `control` has the
+requests to the daemon. Specs enter; plain dicts and lists leave. Imports no torch, and starts no
 process except the daemon.
 """

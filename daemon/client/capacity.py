@@ -18,7 +18,7 @@ from ...jobs.models.weight_headers import count_parameters
 from ...jobs.spec import Spec
 from ...jobs.training.options import TrainingSpec
 from ..host import fetch
-from .connection import ClientConnection
+from .connection import Connection
 
 if TYPE_CHECKING:
     from ...jobs.bench.floor import ModelSize
@@ -75,7 +75,7 @@ def folder_of(document: Mapping[str, Any]) -> Path | None:
     return fetch.folder_at_hand(ModelConfig(**document["model"]))
 
 
-def check_deciding_daemon(client: ClientConnection, what: str) -> None:
+def check_deciding_daemon(client: Connection, what: str) -> None:
     """Raise Unavailable if no daemon runs in this home: with a shared Redis it may have none.
 
     The plan of `what` is in this home, so no other machine could decide how it continues.

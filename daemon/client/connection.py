@@ -8,21 +8,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import redis
 
 from ...configs.config import DaemonConfig
 from ...jobs.errors import SpecError, Unavailable
 from ...jobs.files.shortage import lacks_space
-from ...jobs.ids import is_job_id
 from ..host.home import Home
 from ..lifecycle.find import Lookup, Offline
 from ..lifecycle.places import Places
 from ..queue import key_prefix, keys
 from ..queue.jobs import JobStore
 from ..queue.reasons import reason
-from ..runs.rundir import RunDir
 
 if TYPE_CHECKING:
     from ..store.reading import OnOutdated, ReadableRuns
@@ -38,18 +36,24 @@ _REFUSALS = ("MISCONF", "NOREPLICAS")  # the disk is full, or too few replicas a
 _REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
 
 
+class _Part(Protocol):
+    """A part of a client: its jobs, its groups, its nodes or its models."""
+
+    _client: Connection
+
+
 def needs_redis(method: Method) -> Method:
-    """Raise what `ClientConnection.asking` raises."""
+    """Let a method of a part of a client raise what `Connection.asking` raises."""
 
     @wraps(method)
-    def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:
-        return self.asking(lambda: method(self, *args, **kwargs))
+    def wrapper(self: _Part, *args: Any, **kwargs: Any) -> Any:
+        return self._client.asking(lambda: method(self, *args, **kwargs))
 
     return cast(Method, wrapper)
 
 
-class ClientConnection:
-    """The home, its Redis, and the records that all parts of the client use."""
+class Connection:
+    """A home and its Redis, which all parts of a client use."""
 
     def __init__(
         self,
@@ -211,39 +215,3 @@ class ClientConnection:
                 f"{self.home.log} says why"
             )
         return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
-
-    def find(self, text: str | None, *, is_training: bool = False) -> str:
-        """Return the id of the job that an id or a unique prefix of one names.
-
-        `-` or None is the latest job submitted from the command line, never an HTTP request; with
-        `is_training`, the latest training job. Raises SpecError and NotFound.
-        """
-        return self.lookup.find(text, is_training=is_training)
-
-    def rundir(self, job_id: str) -> RunDir:
-        """Return the run directory of a job for reading, perhaps without weights.
-
-        If the run store cannot be reached, the files are those that this machine has.
-        """
-        if self.readable is not None and is_job_id(job_id):
-            self.readable.refresh(job_id)
-        return RunDir.open(self.home.runs, job_id)
-
-    def current_rundir(self, job_id: str) -> RunDir:
-        """Return the run directory of a job to change it: as it is now, or raise."""
-        return self.places.current(job_id)
-
-    def fetch_weights(self, job_id: str, step: int | None = None, *, final: bool = False) -> None:
-        """Make weights of a job whole on this machine, if a run store has them.
-
-        `final`: those of its final model; else of the checkpoint of a step, or of the latest. If
-        the run store cannot be reached, a model or a step that is here is taken as it is.
-        """
-        if self.remote is None or self.readable is None:
-            return
-        if final:
-            self.readable.fetch_model(job_id)
-        elif step is not None:
-            self.readable.fetch_checkpoint(job_id, step)
-        else:
-            self.remote.fetch_checkpoint(job_id, None)

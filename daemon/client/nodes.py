@@ -8,13 +8,13 @@ from ...configs.labels import of_node, unmet
 from ...configs.queues import QUEUES
 from ..queue.gangs import Gangs
 from ..queue.nodes import DRAINING, SILENT, Node, NodeRegistry
-from .connection import ClientConnection
+from .connection import Connection
 
 
 class Nodes:
-    """The nodes of a client's Redis. The methods raise what `ClientConnection.asking` does."""
+    """The nodes of a client's Redis. The methods raise what `Connection.asking` does."""
 
-    def __init__(self, client: ClientConnection) -> None:
+    def __init__(self, client: Connection) -> None:
         self._client = client
 
     def all(self) -> list[Node]:

@@ -13,7 +13,7 @@ from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.ids import by_time, kind_of
-from ..client.reader import Reader
+from ..client.client import Client
 from ..groups.actions import jobs_of
 from ..groups.folder import CURRICULUM, SWEEP, group_ids
 from ..lifecycle.statuses import PENDING, shown
@@ -65,7 +65,7 @@ class Group:
     status: str
     problem: str | None
     metric: str | None = None  # the rest of a sweep
-    best: Mapping[str, Any] | None = None  # its best point, as `Reader.sweep` has it
+    best: Mapping[str, Any] | None = None  # its best point, as `Groups.sweep` has it
     model: str | None = None  # the rest of a curriculum: the latest job that a gate let through
     decisions: Mapping[str, int] | None = None  # how often each was taken
 
@@ -83,7 +83,7 @@ class Digest:
     disk_free_bytes: int
 
 
-def digest(client: Reader, *, since: float) -> Digest:
+def digest(client: Client, *, since: float) -> Digest:
     """Return what happened in this home since a time (unix seconds)."""
     lines, answers = [], 0
     for job_id in sorted(job_ids(client.home.runs), key=by_time):
@@ -92,13 +92,13 @@ def digest(client: Reader, *, since: float) -> Digest:
                 lines.append(job_id)
             else:
                 answers += 1
-    pending = {job["id"]: job for job in client.jobs(JobFilter(statuses=PENDING))}
+    pending = {job["id"]: job for job in client.jobs.all(JobFilter(statuses=PENDING))}
     ended = []
     for job_id in lines:
         if job_id in pending:
             continue
         with suppress(Conflict, NotFound):  # removed meanwhile, or damaged
-            ended.append(_line(client, client.job(job_id), since))
+            ended.append(_line(client, client.jobs.get(job_id), since))
     return Digest(
         since=since,
         until=client.now(),
@@ -110,12 +110,12 @@ def digest(client: Reader, *, since: float) -> Digest:
     )
 
 
-def _groups(client: Reader, ids: Set[str]) -> Iterator[Group]:
+def _groups(client: Client, ids: Set[str]) -> Iterator[Group]:
     """Yield the sweeps and curricula of these jobs."""
     for sweep_id in group_ids(client.home, SWEEP):
         with suppress(Conflict, NotFound):
             if not ids.isdisjoint(jobs_of(client.home, sweep_id)):
-                found = client.sweep(sweep_id)
+                found = client.groups.sweep(sweep_id)
                 best = None if found["best"] is None else found["points"][found["best"]]
                 yield Group(
                     sweep_id,
@@ -128,7 +128,7 @@ def _groups(client: Reader, ids: Set[str]) -> Iterator[Group]:
     for curriculum_id in group_ids(client.home, CURRICULUM):
         with suppress(Conflict, NotFound):
             if not ids.isdisjoint(jobs_of(client.home, curriculum_id)):
-                found = client.curriculum(curriculum_id)
+                found = client.groups.curriculum(curriculum_id)
                 decided = [one["decision"] for one in found["attempts"] if one["decision"]]
                 yield Group(
                     curriculum_id,
@@ -140,7 +140,7 @@ def _groups(client: Reader, ids: Set[str]) -> Iterator[Group]:
                 )
 
 
-def _line(client: Reader, job: Mapping[str, Any], since: float) -> Line:
+def _line(client: Client, job: Mapping[str, Any], since: float) -> Line:
     found = list(events.read(RunDir(client.home.runs / job["id"]).events))
     interruptions, lost_s = lost_time(found, since)
     eta_s = job["eta_s"]

@@ -17,7 +17,7 @@ from ...jobs.eval.questions import digests
 from ...jobs.eval.summary import LOWER_IS_BETTER, pair
 from ...jobs.intervals import Comparison
 from ...jobs.rewards.problems import ARITHMETIC
-from ..client.reader import Reader
+from ..client.client import Client
 from ..runs.rundir import job_ids
 
 
@@ -41,7 +41,7 @@ class Entry:
     against_best: Comparison | None
 
 
-def leaderboard(client: Reader, dataset: str) -> list[Entry]:
+def leaderboard(client: Client, dataset: str) -> list[Entry]:
     """Return all evaluations of a data set, best first, grouped by task and questions.
 
     Raises SpecError if it is not a data set.
@@ -64,13 +64,13 @@ def leaderboard(client: Reader, dataset: str) -> list[Entry]:
     ]
 
 
-def _evaluations(client: Reader) -> Iterator[tuple[str, EvalSpec, dict[str, Any]]]:
+def _evaluations(client: Client) -> Iterator[tuple[str, EvalSpec, dict[str, Any]]]:
     """Yield the evaluations that have a result."""
     for job_id in sorted(job_ids(client.home.runs)):  # of equal ones the older first
         if not job_id.startswith(f"{EvalSpec.kind}-"):
             continue
         with suppress(Conflict, NotFound, SpecError):  # damaged, or of a later version
-            rundir = client.rundir(job_id)
+            rundir = client.jobs.rundir(job_id)
             result = rundir.read_result()
             if result is not None:
                 yield job_id, EvalSpec.parse(rundir.read_spec()["spec"]), result

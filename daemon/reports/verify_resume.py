@@ -70,8 +70,8 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     Raises SpecError for a job without steps, JobFailed if a scratch job fails, Conflict if the
     steps end too soon to be interrupted, Unavailable if no worker takes them.
     """
-    total = client.job(job_id)["steps_total"]
-    spec = client.rundir(job_id).read_spec()["spec"]
+    total = client.jobs.get(job_id)["steps_total"]
+    spec = client.jobs.rundir(job_id).read_spec()["spec"]
     if spec.get("time_limit") is not None:
         raise SpecError("job", f"must have steps, not a time limit, got {job_id}")
     if total is None or "save_every" not in spec:
@@ -85,15 +85,15 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
         straight = scratch.submit(stop_at=steps)
         report(f"{straight}: {steps} steps without interruption")
         scratch.wait(straight)
-        begun = _first(client.rundir(straight), "begin")
-        window_s = (_last_time(client.rundir(straight)) - begun["time"]) * 0.8
+        begun = _first(client.jobs.rundir(straight), "begin")
+        window_s = (_last_time(client.jobs.rundir(straight)) - begun["time"]) * 0.8
         for _ in range(_MAX_TRIES):
             broken = scratch.submit(stop_at=steps // 2)
             report(f"{broken}: stopped after {steps // 2}")
             scratch.wait(broken)
             if scratch.resume_and_kill(broken, stop_at=steps, after_s=random.uniform(0, window_s)):
                 scratch.wait(broken)
-                return _verdict(client.rundir(straight), client.rundir(broken), steps)
+                return _verdict(client.jobs.rundir(straight), client.jobs.rundir(broken), steps)
             scratch.remove(broken)
             window_s /= 2
     raise Conflict(
@@ -118,7 +118,7 @@ class _ScratchJobs:
             self.remove(job_id)
 
     def submit(self, *, stop_at: int) -> str:
-        job_id = self._client.submit_again(self._job_id, stop_at=stop_at)
+        job_id = self._client.jobs.submit_again(self._job_id, stop_at=stop_at)
         self._ids.append(job_id)
         return job_id
 
@@ -129,8 +129,8 @@ class _ScratchJobs:
         """
         has_reported = False
         absent_since: float | None = None
-        for event in self._client.follow(job_id):
-            if event is not None or self._client.job(job_id)["status"] != "queued":
+        for event in self._client.jobs.follow(job_id):
+            if event is not None or self._client.jobs.get(job_id)["status"] != "queued":
                 absent_since = None
             elif not self._client.nodes.serving(TRAIN):
                 absent_since = absent_since or time.monotonic()
@@ -139,7 +139,7 @@ class _ScratchJobs:
             elif not has_reported:
                 self._report(f"{job_id}: waits for a free worker")
                 has_reported = True
-        job = self._client.job(job_id)
+        job = self._client.jobs.get(job_id)
         if job["status"] not in ("stopped", "finished"):
             raise JobFailed(f"{job_id} {job['status']}: {job['error']}")
 
@@ -148,11 +148,11 @@ class _ScratchJobs:
 
         False if it had ended before, or had saved its last step.
         """
-        rundir = self._client.rundir(job_id)
+        rundir = self._client.jobs.rundir(job_id)
         seq = max(event["seq"] for event in events.read(rundir.events))
         rundir.revise(stop_at=stop_at)
-        self._client.resume(job_id, front=True)
-        for event in self._client.follow(job_id, after_seq=seq):
+        self._client.jobs.resume(job_id, front=True)
+        for event in self._client.jobs.follow(job_id, after_seq=seq):
             if event is not None and event["type"] == "begin":
                 time.sleep(after_s)
                 pid = rundir.holder()
@@ -170,10 +170,10 @@ class _ScratchJobs:
 
     def remove(self, job_id: str) -> None:
         with contextlib.suppress(Conflict):  # it has ended
-            self._client.kill(job_id)
-        for _ in self._client.follow(job_id):
+            self._client.jobs.kill(job_id)
+        for _ in self._client.jobs.follow(job_id):
             pass
-        self._client.remove(job_id)
+        self._client.jobs.remove(job_id)
         self._ids.remove(job_id)
 
 

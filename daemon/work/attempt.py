@@ -1,7 +1,15 @@
-"""One execution of a job, from its start in Redis to its end.
+"""One execution of a job, from its start in Redis to its end: a machine of four states.
 
-The attempt sends stop and pause requests to the horse, handles the horse's messages, and turns any
-end of the execution into a change in Redis. The worker makes this change, `settle`, as soon as
+state      it has                              what comes next
+PREPARING  no request for a horse, or none     `prepare` or `Downloaded`: READY
+           with a model that is here
+READY      a request                           `give`: RUNNING
+RUNNING    a horse, which may still start      `detach`, a shortage: READY
+ENDED      `settle`: its end, for Redis        the worker drops it when the end is in Redis
+
+Every state but the last goes to ENDED: by an outcome or the death of the horse, by a request to
+stop, by ranks on other nodes, or because the job cannot be run. The attempt sends stop and pause
+requests to the horse and handles its messages. The worker makes the change `settle` as soon as
 Redis is reachable.
 """
 
@@ -13,6 +21,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +36,7 @@ from ..host.messages import (
     Failure,
     GangListening,
     GangMet,
+    GangPlan,
     JobActivity,
     JobEvent,
     JobOutcome,
@@ -44,6 +54,7 @@ from ..runs.rundir import RunDir
 from .attempt_log import AttemptLog
 from .horse import Horse
 from .run_fetches import RunFetch
+from .time_limit import TimeLimit
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -63,33 +74,43 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 
 
+class State(Enum):
+    """How far an execution is: see the module."""
+
+    PREPARING = auto()
+    READY = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+NEXT = {
+    State.PREPARING: {State.READY, State.ENDED},
+    State.READY: {State.RUNNING, State.ENDED},
+    State.RUNNING: {State.READY, State.ENDED},
+    State.ENDED: set(),
+}
+
+
 class Attempt:
     """An execution that this worker has started and not yet settled."""
 
     def __init__(
-        self,
-        store: JobStore,
-        job: Job,
-        started: StartedExecution,
-        rundir: RunDir | None,
-        request: RunJob | None,
-        writer: StreamWriter,
+        self, store: JobStore, job: Job, started: StartedExecution, writer: StreamWriter
     ) -> None:
-        """`rundir`: None if the job has none, or not yet; then no events are written or read.
+        """`writer`: copies events to the streams.
 
-        `request`: what is sent to the horse; None if the job cannot be run, or not yet. `writer`:
-        copies events to the streams.
+        Until `set_rundir` is called no events are written or read.
         """
         self.job = job
         self.started = started
-        self.request = request
+        self.state = State.PREPARING
+        self.request: RunJob | None = None  # what is sent to the horse
         self.fetch: RunFetch | None = None  # of its run directory from the run store
         self.is_stored = True  # nothing must be uploaded before its end is reported
         self.horse: Horse | None = None
         self.settle: Callable[[], object] | None = None  # the change in Redis that ends it
         self.ended: str | None = None  # finished or failed, once `settle` ends the job so
         self.requested: set[str] = set()  # reasons for which it was asked to stop
-        self.is_suspect = started.suspect
         self.gang_port: int | None = None  # where rank 0 listens, if it runs on several nodes
         self.has_gang_met = False  # whether all ranks are connected
         self._store = store
@@ -105,23 +126,19 @@ class Attempt:
         self._num_lacking = 0  # shortages in a row without a step in between
         self._watchdog: Watchdog | None = None
         self._checkpoint: Path | None = None  # the newest when it began
-        self._fetched_at = 0.0  # when the progress of `fetch` was last reported
         self._store_problem: str | None = None
         self._stall_error = ""  # the job's error if a stall ends it
         self._step: int | None = None  # of its latest step event
-        self._limit_s = job.timeout if job.timeout and job.timeout > 0 else None
+        self._limit = TimeLimit(job.timeout if job.timeout and job.timeout > 0 else None)
         self._has_stepped = False  # beyond all earlier executions: only such steps are reported
         self._is_paused = False
         self._conclude_ranks: Callable[[], None] | None = None  # if ranks elsewhere end it
         self._has_lost_claim = False  # Redis no longer knows this execution
         self._is_record_gone = False  # whether Redis no longer has the job either
-        self._began = time.monotonic()
-        self._idle: set[str] = set()  # why its time does not count: "paused", "waiting"
-        self._idle_since = 0.0
-        self._idle_s = 0.0
-        self._deadline: float | None = None
-        if rundir is not None:
-            self.set_rundir(rundir)
+
+    def _become(self, state: State) -> None:
+        assert state in NEXT[self.state], f"{self.job.id}: {self.state} to {state}"
+        self.state = state
 
     def set_rundir(self, rundir: RunDir) -> None:
         """Use a run directory, from now on."""
@@ -133,6 +150,37 @@ class Attempt:
         self._watchdog = Watchdog(rundir.log)
         self._checkpoint = self._newest_checkpoint()
 
+    def prepare(self, request: RunJob | None) -> None:
+        """Set the request for a horse; the job gets one once the request's model is here.
+
+        None: the job cannot be run.
+        """
+        self.request = request
+        is_whole = request is not None and not self.is_downloading
+        if is_whole and self.state is State.PREPARING:
+            self._become(State.READY)
+
+    def join(self, plan: GangPlan) -> None:
+        """Run together with ranks on other nodes."""
+        assert self.request is not None
+        self.request = replace(self.request, gang=plan)
+
+    def give(self, horse: Horse) -> None:
+        """Let a horse run the job, in place of another that was not forked."""
+        if self.state is not State.RUNNING:
+            self._become(State.RUNNING)
+        self.horse = horse
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end is known, which is not in Redis yet."""
+        return self.state is State.ENDED
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may have killed a horse that it shared: it gets one of its own."""
+        return self.started.suspect
+
     @property
     def has_rundir(self) -> bool:
         """Whether its run directory is known and can be written."""
@@ -143,13 +191,13 @@ class Attempt:
         """Whether its model or run directory is still being downloaded; it gets no horse before."""
         model = self.request.model if self.request is not None else None
         is_model_away = model is not None and model.folder is None
-        return self.settle is None and (self.fetch is not None or is_model_away)
+        return self.state is State.PREPARING and (self.fetch is not None or is_model_away)
 
     # --- requests to the horse --------------------------------------------------------------
 
     def apply(self, control: ControlRequests) -> None:
         """Apply the stop and pause requests that Redis currently has for the job."""
-        if self.settle is not None:
+        if self.has_ended:
             if control.stop == "kill" or not control.has_claim:
                 self.is_stored = True  # its end no longer waits for the run store
             return
@@ -167,7 +215,7 @@ class Attempt:
 
     def release(self) -> None:
         """Kill the horse and requeue the job, because other workers may soon take it."""
-        if self.settle is not None:
+        if self.has_ended:
             return
         if self.horse is None:
             self._settle(self._store.requeue, reason="worker_died")
@@ -181,7 +229,7 @@ class Attempt:
         `have_died`: as a death of the horse here would, this counts towards `_MAX_KILLS`.
         `have_failed`: the job fails, and `cause` is the reason.
         """
-        if self.settle is not None:
+        if self.has_ended:
             return
         if self._conclude_ranks is None:
             if have_failed:
@@ -203,7 +251,9 @@ class Attempt:
         requested, self.requested = self.requested, set()
         self.horse = None
         self._is_paused = False
-        self._deadline = None
+        self._limit.drop_deadline()
+        if self.state is State.RUNNING:
+            self._become(State.READY)
         if "release" in requested:
             self.release()
         for reason in requested - {"release"}:
@@ -215,7 +265,7 @@ class Attempt:
         `reason`: "drain", "cancel", "pause", "timeout", "stall" or "kill". For "kill", a horse that
         runs only this job is killed at once.
         """
-        if self.settle is not None or reason in self.requested:
+        if self.has_ended or reason in self.requested:
             return
         self.requested.add(reason)
         if self.horse is None:
@@ -223,36 +273,29 @@ class Attempt:
             return
         if reason == "kill" and not self.horse.is_resident:
             self.horse.kill(self.job.id)
-            self._set_deadline(0.0)  # once more, if it has not started yet
+            self._limit.allow(0.0)  # once more, if it has not started yet
             return
         grace_s = {"kill": _KILL_GRACE_S, "timeout": _TIMEOUT_GRACE_S}.get(reason)
         if reason == "cancel" and self.job.origin == INFER:  # a training may save for long
             grace_s = STUCK_S
         if grace_s is not None:
-            self._set_deadline(grace_s)
+            self._limit.allow(grace_s)
         self.horse.send(StopJob(self.job.id, reason))
-
-    def _set_deadline(self, grace_s: float) -> None:
-        """Kill the horse after this time, or at the deadline that an earlier request has set."""
-        deadline = time.monotonic() + grace_s
-        self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def check_time_limit(self) -> None:
         """Stop the job at its time limit; kill its horse after the grace.
 
         Pauses do not count, nor does waiting for what the machine lacks.
         """
-        now = time.monotonic()
-        idle_s = self._idle_s + (now - self._idle_since if self._idle else 0.0)
-        if self._limit_s is not None and now - self._began - idle_s > self._limit_s:
+        if self._limit.is_over:
             self.stop("timeout")
-        if self._deadline is not None and now > self._deadline and self.horse is not None:
+        if self._limit.is_past_deadline and self.horse is not None:
             self.horse.kill(self.job.id)
 
     def check_progress(self) -> None:
         """Report a stall and where the job hangs; stop the job if its option says so."""
         pid = self.horse.pid if self.horse is not None else None
-        if self._watchdog is None or pid is None or self.settle is not None:
+        if self._watchdog is None or pid is None or self.has_ended:
             return
         stall = self._watchdog.check(pid)
         if stall is None:
@@ -265,7 +308,7 @@ class Attempt:
             ) + (f": {stall.message}" if stall.message is not None else "")
             self.stop("stall")
             # The activity may still end: wait for the same time again.
-            self._deadline = time.monotonic() + max(_TIMEOUT_GRACE_S, stall.seconds)
+            self._limit.allow_again(max(_TIMEOUT_GRACE_S, stall.seconds))
 
     def catch_up(self) -> None:
         """Copy the events that the stream missed while Redis was unreachable."""
@@ -274,16 +317,8 @@ class Attempt:
 
     def report_fetch(self) -> None:
         """Report the progress of its run directory, twice a second at most."""
-        fetch = self.fetch
-        if fetch is None or not fetch.total_bytes or time.monotonic() - self._fetched_at < 0.5:
-            return
-        self._fetched_at = time.monotonic()
-        self._log_event(
-            "fetching",
-            name=fetch.name,
-            bytes=fetch.bytes,
-            total_bytes=fetch.total_bytes,
-        )
+        if self.fetch is not None and (progress := self.fetch.progress_if_due()) is not None:
+            self._log_event("fetching", **progress)
 
     def warn(self, message: str) -> None:
         """Emit a warning about the job that needs attention."""
@@ -297,7 +332,7 @@ class Attempt:
                 message=f"{problem}: the job continues, its checkpoints are on "
                 f"{platform.node()} only until uploads succeed",
             )
-        elif problem is None and self._store_problem is not None and self.settle is None:
+        elif problem is None and self._store_problem is not None and not self.has_ended:
             self._log_event("warning", message="run store: can be written again")
         self._store_problem = problem
 
@@ -309,6 +344,8 @@ class Attempt:
 
     def handle(self, message: Message) -> None:
         """Handle a message about the job from the horse, the zygote or a download."""
+        if self.has_ended:  # it was to stop during a download
+            return
         match message:
             case JobEvent():
                 self._handle_event(message.event, is_written=message.is_written)
@@ -327,7 +364,7 @@ class Attempt:
                 self.fail(message.error)
             case Downloaded() if self.request is not None and self.request.model is not None:
                 model = replace(self.request.model, folder=message.folder)
-                self.request = replace(self.request, model=model)
+                self.prepare(replace(self.request, model=model))
             case DownloadProgress() if self.request is not None and self.request.model is not None:
                 self._log_event(
                     "fetching",
@@ -347,20 +384,9 @@ class Attempt:
                 self._has_stepped = True
                 self._step = event["step"]
             case "paused":
-                self._set_idle("paused", True)
+                self._limit.set_idle("paused", True)
             case "unpaused":
-                self._set_idle("paused", False)
-
-    def _set_idle(self, why: str, is_idle: bool) -> None:
-        """Set whether the job's time does not count for this reason."""
-        now = time.monotonic()
-        if self._idle:
-            self._idle_s += now - self._idle_since
-        self._idle_since = now
-        if is_idle:
-            self._idle.add(why)
-        else:
-            self._idle.discard(why)
+                self._limit.set_idle("paused", False)
 
     # --- what the machine lacks -------------------------------------------------------------
 
@@ -379,7 +405,7 @@ class Attempt:
         """Write the events that wait for space, and update `waits_for`."""
         lacks = None
         if self._log is not None:
-            if self.horse is None or self.settle is not None:
+            if self.state is not State.RUNNING:
                 self._log.write_if_due()
             lacks = self._log.lacks
         lacks = lacks or self._lacking
@@ -389,7 +415,7 @@ class Attempt:
                 log.warning("%s: waits for %s", self.job.id, waits_for)
             else:
                 log.info("%s: no longer waits", self.job.id)
-            self._set_idle("waiting", waits_for is not None)
+            self._limit.set_idle("waiting", waits_for is not None)
             self.waits_for = waits_for
 
     def restore_events(self) -> None:
@@ -403,7 +429,7 @@ class Attempt:
 
     def report_wait(self) -> None:
         """Note in Redis what the job waits for, if that has changed. Raises RedisError."""
-        if self.waits_for != self._reported_wait and self.settle is None:
+        if self.waits_for != self._reported_wait and not self.has_ended:
             self._store.note_wait(self.job, self.waits_for)
             self._reported_wait = self.waits_for
 
@@ -439,7 +465,7 @@ class Attempt:
         self._not_before = time.monotonic() + pause_s
         log.warning("%s: %s: runs again in %g s", self.job.id, reason, pause_s)
         self.detach()
-        if self.settle is None:
+        if not self.has_ended:
             self._is_rerun = True
             self.set_lacking(Shortage(what, reason))
 
@@ -535,7 +561,7 @@ class Attempt:
     def conclude_death(self, *, is_shared: bool) -> None:
         """End the execution because its horse died; `is_shared`: the horse ran other jobs too."""
         assert self.horse is not None
-        if self.settle is not None:
+        if self.has_ended:
             return
         cause = self.horse.cause_of_death()
         if self._has_lost_claim:
@@ -615,7 +641,7 @@ class Attempt:
         return found[-1] if found else None
 
     def _conclude_timeout(self) -> None:
-        error = f"took longer than its time limit of {self._limit_s:g} s"
+        error = f"took longer than its time limit of {self._limit.limit_s:g} s"
         if self._retry(error):
             return
         self._log_event("failed", error=error, traceback=None)
@@ -628,6 +654,9 @@ class Attempt:
         self._settle(self._store.fail, self._stall_error)
 
     def _settle(self, change: Callable[..., object] | None, *args: Any, **kwargs: Any) -> None:
+        """End the execution; the change in Redis follows."""
+        self._become(State.ENDED)
+
         def settle() -> None:
             if change is not None:
                 change(self.job, self.started.claim, *args, **kwargs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
@@ -185,7 +185,7 @@ class LedJobs:
         """
         job_id, token = gathering.job_id, gathering.token
         self._led[job_id] = _Led(attempt, token)
-        if attempt.settle is not None or attempt.request is None:
+        if attempt.has_ended or attempt.request is None:
             return  # its end releases the nodes
         try:
             started = attempt.started
@@ -198,7 +198,7 @@ class LedJobs:
             attempt.end_ranks("a node has left before the start")
             return
         plan = GangPlan(gang.nodes, node=0, address=self._address, secret=token)
-        attempt.request = replace(attempt.request, gang=plan)
+        attempt.join(plan)
 
     def watch(self, now: float) -> None:
         """Compare all gangs with the executions here. Raises RedisError."""
@@ -213,7 +213,7 @@ class LedJobs:
             led.has_ended = True
             attempt.end_ranks("its record in Redis has expired")
             return
-        if attempt.settle is not None:
+        if attempt.has_ended:
             self._watch_end(led, gang, now)
             return
         if attempt.gang_port is not None and not led.has_listened and self._address is not None:
@@ -288,7 +288,7 @@ class GangWork:
 
     def is_ending(self, attempt: Attempt) -> bool:
         """Whether the execution has an end, which waits for the other nodes."""
-        return attempt.settle is not None and not self.led.may_settle(attempt)
+        return attempt.has_ended and not self.led.may_settle(attempt)
 
     def advance(self, *, is_stopping: bool, is_closing: bool) -> None:
         """Do the due work for seats and led jobs. Raises RedisError.

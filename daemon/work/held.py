@@ -58,7 +58,7 @@ class Held:
         """Whether a slot is free."""
         # Suspects without a horse take no slot.
         # Nor do ended jobs whose files are being uploaded.
-        slots = [a for a in self.attempts if a.settle is None or a.is_stored]
+        slots = [a for a in self.attempts if not a.has_ended or a.is_stored]
         running = sum(not (a.is_suspect and a.horse is None) for a in slots)
         # Horses that have no job left, but have not exited, still take memory.
         leaving = sum(horse.is_leaving and not horse.job_ids for horse in self.horses)
@@ -119,7 +119,7 @@ class Leaving:
         has_seat = any(down_since is None or seat.settle is None for seat in seats)
         if down_since is None or not attempts:
             return not attempts and not has_seat
-        if any(attempt.settle is None for attempt in attempts):
+        if not all(attempt.has_ended for attempt in attempts):
             self._saved_at = clock()
             return False
         return clock() - max(down_since, self._saved_at) > _DRAIN_TIMEOUT_S

@@ -27,7 +27,7 @@ from ..host.messages import (
     RunJob,
 )
 from ..host.model_files import fingerprint
-from .attempt import Attempt
+from .attempt import Attempt, State
 from .held import Held
 from .horse import Horse
 from .seats import Seat
@@ -54,10 +54,7 @@ class Horses:
         is_waiting = any(self._needs_horse(attempt) for attempt in self._held.attempts)
         is_waiting = is_waiting or any(seat.needs_horse for seat in self._held.gangs.seats.taken)
         is_urgent = any(
-            a.settle is not None
-            and a.is_stored
-            and a.may_settle()
-            and not self._held.gangs.is_ending(a)
+            a.has_ended and a.is_stored and a.may_settle() and not self._held.gangs.is_ending(a)
             for a in self._held.attempts
         ) or any(seat.settle is not None for seat in self._held.gangs.seats.taken)
         timeout_s = 0.0 if is_urgent and is_redis_up else TICK_S
@@ -105,7 +102,7 @@ class Horses:
             if other is None:
                 attempt.detach()  # the next step requests a horse again
             else:
-                attempt.horse = other
+                attempt.give(other)
 
     def withdraw(self) -> None:
         """Take back the requests for horses of jobs that are to stop before they have started.
@@ -115,7 +112,7 @@ class Horses:
         now = time.monotonic()
         for attempt in self._held.attempts:
             horse = attempt.horse
-            if not attempt.requested or attempt.settle is not None:
+            if not attempt.requested or attempt.has_ended:
                 continue
             if horse is None or horse.has_started or now < horse.requested_at + _FORK_S:
                 continue
@@ -126,29 +123,29 @@ class Horses:
     def attach(self) -> None:
         """Request horses for the jobs that are to get one."""
         for attempt in self._held.attempts:
-            if self._needs_horse(attempt) and attempt.request is not None:
+            if attempt.request is not None and self._needs_horse(attempt):
                 try:
                     horse = self.request(attempt.request, alone=attempt.is_suspect)
                 except OSError as error:  # no descriptor is free
                     attempt.run_again_after(error)
                 else:
-                    attempt.horse = horse
+                    if horse is not None:
+                        attempt.give(horse)
         for seat in self._held.gangs.seats.taken:
             if seat.needs_horse:
                 # Where no descriptor is free, the next iteration tries again.
                 with contextlib.suppress(OSError):
-                    seat.horse = self.request(seat.request, alone=True)
+                    if (horse := self.request(seat.request, alone=True)) is not None:
+                        seat.give(horse)
 
     def _needs_horse(self, attempt: Attempt) -> bool:
         """Whether a job is to get a horse now. Suspects get one at a time."""
-        if attempt.horse is not None or attempt.settle is not None or attempt.is_downloading:
-            return False
-        if not attempt.may_have_horse():
+        if attempt.state is not State.READY or not attempt.may_have_horse():
             return False
         if not attempt.is_suspect:
             return True
         suspects = [
-            other for other in self._held.attempts if other.is_suspect and other.settle is None
+            other for other in self._held.attempts if other.is_suspect and not other.has_ended
         ]
         return not any(other.horse is not None for other in suspects) and suspects[0] is attempt
 

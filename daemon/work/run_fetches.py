@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Any
 
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import NotFound, WarmdError
@@ -22,6 +23,7 @@ from ..store.bucket import Bucket, StoreUnavailable
 log = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
+_REPORT_S = 0.5  # between two reports of progress
 _NAMED_S = 0.5  # between two looks for the result of a job that this one names
 _MAX_NAMED_S = 600.0  # for the machine that ran it to upload it
 
@@ -47,6 +49,7 @@ class RunFetch:
         self._home = home
         self._bucket = bucket
         self._execution = execution
+        self._reported_at = 0.0
         self._canceled = threading.Event()
         self._thread: threading.Thread | None = None
         self.start()
@@ -65,6 +68,13 @@ class RunFetch:
     def cancel(self) -> None:
         """End the thread soon."""
         self._canceled.set()
+
+    def progress_if_due(self) -> dict[str, Any] | None:
+        """Return the fields of an event of progress; None if there is none, or one was just now."""
+        if not self.total_bytes or time.monotonic() - self._reported_at < _REPORT_S:
+            return None
+        self._reported_at = time.monotonic()
+        return {"name": self.name, "bytes": self.bytes, "total_bytes": self.total_bytes}
 
     def _run(self) -> None:
         wait_s = 0.0

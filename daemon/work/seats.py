@@ -119,6 +119,10 @@ class Seat:
             and not (gang.is_ending or has_ended)
         )
 
+    def give(self, horse: Horse) -> None:
+        """Let a horse run the ranks, in place of another that was not forked."""
+        self.horse = horse
+
     def leave(self) -> None:
         """End the ranks of this node: the job has ended, or continues elsewhere."""
         self._is_leaving = True

@@ -48,7 +48,7 @@ class StoredRuns:
             fetch = attempt.fetch
             if fetch is None:
                 continue
-            if attempt.settle is not None:  # canceled meanwhile
+            if attempt.has_ended:  # canceled meanwhile
                 fetch.cancel()
                 attempt.fetch = None
                 continue

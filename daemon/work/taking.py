@@ -95,7 +95,7 @@ class JobTaker:
     def _prepare_again(self) -> None:
         """Read the run directories again that could not be read because of a shortage."""
         for attempt in list(self._unprepared):
-            if attempt.settle is not None:
+            if attempt.has_ended:
                 self._unprepared.remove(attempt)
             elif attempt.may_have_horse():
                 self._unprepared.remove(attempt)
@@ -198,7 +198,7 @@ class JobTaker:
         job, started = taken
         self._leaving.num_taken += 1
         log.info("%s: %s: execution %d", job.id, self._name, started.number)
-        attempt = Attempt(self._store, job, started, None, None, self._held.writer)
+        attempt = Attempt(self._store, job, started, self._held.writer)
         self._held.attempts.append(attempt)
         if self._held.stored is None:
             self.prepare(attempt)
@@ -269,7 +269,7 @@ class JobTaker:
             attempt.run_again_after(error)
             self._unprepared.append(attempt)
             return
-        request = attempt.request = prepared.request
+        attempt.prepare(prepared.request)
         if prepared.result is not None:
             attempt.finish_from_disk(prepared.result)
         elif prepared.missing_model is not None:
@@ -281,5 +281,6 @@ class JobTaker:
             attempt.fail(prepared.failure)
         else:
             attempt.apply(started.control)
+            request = attempt.request
             if attempt.is_downloading and request is not None and request.model is not None:
                 self._held.downloads.add(request.model.config, attempt)

@@ -213,7 +213,7 @@ class Worker:
 
     def _apply_control_requests(self) -> None:
         """Apply the stop and pause requests that Redis has for the running jobs."""
-        running = [a for a in self._held.attempts if a.settle is None or not a.is_stored]
+        running = [a for a in self._held.attempts if not a.has_ended or not a.is_stored]
         if running:
             found = self._held.store.control_requests([(a.job, a.started.claim) for a in running])
             for attempt, control in zip(running, found, strict=True):

@@ -141,9 +141,9 @@ class Chain:
 
     def _submit(self, kind: str, origin: str, options: Mapping[str, Any]) -> str:
         values = {name: str(v) if isinstance(v, Path) else v for name, v in options.items()}
-        init = None if origin == "tiny" else self.daemon.client.weights(origin)
+        init = None if origin == "tiny" else self.daemon.client.models.weights(origin)
         values["model"] = origin if init is None else init.name
-        return self.daemon.client.submit(spec_class(kind).parse(values), init=init)
+        return self.daemon.client.jobs.submit(spec_class(kind).parse(values), init=init)
 
     def _finished(self, job_id: str) -> None:
         job = self.daemon.wait(job_id, timeout_s=300)
@@ -169,7 +169,7 @@ class Chain:
         return int(self.daemon.events(job_id, "begin")[0]["steps_total"])
 
     def _differences(self, straight: str, killed: str) -> list[str]:
-        runs = [self.daemon.client.rundir(job) for job in (straight, killed)]
+        runs = [self.daemon.client.jobs.rundir(job) for job in (straight, killed)]
         found = []
         for part in ("model", "checkpoints"):
             folders = [run.path / part for run in runs]
@@ -202,7 +202,7 @@ class Chain:
                 **{"max_tokens": 40, "seed": 1},
             }
         )
-        self._finished(self.daemon.client.submit(spec))
+        self._finished(self.daemon.client.jobs.submit(spec))
         done = [orjson.loads(line) for line in answers.read_bytes().splitlines()]
         return [
             {

@@ -43,8 +43,8 @@ TASKS: dict[str, dict[str, Any]] = {"groups of 8": {}, "groups of 4": {"num_gene
 
 def trained(client: Client, **options: Any) -> dict[str, float]:
     """Run a job; return its rewards, seconds, and counts of groups."""
-    job_id = client.submit(spec_class("grpo").parse(JOB | options))
-    events = [event for event in client.follow(job_id) if event is not None]
+    job_id = client.jobs.submit(spec_class("grpo").parse(JOB | options))
+    events = [event for event in client.jobs.follow(job_id) if event is not None]
     steps = [event for event in events if event["type"] == "step"]
     before, after = (event["reward"] for event in events if event["type"] == "eval")
     seconds = sum(step["generation_s"] + step["training_s"] for step in steps)

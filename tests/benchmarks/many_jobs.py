@@ -83,7 +83,7 @@ def prepared(folder: Path) -> Gateway:
     home = Gateway(folder / "home", model)
     for _ in range(2):
         spec = spec_class("grpo").parse({"model": "tiny", "samples": 4, "num_generations": 2})
-        home.client.submit(spec)
+        home.client.jobs.submit(spec)
     popped: Any = home.client.connection.blpop(["rq:queue:train"], 5)
     home.client.store.begin(popped[1], "train", "train-0:test:1")
     return home

@@ -69,19 +69,19 @@ def submit_until(
 
     Raises JobFailed when it ends before.
     """
-    job_id = client.submit(spec_class(kind).parse(options))
+    job_id = client.jobs.submit(spec_class(kind).parse(options))
     events: dict[str, dict[str, Any]] = {}
-    for event in client.follow(job_id):
+    for event in client.jobs.follow(job_id):
         if event is None:
             continue
         events[event["type"]] = event
         if event["type"] == type:
             return job_id, events
-    raise JobFailed(f"{job_id}: {client.job(job_id)['error'] or 'ended'}, before any {type}")
+    raise JobFailed(f"{job_id}: {client.jobs.get(job_id)['error'] or 'ended'}, before any {type}")
 
 
 def kill(client: Client, job_id: str) -> None:
     """Kill a job that runs, and wait until its worker is free."""
-    client.kill(job_id)
-    while client.job(job_id)["status"] != "stopped":
+    client.jobs.kill(job_id)
+    while client.jobs.get(job_id)["status"] != "stopped":
         time.sleep(0.01)

@@ -35,7 +35,7 @@ PAGES_EACH = 5  # per browser, which opens at most six connections to one host
 def with_curve(home: Gateway, steps: int) -> str:
     """Queue a training whose events have that many steps; return its id."""
     spec = spec_class("grpo").parse({"model": "tiny", "samples": 4, "num_generations": 2})
-    job_id = home.client.submit(spec)
+    job_id = home.client.jobs.submit(spec)
     with EventLog(RunDir(home.home.runs / job_id).events, execution=1) as events:
         for step in range(1, steps + 1):
             metrics = dict.fromkeys(("loss", "reward", "grad_norm"), step % 17 / 17)

@@ -31,8 +31,8 @@ def main() -> None:
     args = parser.parse_args()
     with own_daemon("demo=builtin:demo") as client:
         spec = spec_class("grpo").parse(OPTIONS)
-        run(client, [client.submit(spec) for _ in range(3)])  # what only the first ones pay
-        jobs = [client.submit(spec) for _ in range(args.jobs)]
+        run(client, [client.jobs.submit(spec) for _ in range(3)])  # what only the first ones pay
+        jobs = [client.jobs.submit(spec) for _ in range(args.jobs)]
         report(run(client, jobs))
 
 
@@ -40,12 +40,12 @@ def run(client: Client, jobs: list[str]) -> list[dict[str, float]]:
     """Wait for the jobs; return the moments of each, in unix seconds."""
     found = []
     for job_id in jobs:
-        for _ in client.follow(job_id):
+        for _ in client.jobs.follow(job_id):
             pass  # until it has ended
-        while (ended := client.job(job_id)["ended_at"]) is None:
+        while (ended := client.jobs.get(job_id)["ended_at"]) is None:
             time.sleep(0.01)
         times: dict[str, Any] = {
-            event["type"]: event["time"] for event in events.read(client.rundir(job_id).events)
+            event["type"]: event["time"] for event in events.read(client.jobs.rundir(job_id).events)
         }
         found.append({**{name: times[name] for name in MOMENTS}, "ended": ended})
     return found

@@ -48,9 +48,9 @@ def main() -> None:
         training = start_training(client, args.dataset.resolve())
         infer(client)  # the first makes the engine
         for _ in range(args.rounds):
-            steer(client, training, client.pause, "paused")
+            steer(client, training, client.jobs.pause, "paused")
             seconds["idle"] += [infer(client) for _ in range(args.runs)]
-            steer(client, training, client.unpause, "unpaused")
+            steer(client, training, client.jobs.unpause, "unpaused")
             seconds["training"] += [infer(client) for _ in range(args.runs)]
     medians = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
     ratio = medians["training"] / medians["idle"]
@@ -89,13 +89,13 @@ def steer(client: Client, job_id: str, ask: Callable[[str], str], type: str) -> 
 
 def number(client: Client, job_id: str, type: str) -> int:
     """How many events of a type there are."""
-    return sum(event["type"] == type for event in events.read(client.rundir(job_id).events))
+    return sum(event["type"] == type for event in events.read(client.jobs.rundir(job_id).events))
 
 
 def watch(client: Client, job_id: str) -> None:
     """Let a moment pass. Raises RuntimeError when the training has ended."""
-    if client.job(job_id)["status"] not in ("queued", "started"):
-        raise RuntimeError(f"the training ended: {client.job(job_id)['error']}")
+    if client.jobs.get(job_id)["status"] not in ("queued", "started"):
+        raise RuntimeError(f"the training ended: {client.jobs.get(job_id)['error']}")
     time.sleep(0.02)
 
 

@@ -64,7 +64,7 @@ def test_a_projection_counts_steps_and_the_evaluations_that_are_due():
 
 def measurements(daemon: Daemon) -> set[str]:
     """Return the ids of the MLM jobs that the daemon lists; other tests may have left some."""
-    return {job["id"] for job in daemon.client.jobs() if job["kind"] == "mlm"}
+    return {job["id"] for job in daemon.client.jobs.all() if job["kind"] == "mlm"}
 
 
 @pytest.fixture
@@ -130,11 +130,11 @@ def test_the_options_of_a_job_are_projected_also_from_its_latest_checkpoint(
     options = ("--save-every", "60", "--eval-every", "0")
     job = warmd("submit", "mlm", *texts, *options, home=home.path).out.strip()
     wait_until(lambda: shared_daemon.events(job, "checkpoint"))
-    shared_daemon.client.cancel(job)
+    shared_daemon.client.jobs.cancel(job)
     shared_daemon.wait(job, "stopped")
     done = warmd("bench", "mlm", "--job", job, "--measured", "2", home=home.path)
     assert done.code == 0, done.err
-    checkpoint = shared_daemon.client.job(job)["step"]
+    checkpoint = shared_daemon.client.jobs.get(job)["step"]
     head, *rows = done.out.splitlines()
     assert head.split() == ["STEPS", "FROM", "ZERO", "DONE", "AT", "FROM", str(checkpoint), "DONE",
                             "AT"]  # fmt: skip
@@ -142,8 +142,8 @@ def test_the_options_of_a_job_are_projected_also_from_its_latest_checkpoint(
     assert " a step, the median of 2 (2 micro-steps of " in done.err
     refused = warmd("bench", "mlm", "--job", job, "--seed", "1", home=home.path)
     assert refused.is_refusal(2)
-    assert shared_daemon.client.job(job)["status"] == "stopped"
-    shared_daemon.client.remove(job)
+    assert shared_daemon.client.jobs.get(job)["status"] == "stopped"
+    shared_daemon.client.jobs.remove(job)
 
 
 def test_a_measurement_that_fails_says_why_and_keeps_its_log(
@@ -158,7 +158,7 @@ def test_a_measurement_that_fails_says_why_and_keeps_its_log(
     assert done.is_refusal(1)
     [job] = measurements(shared_daemon) - before
     assert f"its log: warmd logs {job}" in done.err
-    shared_daemon.client.remove(job)
+    shared_daemon.client.jobs.remove(job)
 
 
 CLOSED = pytest.mark.nightly(
@@ -198,10 +198,10 @@ def test_only_a_job_that_has_ended_can_be_removed(shared_daemon: Daemon):
     job = shared_daemon.submit("behaviours:gated")
     shared_daemon.wait(job, "started")
     with pytest.raises(Conflict, match="is started: cancel it first"):
-        client.remove(job)
-    client.kill(job)
+        client.jobs.remove(job)
+    client.jobs.kill(job)
     shared_daemon.wait(job)
-    client.remove(job)
+    client.jobs.remove(job)
     with pytest.raises(NotFound):
-        client.job(job)
+        client.jobs.get(job)
     assert not [key for key in client.connection.keys("*") if job.encode() in key]

@@ -101,16 +101,16 @@ def test_without_an_id_it_is_the_latest_training_and_not_the_latest_job(daemon):
 
 
 def test_compare_refuses_prompts_before_any_of_them_is_queued(daemon, trained):
-    before = len(daemon.client.jobs(JobFilter(limit=None)))
+    before = len(daemon.client.jobs.all(JobFilter(limit=None)))
     done = compare(daemon, trained, "1+1=", "1" * 100)
     assert done.is_refusal(2)
     assert "prompt: must have at most 52 tokens" in done.err
-    assert len(daemon.client.jobs(JobFilter(limit=None))) == before
+    assert len(daemon.client.jobs.all(JobFilter(limit=None))) == before
 
 
 def test_compare_reports_a_failed_completion_and_shows_the_other(daemon, capsys):
     spec = spec_class("infer").parse({"prompts": "[[9999]]", "model": "tiny"})
-    job_id = daemon.client.submit(spec)
+    job_id = daemon.client.jobs.submit(spec)
     failed = compare_command._answer(daemon.client, job_id)
     assert (failed["status"], failed["text"]) == ("failed", None)
     compare_command._print(["tiny", "other"], [("1+1=", failed, {"text": "2"})])

@@ -58,7 +58,7 @@ def test_queue_and_tail_give_the_same_eta_with_the_evaluations_to_come(desk):
     run.log.emit("eval", step=1, seconds=100.0)
     run.step(2)
     tail = Progress()
-    for event in events.read(desk.client.rundir(job_id).events):
+    for event in events.read(desk.client.jobs.rundir(job_id).events):
         tail.update(event)
     (row,) = desk.rows("queue")
     assert row["eta_s"] == pytest.approx(tail.eta_s(time.time()), abs=1)
@@ -176,7 +176,7 @@ def test_on_a_terminal_steps_are_one_live_line_and_ctrl_c_leaves_the_job_running
     see(f"warmd tail {run.id}")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     os.close(terminal)
-    assert desk.client.job(run.id)["status"] == "started"
+    assert desk.client.jobs.get(run.id)["status"] == "started"
 
 
 @pytest.mark.slow
@@ -282,9 +282,9 @@ def test_a_command_that_reads_imports_nothing_that_submits(desk, tmp_path, comma
     subprocess.run([sys.executable, "-c", code, found, *words], env=desk.environ, check=True)
     exit_code, *modules = found.read_text().split()
     assert exit_code == "0"
-    assert "warmd.daemon.client.reader" in modules
+    assert "warmd.daemon.client.jobs" in modules
     unused = {
-        *("numpy", "torch", "warmd.daemon.client.client", "warmd.daemon.lifecycle.submit"),
+        *("numpy", "torch", "warmd.daemon.client.checking", "warmd.daemon.lifecycle.submit"),
         *("warmd.daemon.lifecycle.adopt", "warmd.daemon.groups.driver"),
         *("warmd.daemon.store.remote", "warmd.jobs.bench.floor"),
     }

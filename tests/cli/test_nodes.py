@@ -78,7 +78,7 @@ def test_more_processes_than_the_cores_of_the_only_machine_are_refused(desk: Des
     assert sweep.is_refusal(2)
     assert "the cores of this machine, got 3" in sweep.err
     job_id = desk.submit("--processes", "2")
-    desk.client.cancel(job_id)
+    desk.client.jobs.cancel(job_id)
     more = desk.warmd("resume", job_id, "--set", "processes=4")
     assert "processes: must be at most 2" in more.err
     join(desk, cores="16")

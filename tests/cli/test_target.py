@@ -13,7 +13,7 @@ def ask_over_http(desk: Desk, origin: str = "http") -> str:
     """A job that was not submitted from the command line."""
     model = desk.grpo[3]
     spec = spec_class("infer").parse({"model": model, "prompt": "a"})
-    return desk.client.submit(spec, origin=origin)
+    return desk.client.jobs.submit(spec, origin=origin)
 
 
 @pytest.mark.parametrize("origin", mostly_slow(["http", "check"], but=["http"]))

@@ -41,14 +41,14 @@ def spec_of(kind: str, folder: Any) -> Any:
 @pytest.mark.parametrize("kind", mostly_slow(["grpo", "sft", "dpo", "mlm"], but=["grpo"]))
 def test_the_peak_memory_of_a_job_is_within_the_estimate(shared_daemon, tmp_path, kind):
     client, spec = shared_daemon.client, spec_of(kind, tmp_path)
-    computed = estimate(client, spec, client.check(spec)).peak_bytes
+    computed = estimate(client, spec, client.jobs.check(spec)).peak_bytes
     assert computed is not None
     assert computed.source == "computed"
-    job_id = client.submit(spec)
+    job_id = client.jobs.submit(spec)
     assert shared_daemon.wait(job_id)["status"] == "finished"
-    (finished,) = events.newest(shared_daemon.client.rundir(job_id).events, 1)
+    (finished,) = events.newest(shared_daemon.client.jobs.rundir(job_id).events, 1)
     assert computed.low < finished["peak_bytes"] < computed.high
-    measured = estimate(client, spec, client.check(spec))
+    measured = estimate(client, spec, client.jobs.check(spec))
     assert measured.jobs == (job_id,)
     peak = measured.peak_bytes
     assert peak is not None

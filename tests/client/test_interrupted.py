@@ -30,7 +30,7 @@ def submit(desk: Desk, at: int | None) -> tuple[str | None, int]:
     spec = spec_class("grpo").parse({"model": desk.grpo[3], "samples": 4})
     sys.settrace(trace)
     try:
-        return desk.client.submit(spec), count
+        return desk.client.jobs.submit(spec), count
     except KeyboardInterrupt:
         return None, count
     finally:
@@ -56,14 +56,14 @@ def test_a_submission_interrupted_anywhere_leaves_nothing(desk: Desk, points: in
     for at in every:
         job_id, _ = submit(desk, at)
         if job_id is not None:  # it came after the end
-            desk.client.cancel(job_id)
-            desk.client.remove(job_id)
+            desk.client.jobs.cancel(job_id)
+            desk.client.jobs.remove(job_id)
             continue
         interrupted += 1
         assert os.listdir(desk.home.runs) == [queued], at
         found: Any = desk.client.connection.lrange("rq:queue:train", 0, -1)
         assert found == [queued.encode()], at
-        assert [job["id"] for job in desk.client.jobs()] == [queued], at
+        assert [job["id"] for job in desk.client.jobs.all()] == [queued], at
         jobs: Any = desk.client.connection.keys("rq:job:*")
         assert [key for key in jobs if queued.encode() not in key] == [], at
     assert interrupted > len(every) / 2

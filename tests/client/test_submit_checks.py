@@ -203,18 +203,18 @@ def test_a_training_that_needs_more_than_all_memory_is_refused_with_both_sizes(
         huge_model(tmp_path / name, parameters)
         for name, parameters in (("small", 1000), ("huge", all_memory // 16 + 10**9))
     )
-    client.check(spec_of(tmp_path, {"prompt": "a"}, model=str(small)))
+    client.jobs.check(spec_of(tmp_path, {"prompt": "a"}, model=str(small)))
     spec = spec_of(tmp_path, {"prompt": "a"}, model=str(huge))
     with pytest.raises(SpecError) as refused:
-        client.check(spec)
+        client.jobs.check(spec)
     assert str(refused.value) == (
         f"model: must fit the memory of this machine ({format_size(all_memory)}), got one that "
         f"needs at least {format_size(all_memory + 16 * 10**9)} to be trained: train a smaller "
         "model, or an adapter (lora)"
     )
-    shared.check(spec)  # another machine may have more
+    shared.jobs.check(spec)  # another machine may have more
     if 4 * (all_memory // 16 + 10**9) < memory_bytes():
-        client.check(replace(spec, lora=4))
+        client.jobs.check(replace(spec, lora=4))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ RECORD = NodeRecord(
 
 def jobs_of(daemon: Daemon | Desk) -> tuple[set[str], set[str]]:
     """The jobs on disk, and those in Redis."""
-    known = {job["id"] for job in daemon.client.jobs()}
+    known = {job["id"] for job in daemon.client.jobs.all()}
     return {path.name for path in daemon.home.runs.iterdir()}, known
 
 

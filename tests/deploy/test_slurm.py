@@ -93,7 +93,7 @@ def test_a_job_of_a_requeued_node_is_finished_exactly_on_the_other(
     steps = [event["step"] for event in machines.events(job_id, "step")]
     assert steps == list(range(1, steps[-1] + 1))
     machines.wait(whole)
-    assert machines.client.job(whole)["execution"] == 1
+    assert machines.client.jobs.get(whole)["execution"] == 1
     one, other = weights(machines, whole), weights(machines, job_id)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -116,7 +116,7 @@ def test_a_preempted_node_comes_back_and_a_canceled_one_does_not(
     urgent = workload.run(*wish, "--wrap", "sleep 1").strip()
     wait_until(lambda: workload.state(urgent)[0] in ("RUNNING", "COMPLETED"), timeout_s=60)
     # It was warned and had the time to save; its end is not taken for the end of its work.
-    assert machines.client.job(job_id)["status"] == "queued"
+    assert machines.client.jobs.get(job_id)["status"] == "queued"
     assert "supervisor: stopping (drain)" in output(machines, first)
     wait_until(lambda: workload.state(first)[0] == "PENDING", timeout_s=30)
     assert homes() == []

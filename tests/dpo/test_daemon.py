@@ -42,8 +42,8 @@ def weights(daemon: Daemon, job_id: str) -> dict[str, torch.Tensor]:
 def test_a_job_that_is_killed_and_paused_ends_with_the_weights_of_an_uninterrupted_run(
     sturdy: Daemon, tmp_path: Path
 ):
-    straight = sturdy.client.submit(spec(tmp_path))
-    killed = sturdy.client.submit(spec(tmp_path))
+    straight = sturdy.client.jobs.submit(spec(tmp_path))
+    killed = sturdy.client.jobs.submit(spec(tmp_path))
     assert sturdy.wait(straight)["result"]["steps"] == 30
     for execution, step in ((1, 6), (2, 17)):
 
@@ -56,9 +56,9 @@ def test_a_job_that_is_killed_and_paused_ends_with_the_weights_of_an_uninterrupt
 
         os.kill(wait_until(reached, timeout_s=90)["pid"], signal.SIGKILL)
     wait_until(lambda: len(sturdy.events(killed, "begin")) == 3, timeout_s=90)
-    sturdy.client.pause(killed)
+    sturdy.client.jobs.pause(killed)
     wait_until(lambda: sturdy.events(killed, "paused"), timeout_s=90)
-    sturdy.client.unpause(killed)
+    sturdy.client.jobs.unpause(killed)
     job = sturdy.wait(killed, timeout_s=120)
     assert (job["status"], job["execution"]) == ("finished", 3)
     resumed = [event["resumed_from"] for event in sturdy.events(killed, "begin")]
@@ -67,15 +67,17 @@ def test_a_job_that_is_killed_and_paused_ends_with_the_weights_of_an_uninterrupt
     ours, theirs = weights(sturdy, killed), weights(sturdy, straight)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    results = [sturdy.client.job(job_id)["result"] for job_id in (straight, killed)]
+    results = [sturdy.client.jobs.get(job_id)["result"] for job_id in (straight, killed)]
     assert results[0]["eval_after"] == results[1]["eval_after"]
 
 
 @pytest.mark.slow
 def test_the_reference_is_the_model_that_the_job_begins_with(sturdy: Daemon, tmp_path: Path):
-    first = sturdy.client.submit(sft_jobs.spec(tmp_path, model="tiny"))
+    first = sturdy.client.jobs.submit(sft_jobs.spec(tmp_path, model="tiny"))
     sturdy.wait(first)
-    second = sturdy.client.submit(spec(tmp_path, epochs=1), init=sturdy.client.weights(first))
+    second = sturdy.client.jobs.submit(
+        spec(tmp_path, epochs=1), init=sturdy.client.models.weights(first)
+    )
     before = sturdy.wait(second)["result"]["eval_before"]
     assert [before[name] for name in REWARDS] == [0, 0, 0, 0]
 
@@ -84,7 +86,7 @@ def test_a_bad_pair_is_refused_before_the_job_is_queued(shared_daemon: Daemon, t
     path = sft_jobs.write(tmp_path / "bad.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "b"}])
     unlocated = DpoSpec.parse({"model": "tiny", "dataset": path})
     with pytest.raises(SpecError, match="line 1: rejected: must be another completion than chosen"):
-        shared_daemon.client.submit(unlocated)
+        shared_daemon.client.jobs.submit(unlocated)
 
 
 @pytest.mark.slow

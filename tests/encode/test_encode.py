@@ -676,14 +676,14 @@ def test_an_encoder_that_a_job_has_trained_is_loaded_trained_on_and_encoded_with
     small = {"hidden_size": 16, "layers": 2, "heads": 2, "ffn_size": 32}
     options = {"data": str(sources), "vocab_size": 300, "seq_len": 64, "batch_size": 2}
     train = {**options, "steps": 2, "validation": 0.0, "eval_every": 0}
-    first = daemon.client.submit(spec_class("mlm").parse({**train, **small}))
+    first = daemon.client.jobs.submit(spec_class("mlm").parse({**train, **small}))
     assert daemon.wait(first)["status"] == "finished"
-    folder = daemon.client.rundir(first).path / "model"
+    folder = daemon.client.jobs.rundir(first).path / "model"
     home = daemon.home.path
     loaded = warmd("load", f"enc={folder}", home=home)
     assert loaded.code == 0, loaded.err
-    second = daemon.client.submit(spec_class("mlm").parse({**train, "model": "enc"}))
-    assert daemon.wait(second)["status"] == "finished", daemon.client.job(second)["error"]
+    second = daemon.client.jobs.submit(spec_class("mlm").parse({**train, "model": "enc"}))
+    assert daemon.wait(second)["status"] == "finished", daemon.client.jobs.get(second)["error"]
     texts = ("--text", "def f(x):", "--text", "--dry-run")  # the value of an option, and no option
     done = warmd("submit", "encode", "--model", "enc", *texts, "--wait", home=home)
     assert done.code == 0, done.err
@@ -691,7 +691,7 @@ def test_an_encoder_that_a_job_has_trained_is_loaded_trained_on_and_encoded_with
     assert np.array(result["embeddings"]).shape == (2, 16)
     assert result["timings"]["queued_s"] >= 0
     # A checkpoint will do as well as a finished model.
-    (checkpoint,) = (daemon.client.rundir(second).path / "checkpoints").glob("*-2")
+    (checkpoint,) = (daemon.client.jobs.rundir(second).path / "checkpoints").glob("*-2")
     again = warmd(
         "submit", "encode", "--model", str(checkpoint), *texts, "--wait", "--json", home=home
     )

@@ -308,7 +308,7 @@ def test_a_request_that_is_left_behind_disturbs_nobody(gateway, request):
 
 @pytest.mark.slow
 def test_a_turn_that_the_agent_has_given_up_is_not_learned(gateway, request):
-    made = trained(spec(agent="openai_talkers:aborting"), gateway, name_of(request))
+    made = trained(spec(agent="talkers:aborting"), gateway, name_of(request))
     assert all(one["ends"] == {"returned": 8} for one in measured(made).values())
     texts = [turn["content"] for one in kept(made) for turn in one["turns"]]
     assert not any("y?y?" in text for text in [*texts, *(one["prompt"] for one in kept(made))])

@@ -22,6 +22,7 @@ import tiny
 import tiny_vision
 import torch
 from browser import has_chromium
+from daemons import gone
 from environments import environment
 from episode_pools import GAMES, answers, pool
 from gateways import Gateway
@@ -94,14 +95,6 @@ def number_of(text: str, seen: str) -> str:
     return found[1]
 
 
-def are_gone(processes: Sequence[psutil.Process]) -> bool:
-    for one in processes:
-        with suppress(psutil.NoSuchProcess):
-            if one.status() != psutil.STATUS_ZOMBIE:
-                return False
-    return True
-
-
 def servers_and_browsers(below: psutil.Process | None = None) -> list[psutil.Process]:
     """The environments' servers below a process (None: this one) and what they have started.
 
@@ -141,7 +134,7 @@ def test_a_script_solves_eight_pages_at_once_and_no_browser_is_left(pages):
                 made.act(key, f"The number is {number_of(texts.pop(0), page)}.")
             peak = max(peak, memory_bytes())
         started = servers_and_browsers()
-    wait_until(lambda: are_gone(started), timeout_s=5)
+    wait_until(lambda: all(map(gone, started)), timeout_s=5)
     assert peak < MOST_BYTES, peak
     assert set(rewards.values()) == {1.0}
     assert max(len(one) for one in seen.values()) in range(2, MOST_TURNS + 1)
@@ -174,7 +167,7 @@ def test_the_browsers_end_with_a_pool_that_is_killed(pages):
         assert holder.stdout.readline() == b"ready\n"
         started = servers_and_browsers(psutil.Process(holder.pid))
         holder.kill()
-        wait_until(lambda: are_gone(started), timeout_s=5)
+        wait_until(lambda: all(map(gone, started)), timeout_s=5)
 
 
 @pytest.mark.nightly(
@@ -189,7 +182,7 @@ def test_a_browser_ends_with_an_environment_that_is_killed(pages):
         failure = answers(made)["a"].failure
         assert failure is not None
         assert failure.words == "its process ended with signal SIGKILL"
-        wait_until(lambda: are_gone(started), timeout_s=5)
+        wait_until(lambda: all(map(gone, started)), timeout_s=5)
 
 
 @pytest.fixture(scope="module")

@@ -40,9 +40,9 @@ def test_a_killed_evaluation_resumes_at_its_row_and_equals_an_uninterrupted_one(
     shared_daemon: Daemon,
 ):
     daemon = shared_daemon
-    straight = daemon.client.submit(spec(**SLOW))
+    straight = daemon.client.jobs.submit(spec(**SLOW))
     wanted = daemon.wait(straight, timeout_s=120)["result"]
-    killed = daemon.client.submit(spec(**SLOW))
+    killed = daemon.client.jobs.submit(spec(**SLOW))
 
     def has_begun() -> dict[str, Any] | None:
         started = daemon.events(killed, "started")
@@ -132,23 +132,23 @@ def test_tables_count_completions_without_a_score(
 
 
 def test_nothing_is_queued_if_one_model_is_refused(shared_daemon: Daemon):
-    before = len(shared_daemon.client.jobs())
+    before = len(shared_daemon.client.jobs.all())
     done = warmd("eval", "tiny", "./nowhere", "--samples", "2", home=shared_daemon.home.path)
     assert done.is_refusal(2)
     assert done.err.startswith("Error: model: must be a model folder, got")
-    assert len(shared_daemon.client.jobs()) == before
+    assert len(shared_daemon.client.jobs.all()) == before
 
 
 def test_a_comparison_waits_for_the_job_that_it_names(shared_daemon: Daemon):
     client = shared_daemon.client
-    first = client.submit(spec(samples=30, max_tokens=4))
-    second = client.submit(spec(samples=30, max_tokens=4, against=first))
+    first = client.jobs.submit(spec(samples=30, max_tokens=4))
+    second = client.jobs.submit(spec(samples=30, max_tokens=4, against=first))
     job = shared_daemon.wait(second)
     assert (job["status"], job["result"]["against"]) == ("finished", first)
-    answer = client.submit(spec_class("infer").parse({"prompt": "1", "model": "tiny"}))
-    later = client.submit(spec(samples=2), Queueing(delay_s=3600))
+    answer = client.jobs.submit(spec_class("infer").parse({"prompt": "1", "model": "tiny"}))
+    later = client.jobs.submit(spec(samples=2), Queueing(delay_s=3600))
     with pytest.raises(SpecError, match=f"after: must be {later}, which is still to end, got inf"):
-        client.submit(spec(against=later), Queueing(after=answer))
-    client.cancel(later)
+        client.jobs.submit(spec(against=later), Queueing(after=answer))
+    client.jobs.cancel(later)
     with pytest.raises(SpecError, match="against: must be a job of kind eval, got infer-"):
-        client.submit(spec(against=answer))
+        client.jobs.submit(spec(against=answer))

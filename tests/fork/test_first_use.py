@@ -75,7 +75,7 @@ def test_a_grpo_job_imports_no_module_but_its_own(daemon: Daemon, tmp_path: Path
     options = {"model": "tiny", "samples": 2, "num_generations": 2, "max_completion_length": 4}
     with contextlib.chdir(tmp_path):
         spec = spec_class("grpo").parse({**options, "reward": ["mods:write"]})
-        job_id = daemon.client.submit(spec)
+        job_id = daemon.client.jobs.submit(spec)
     assert daemon.wait(job_id)["status"] == "finished"
     late = [name for name in json.loads(seen.read_text()) if name not in zygote.modules]
     assert [name for name in late if name.startswith(("warmd.jobs", "torch", "trl"))] == []

@@ -66,7 +66,7 @@ def test_a_job_starts_although_the_standby_horse_was_killed(daemon):
     os.kill(killed, signal.SIGKILL)
     job_id = daemon.submit()
     assert pid_of(daemon, job_id) != killed
-    assert daemon.client.job(job_id)["execution"] == 1
+    assert daemon.client.jobs.get(job_id)["execution"] == 1
     assert standby(daemon, other_than=killed)
 
 
@@ -76,7 +76,7 @@ def test_a_job_of_a_standby_horse_is_resumed_when_it_is_killed(daemon):
     wait_until(lambda: any(event["type"] == "checkpoint" for event in daemon.events(job_id)))
     os.kill(ahead, signal.SIGKILL)
     assert daemon.wait(job_id)["status"] == "finished"
-    assert daemon.client.job(job_id)["execution"] == 2
+    assert daemon.client.jobs.get(job_id)["execution"] == 2
 
 
 @pytest.mark.nightly(part="daemons", catches="a standby horse that outlives its zygote")

@@ -142,7 +142,7 @@ def test_failure_after_the_first_byte_is_sent_in_the_stream(gateway):
 def test_canceled_job_is_an_error(gateway, background):
     answer = background.submit(request, gateway)
     (job_id,) = wait_until(gateway.waiting)
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
     with pytest.raises(openai.ConflictError, match="canceled"):
         answer.result(10)
 

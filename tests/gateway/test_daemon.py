@@ -51,7 +51,7 @@ class Served:
         return found
 
     def jobs(self) -> list[str]:
-        return [job["id"] for job in self.daemon.client.jobs() if job["kind"] == "infer"]
+        return [job["id"] for job in self.daemon.client.jobs.all() if job["kind"] == "infer"]
 
     def tune(self, **options: Any) -> Any:
         hyperparameters = {**QUICK, **options}
@@ -267,7 +267,7 @@ def test_client_that_disconnects_in_mid_stream_stops_generation(answering):
         model="chat", prompt="1", max_tokens=4000, temperature=0, stream=True
     )
     job_id = next(iter(stream)).id.removeprefix("cmpl-")
-    assert answering.daemon.client.job(job_id)["status"] == "started"
+    assert answering.daemon.client.jobs.get(job_id)["status"] == "started"
     stream.close()
     job = answering.daemon.wait(job_id, timeout_s=10)
     assert job["status"] == "stopped"

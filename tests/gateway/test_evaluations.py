@@ -46,11 +46,11 @@ def ask(http: httpx.Client, **body: Any) -> tuple[int, Any]:
 def test_a_wrong_evaluation_is_refused_by_its_field_and_nothing_is_queued(
     gateway, http, body, status, message
 ):
-    before = gateway.client.jobs()
+    before = gateway.client.jobs.all()
     refused, said = ask(http, **body)
     assert refused == status, said
     assert said["error"]["message"].startswith(message)
-    assert gateway.client.jobs() == before
+    assert gateway.client.jobs.all() == before
 
 
 def test_a_retry_with_a_key_is_the_same_evaluation(gateway, http):
@@ -58,13 +58,13 @@ def test_a_retry_with_a_key_is_the_same_evaluation(gateway, http):
     headers = {"idempotency-key": "one"}
     jobs = [http.post("/v1/warmd/evaluations", json=body, headers=headers).json() for _ in range(2)]
     assert jobs[0]["id"] == jobs[1]["id"]
-    assert gateway.client.rundir(jobs[0]["id"]).read_spec()["origin"] == "http"
+    assert gateway.client.jobs.rundir(jobs[0]["id"]).read_spec()["origin"] == "http"
 
 
 def test_differences_are_those_of_warmd_diff(gateway, http):
     values = {"model": "tiny", "num_generations": 2, "samples": 4}
     ids = [
-        gateway.client.submit(spec_class("grpo").parse({**values, "learning_rate": rate}))
+        gateway.client.jobs.submit(spec_class("grpo").parse({**values, "learning_rate": rate}))
         for rate in (1e-5, 1e-4)
     ]
     found = http.get(f"/v1/warmd/jobs/{ids[0]}/diff/{ids[1]}").json()

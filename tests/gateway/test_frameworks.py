@@ -54,7 +54,7 @@ def url(daemons: Callable[..., Daemon], tmp_path_factory: pytest.TempPathFactory
     control.load_model(daemon.config, ModelConfig(name="start", path=str(start)))
     first = trained(daemon, dataset=str(short), **tool_caller.SHORT)
     job = trained(daemon, first, dataset=str(rows), **tool_caller.TRAINING)
-    path = daemon.client.rundir(job).path / "model"
+    path = daemon.client.jobs.rundir(job).path / "model"
     control.load_model(daemon.config, ModelConfig(name="tools", path=str(path)))
     yield f"{wait_until(lambda: daemon.status()['http']['url'])}/v1"
     daemon.close()
@@ -63,13 +63,13 @@ def url(daemons: Callable[..., Daemon], tmp_path_factory: pytest.TempPathFactory
 def trained(daemon: Daemon, init: str | None = None, **options: Any) -> str:
     """Train the start model, or the one that a job has trained, and return the job."""
     spec = spec_class("sft").parse({"model": "start", **options})
-    weights = None if init is None else daemon.client.weights(init)
-    job = daemon.client.submit(spec, init=weights)
+    weights = None if init is None else daemon.client.models.weights(init)
+    job = daemon.client.jobs.submit(spec, init=weights)
     ended = daemon.wait(job, timeout_s=1500)
     assert ended["status"] == "finished", ended
     steps = daemon.events(job, "step")
     seconds = sum(step["seconds"] for step in steps)
-    logger.info("%d steps in %.0f s: %s", len(steps), seconds, daemon.client.result(job))
+    logger.info("%d steps in %.0f s: %s", len(steps), seconds, daemon.client.jobs.result(job))
     return job
 
 

@@ -34,11 +34,11 @@ def http(gateway: Gateway) -> Iterator[httpx.Client]:
 
 def submit(gateway: Gateway, kind: str = "grpo") -> str:
     options = {"model": "tiny", "num_generations": 2} if kind == "grpo" else {"prompt": "1"}
-    return gateway.client.submit(spec_class(kind).parse({"model": "tiny", **options}))
+    return gateway.client.jobs.submit(spec_class(kind).parse({"model": "tiny", **options}))
 
 
 def log_steps(gateway: Gateway, job_id: str, count: int) -> None:
-    with EventLog(gateway.client.rundir(job_id).events, execution=1) as log:
+    with EventLog(gateway.client.jobs.rundir(job_id).events, execution=1) as log:
         for step in range(1, count + 1):
             log.emit(
                 "step", step=step, loss=float(step), tokens=10, samples=[{"prompt": str(step)}]
@@ -68,7 +68,7 @@ def test_jobs_are_listed_newest_first_and_page_by_page(gateway, http):
 
 def test_jobs_are_filtered_by_kind_status_and_part_of_the_id(gateway, http):
     infer, grpo = submit(gateway, "infer"), submit(gateway)
-    gateway.client.cancel(grpo)
+    gateway.client.jobs.cancel(grpo)
 
     def listed(**params: Any) -> list[str]:
         found = http.get("/v1/warmd/jobs", params={**params, "limit": 200}).json()["data"]
@@ -84,14 +84,14 @@ def test_jobs_are_filtered_by_kind_status_and_part_of_the_id(gateway, http):
 
 def test_jobs_are_filtered_by_name_and_tag(gateway, http):
     spec = spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
-    named = gateway.client.submit(spec, Queueing(name="night-1", tags=("baseline",)))
+    named = gateway.client.jobs.submit(spec, Queueing(name="night-1", tags=("baseline",)))
 
     def listed(**params: str) -> list[str]:
         return [job["id"] for job in http.get("/v1/warmd/jobs", params=params).json()["data"]]
 
     assert listed(name="night-1") == listed(name="night-*") == listed(tag="baseline") == [named]
     assert listed(name="night-1", kind="infer") == listed(name="day") == []
-    gateway.client.cancel(named)
+    gateway.client.jobs.cancel(named)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_an_invalid_job_id_is_not_found(http):
 
 def test_waiting_jobs_are_moved_paused_and_canceled(gateway, http):
     first, second = submit(gateway), submit(gateway)
-    place = gateway.client.job(second)["position"]
+    place = gateway.client.jobs.get(second)["position"]
 
     def act(job_id: str, name: str, **body: Any) -> str:
         reply = http.post(f"/v1/warmd/jobs/{job_id}/{name}", json=body, headers=OURS)
@@ -134,20 +134,20 @@ def test_waiting_jobs_are_moved_paused_and_canceled(gateway, http):
         return outcome
 
     assert act(second, "move", position=1) == "position 1"
-    assert gateway.client.job(second)["position"] == 1
-    assert gateway.client.job(first)["position"] == place
+    assert gateway.client.jobs.get(second)["position"] == 1
+    assert gateway.client.jobs.get(first)["position"] == place
     assert act(second, "move", position=1000) == f"position {place}"
     assert act(first, "pause") == "paused"
     assert act(first, "unpause") == "queued"
     assert act(first, "cancel") == "canceled"
     assert act(second, "kill") == "canceled"
     assert act(first, "resume") == "queued"
-    gateway.client.cancel(first)
+    gateway.client.jobs.cancel(first)
 
 
 def test_a_job_that_is_not_queued_cannot_be_moved(gateway, http):
     job_id = submit(gateway)
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
     reply = http.post(f"/v1/warmd/jobs/{job_id}/move", json={"position": 1}, headers=OURS)
     assert refusal(reply) == (409, f"job: {job_id} is canceled: it is in no queue")
 
@@ -157,7 +157,7 @@ def test_only_ended_jobs_are_removed(gateway, http):
     remove = f"/v1/warmd/jobs/{job_id}/remove"
     reply = http.post(remove, json={}, headers=OURS)
     assert refusal(reply) == (409, f"job: {job_id} is queued: cancel it first")
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
     assert http.post(remove, json={}, headers=OURS).json()["bytes"] > 0
     assert not (gateway.home.runs / job_id).exists()
     assert http.get(f"/v1/warmd/jobs/{job_id}").status_code == 404
@@ -199,7 +199,7 @@ def events_in(text: str) -> list[tuple[str | None, Any]]:
 def test_a_stream_continues_after_the_last_event_id(gateway, http):
     job_id = submit(gateway)
     log_steps(gateway, job_id, 5)
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
     url = f"/v1/warmd/jobs/{job_id}/events/stream"
     whole = [id for id, _ in events_in(http.get(url).text) if id]
     assert whole == ["1", "2", "3", "4", "5"]
@@ -220,7 +220,7 @@ def test_curves_of_many_steps_come_in_few_points(gateway, http):
     assert (loss["min"][0], loss["mean"][0], loss["max"][0]) == (1, 5.5, 10)
     zoomed = http.get(url, params={"points": 100, "first": 11, "last": 20}).json()
     assert zoomed["metrics"]["loss"]["mean"] == list(range(11, 21))
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
 
 
 def test_completions_are_shown_by_step(gateway, http):
@@ -231,7 +231,7 @@ def test_completions_are_shown_by_step(gateway, http):
     second = http.get(url, params={"step": 2}).json()
     assert (second["step"], second["previous_step"], second["next_step"]) == (2, 1, 3)
     assert http.get(url, params={"step": 9}).status_code == 404
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
 
 
 def test_the_overview_sends_only_changes(gateway, http):
@@ -244,7 +244,7 @@ def test_the_overview_sends_only_changes(gateway, http):
             part = orjson.loads(line[6:]) if line.startswith("data: ") else {}
             if job_id in [job["id"] for job in part.get("jobs", ())]:
                 break
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
 
 
 # --- forms
@@ -256,7 +256,7 @@ def test_a_check_queues_nothing_and_names_the_wrong_field(gateway, http):
         body = {"model": "tiny", "training_file": "arithmetic", "method": method}
         return http.post("/v1/warmd/check", json=body, headers=OURS).json()
 
-    before = len(gateway.client.jobs())
+    before = len(gateway.client.jobs.all())
     found = check(samples=12, max_completion_length=4, template="{question}=")
     assert (found["problem"], found["kind"], found["steps_total"]) == (None, "grpo", 12)
     assert found["options"]["samples"] == 12
@@ -264,7 +264,7 @@ def test_a_check_queues_nothing_and_names_the_wrong_field(gateway, http):
     assert problem["param"] == "method.reinforcement.hyperparameters.samples"
     assert "must be an integer of at least 1 and at most" in problem["message"]
     assert "not an option of grpo over HTTP" in check(report_to=["wandb"])["problem"]["message"]
-    assert len(gateway.client.jobs()) == before
+    assert len(gateway.client.jobs.all()) == before
 
 
 @pytest.mark.parametrize("sweep", [None, {"learning_rate": [1e-5, 1e-4]}])
@@ -329,7 +329,7 @@ def test_a_sweep_over_http_is_shown_steered_and_removed(gateway, http):
     assert (sweep["jobs"], sweep["rungs"], sweep["metric"]) == (6, [3, 9], "reward")
     job_id = sweep["points"][0]["jobs"][0]["id"]
     # A request must not name code: the job imports from no folder.
-    assert gateway.client.rundir(job_id).read_spec()["python_path"] == []
+    assert gateway.client.jobs.rundir(job_id).read_spec()["python_path"] == []
     listed = http.get("/v1/warmd/jobs", params={"tag": sweep["id"]}).json()["data"]
     assert {job["sweep"] for job in listed} == {sweep["id"]}
     assert [one["id"] for one in http.get(url).json()["data"]] == [sweep["id"]]
@@ -393,7 +393,7 @@ def test_a_curriculum_over_http_is_shown_steered_and_removed(gateway, http):
         "grpo",
     )
     [attempt] = found["attempts"]
-    document = gateway.client.rundir(attempt["job"]).read_spec()
+    document = gateway.client.jobs.rundir(attempt["job"]).read_spec()
     # A request must not name code: the job imports from no folder.
     assert (document["python_path"], document["origin"]) == ([], "http")
     assert (document["spec"]["samples"], document["spec"]["epochs"]) == (9, 2)
@@ -453,10 +453,10 @@ def test_a_stage_with_a_file_of_its_own_keeps_the_kind(gateway, http):
 
 
 def test_a_resume_over_http_cannot_report_to_a_tracker(gateway, http):
-    job_id = gateway.client.submit(
+    job_id = gateway.client.jobs.submit(
         spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
     )
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
     act = f"/v1/warmd/jobs/{job_id}/resume"
     found = http.post(act, json={"changes": {"report_to": "wandb"}}, headers=OURS)
     assert found.status_code == 400

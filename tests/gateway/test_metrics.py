@@ -83,7 +83,7 @@ def test_the_duration_of_an_interrupted_job_includes_its_earlier_executions(desk
     assert took == pytest.approx(1000, abs=5)
     # A finished job that is run again, as its result is gone, counts anew.
     (run.rundir.path / "result.json").unlink()
-    desk.client.resume(run.id, front=True)
+    desk.client.jobs.resume(run.id, front=True)
     desk.begin().finish({})
     assert value(desk, "warmd_job_duration_seconds_count", **labels) == 2
     assert value(desk, "warmd_job_duration_seconds_sum", **labels) == pytest.approx(took, abs=5)
@@ -95,7 +95,7 @@ def test_a_job_that_an_earlier_version_began_is_not_counted(desk: Desk):
     run = desk.begin()
     desk.client.connection.hdel(run.job.key, keys.FIELD_BEGUN)
     run.finish({})
-    assert desk.client.job(run.id)["status"] == "finished"
+    assert desk.client.jobs.get(run.id)["status"] == "finished"
     assert totals.read(desk.client.connection).durations == {}
 
 

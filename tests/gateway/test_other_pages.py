@@ -59,9 +59,9 @@ def test_no_route_takes_a_request_of_another_page(gateway, locked, page):
 def job_id(gateway: Gateway) -> Iterator[str]:
     """A waiting training."""
     spec = spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
-    job_id = gateway.client.submit(spec)
+    job_id = gateway.client.jobs.submit(spec)
     yield job_id
-    gateway.client.cancel(job_id)
+    gateway.client.jobs.cancel(job_id)
 
 
 @pytest.mark.parametrize("page", OTHER_PAGES, ids=str)

@@ -375,20 +375,20 @@ def test_jobs_have_the_name_of_the_token_and_are_not_hidden_from_others(named, b
         made = named.ask(name, "/v1/fine_tuning/jobs", "POST", json=options).json()
         shown = named.ask("http_token", f"/v1/warmd/jobs/{made['id']}").json()["job"]
         assert shown["submitted_by"] == name
-        named.gateway.client.cancel(made["id"])
+        named.gateway.client.jobs.cancel(made["id"])
     answer = background.submit(
         lambda: named.ask("ada", "/v1/completions", "POST", json={"model": "tiny", "prompt": "2"})
     )
     job = named.gateway.take()
-    assert named.gateway.client.job(job.job.id)["submitted_by"] == "ada"
+    assert named.gateway.client.jobs.get(job.job.id)["submitted_by"] == "ada"
     job.finish("x")
     assert answer.result(10).status_code == 200
     body = {**options, "seeds": 2}
     sweep = named.ask("ada", "/v1/warmd/sweeps", "POST", json=body, headers=OWN)
-    members = named.gateway.client.sweep_members(sweep.json()["id"])
-    assert {named.gateway.client.job(one)["submitted_by"] for one in members} == {"ada"}
+    members = named.gateway.client.groups.sweep_members(sweep.json()["id"])
+    assert {named.gateway.client.jobs.get(one)["submitted_by"] for one in members} == {"ada"}
     for one in members:
-        named.gateway.client.cancel(one)
+        named.gateway.client.jobs.cancel(one)
 
 
 def test_changes_are_logged_with_the_name_and_secrets_never(make_gateway, capfd, tmp_path):

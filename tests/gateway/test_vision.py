@@ -78,7 +78,7 @@ def test_image_reaches_the_model_through_every_interface(daemon, client):
             "image": [f"{daemon.config.http_files}/a.png"],
         }
     )  # fmt: skip
-    job = daemon.wait(daemon.client.submit(spec))
+    job = daemon.wait(daemon.client.jobs.submit(spec))
     assert job["result"]["choices"][0]["text"] == text
     other = request(client, url(png(120, 60, seed=1)))
     assert other.usage.prompt_tokens == answer.usage.prompt_tokens

@@ -22,7 +22,7 @@ from warmd.jobs.ids import fresh_id
 def folder(desk: Desk) -> CurriculumFolder:
     values = {"model": desk.grpo[3], "num_generations": 2, "learning_rate": 1e-4}
     given = {"stages": [{"samples": 4}, {"samples": 8}]}
-    return CurriculumFolder(desk.home, desk.client.submit_curriculum("grpo", values, given))
+    return CurriculumFolder(desk.home, desk.client.groups.submit_curriculum("grpo", values, given))
 
 
 def waits_for_a_lock() -> bool:

@@ -66,13 +66,13 @@ def submit(daemon: Daemon, kind: str) -> str:
         "gate": {"samples": 60, "most_samples": 120, "max_tokens": 4},
     }
     values = {"model": str(DEMO), "save_every": "2"} | sums(kind, daemon.folder / f"{kind}.jsonl")
-    return str(daemon.client.submit_curriculum(kind, values, given))
+    return str(daemon.client.groups.submit_curriculum(kind, values, given))
 
 
 def ended(daemon: Daemon, curriculum_id: str) -> dict[str, Any]:
     def found() -> dict[str, Any] | None:
         with contextlib.suppress(WarmdError):  # Redis may be unreachable for a moment
-            one = daemon.client.curriculum(curriculum_id)
+            one = daemon.client.groups.curriculum(curriculum_id)
             return one if one["status"] in ("finished", "failed") else None
         return None
 
@@ -88,7 +88,7 @@ def outcome(daemon: Daemon, found: dict[str, Any]) -> list[Any]:
             attempt["stage"],
             attempt["decision"],
             attempt["comparison"],
-            (daemon.client.rundir(attempt["job"]).path / weights).read_bytes(),
+            (daemon.client.jobs.rundir(attempt["job"]).path / weights).read_bytes(),
         )
         for attempt in found["attempts"]
     ]
@@ -110,7 +110,9 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrup
     def newest() -> str | None:
         """A job of the curriculum that has started and was not seen before."""
         with contextlib.suppress(WarmdError):
-            jobs = daemon.client.several(daemon.client.curriculum(curriculum_id)["jobs"])
+            jobs = daemon.client.jobs.several(
+                daemon.client.groups.curriculum(curriculum_id)["jobs"]
+            )
             started = [job["id"] for job in jobs if job["started_at"] and job["id"] not in known]
             return started[0] if started else None
         return None
@@ -121,7 +123,7 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrup
             with contextlib.suppress(Exception):  # it may have ended just now
                 if "warmd.daemon.groups" in process.cmdline():
                     process.kill()
-        holder = daemon.client.rundir(job_id).holder()
+        holder = daemon.client.jobs.rundir(job_id).holder()
         if holder is not None:
             os.kill(holder, signal.SIGKILL)
         if number == 2:
@@ -140,7 +142,9 @@ def test_a_curriculum_equals_an_uninterrupted_one_if_redis_loses_everything_mean
     def has_begun(number: int) -> bool:
         """Whether so many jobs of the curriculum have begun."""
         with contextlib.suppress(WarmdError):
-            jobs = daemon.client.several(daemon.client.curriculum(curriculum_id)["jobs"])
+            jobs = daemon.client.jobs.several(
+                daemon.client.groups.curriculum(curriculum_id)["jobs"]
+            )
             return sum(job["started_at"] is not None for job in jobs) >= number
         return False
 
@@ -163,9 +167,9 @@ def test_a_new_masked_language_model_of_the_first_stage_is_trained_further_by_th
         if name != "model"
     }
     given = {"stages": [{"steps": 2}, {"steps": 3, "mlm_rate": 0.3}]}
-    curriculum_id = str(shared_daemon.client.submit_curriculum("mlm", values, given))
+    curriculum_id = str(shared_daemon.client.groups.submit_curriculum("mlm", values, given))
     found = ended(shared_daemon, curriculum_id)
     assert found["status"] == "finished", found["problem"]
     first, second = (attempt["job"] for attempt in found["attempts"])
-    spec = shared_daemon.client.rundir(second).read_spec()["spec"]
+    spec = shared_daemon.client.jobs.rundir(second).read_spec()["spec"]
     assert (spec["model"], spec["tokenizer"], spec["mlm_rate"]) == (first, None, 0.3)

@@ -36,7 +36,7 @@ def submit(desk: Desk) -> str:
         "stages": [{"samples": 4}, {"samples": 8}],
         "gate": {"samples": 40, "most_samples": 80, "max_tokens": 4},
     }
-    return str(desk.client.submit_curriculum("grpo", values, given))
+    return str(desk.client.groups.submit_curriculum("grpo", values, given))
 
 
 def advance(desk: Desk, curriculum_id: str) -> None:
@@ -65,7 +65,7 @@ def finish(desk: Desk, queue: str, result: dict[str, Any]) -> str:
     taken = store.begin(popped, queue, "w")
     assert taken is not None
     job, started = taken
-    rundir = desk.client.rundir(job.id)
+    rundir = desk.client.jobs.rundir(job.id)
     with EventLog(rundir.events, execution=1) as log:
         log.emit("begin", learning_rate=rundir.read_spec()["spec"].get("learning_rate"))
         rundir.write_result(result, revision=rundir.read_spec()["revision"])
@@ -88,8 +88,8 @@ def answer(desk: Desk, curriculum_id: str, differences: list[float]) -> None:
 
 def remove(desk: Desk, curriculum_id: str) -> None:
     for job_id in state(desk, curriculum_id).jobs:
-        desk.client.cancel_if_pending(job_id) if desk.client.store.fetch(job_id) else None
-    desk.client.remove(curriculum_id)
+        desk.client.jobs.cancel_if_pending(job_id) if desk.client.store.fetch(job_id) else None
+    desk.client.jobs.remove(curriculum_id)
 
 
 def killed_everywhere(desk: Desk, points: int, prepare: Any, check: Any) -> None:
@@ -137,7 +137,7 @@ def test_a_worse_stage_is_rolled_back_once_wherever_the_process_was_killed(desk,
         first, second = state(desk, curriculum_id).attempts
         assert (first.decision, second.stage, second.number) == ("roll back", 0, 1)
         assert queued(desk, "train") == [second.job]
-        assert desk.client.rundir(second.job).read_spec()["spec"]["learning_rate"] == 5e-5
+        assert desk.client.jobs.rundir(second.job).read_spec()["spec"]["learning_rate"] == 5e-5
         folder = CurriculumFolder(desk.home, curriculum_id)
         [event] = [e for e in events.read(folder.events) if e["type"] == "gate"]
         assert (event["decision"], event["verdict"]) == ("roll back", "worse")
@@ -155,7 +155,7 @@ def test_an_undecided_gate_uses_more_questions_and_then_passes_the_stage(desk):
     first, second = state(desk, curriculum_id).attempts
     assert [one.questions for one in first.rounds] == [40, 80]
     assert (first.decision, second.stage) == ("continue", 1)
-    spec = desk.client.rundir(second.job).read_spec()
+    spec = desk.client.jobs.rundir(second.job).read_spec()
     assert spec["model"]["path"] == str(desk.home.runs / first.job / "model")
     assert spec["spec"]["samples"] == 8
 
@@ -175,7 +175,7 @@ def test_an_early_comparison_at_a_gate_needs_more_evidence_than_a_single_one(des
     assert [one.questions for one in attempt.rounds] == [40, 80]
     answer(desk, curriculum_id, SAME)
     advance(desk, curriculum_id)
-    [decided, _] = desk.client.curriculum(curriculum_id)["attempts"]
+    [decided, _] = desk.client.groups.curriculum(curriculum_id)["attempts"]
     assert decided["decision"] == "continue"
     assert decided["comparison"]["level"] == pytest.approx(0.0375)
 
@@ -213,7 +213,7 @@ def test_a_stage_that_is_worse_three_times_ends_the_curriculum(desk):
         advance(desk, curriculum_id)
         answer(desk, curriculum_id, WORSE)
         advance(desk, curriculum_id)
-    found = desk.client.curriculum(curriculum_id)
+    found = desk.client.groups.curriculum(curriculum_id)
     assert (found["status"], found["problem"]) == (
         "failed",
         "stage-1: worse than before it, 3 times",
@@ -235,7 +235,7 @@ def test_the_last_gate_ends_the_curriculum_with_the_model_of_the_last_stage(desk
         advance(desk, curriculum_id)
         answer(desk, curriculum_id, BETTER)
         advance(desk, curriculum_id)
-    found = desk.client.curriculum(curriculum_id)
+    found = desk.client.groups.curriculum(curriculum_id)
     assert (found["status"], found["model"]) == ("finished", found["attempts"][-1]["job"])
     # The evaluation after the first stage is the one before the second.
     first, second = state(desk, curriculum_id).attempts
@@ -245,7 +245,7 @@ def test_the_last_gate_ends_the_curriculum_with_the_model_of_the_last_stage(desk
     assert "continue" in shown
     assert "better" in shown
     assert desk.warmd("rm", curriculum_id).code == 0
-    assert desk.client.curricula() == []
+    assert desk.client.groups.curricula() == []
 
 
 def test_canceling_and_resuming_a_curriculum(desk):
@@ -271,7 +271,7 @@ def test_a_gate_of_a_masked_language_model_is_refused(desk, tmp_path):
     assert done.is_refusal(2)
     assert done.err == "Error: gate: must be of a model that generates text, got a new model\n"
     assert queued(desk, "train") == []
-    assert desk.client.curricula() == []
+    assert desk.client.groups.curricula() == []
 
 
 @pytest.mark.parametrize(
@@ -293,4 +293,4 @@ def test_a_wrong_curriculum_is_refused_and_nothing_is_queued(desk, tmp_path, tex
     assert done.is_refusal(2), done.err
     assert problem in done.err
     assert queued(desk, "train") == []
-    assert desk.client.curricula() == []
+    assert desk.client.groups.curricula() == []

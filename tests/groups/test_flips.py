@@ -18,7 +18,7 @@ from warmd.jobs.errors import Conflict
 @pytest.fixture
 def sweep(desk: Desk) -> tuple[Path, Callable[[], Any]]:
     sweep_id = desk.warmd(*desk.grpo, "--sweep", "learning_rate=1e-4,1e-3").out.strip()
-    return desk.home.sweeps / sweep_id, lambda: desk.client.sweep(sweep_id)
+    return desk.home.sweeps / sweep_id, lambda: desk.client.groups.sweep(sweep_id)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def reward_of(rate: float) -> float:
 def play(desk) -> None:
     """Run the next job to its end, with the reward of its learning rate."""
     run = desk.begin()
-    reward = reward_of(desk.client.rundir(run.id).read_spec()["spec"]["learning_rate"])
+    reward = reward_of(desk.client.jobs.rundir(run.id).read_spec()["spec"]["learning_rate"])
     for number in range(1, 10):
         run.log.emit("step", step=number, steps_total=9, loss=0.5, reward=reward)
     run.finish({})
@@ -107,7 +107,7 @@ def test_trials_are_chosen_one_after_another_and_come_closer_to_the_best(desk):
     rates = [point["learning_rate"] for point in points_of(desk, sweep_id)]
     far = [abs(math.log10(rate / BEST)) for rate in rates]
     assert sum(far[20:]) < sum(far[:10]) / 2
-    found = desk.client.sweep(sweep_id)
+    found = desk.client.groups.sweep(sweep_id)
     assert found["status"] == "finished"
     assert found["search"] == {
         "sampler": "optuna",
@@ -149,7 +149,7 @@ def test_a_trial_that_failed_counts_as_failed_until_its_jobs_have_succeeded(desk
     advance(desk, sweep_id)
     play(desk)
     advance(desk, sweep_id)
-    first, second = desk.client.sweep(sweep_id)["points"]
+    first, second = desk.client.groups.sweep(sweep_id)["points"]
     assert (first["mean"], second["n"]) == (None, 1)
     assert desk.warmd("resume", sweep_id).code == 0
     play(desk)
@@ -162,11 +162,11 @@ def test_a_removed_job_is_not_queued_again_by_the_next_trial(desk):
     advance(desk, sweep_id)
     play(desk)
     advance(desk, sweep_id)
-    first = desk.client.sweep_members(sweep_id)[0]
+    first = desk.client.groups.sweep_members(sweep_id)[0]
     assert desk.warmd("rm", first).code == 0
     play(desk)
     advance(desk, sweep_id)
-    assert queued(desk) == desk.client.sweep_members(sweep_id)[2:]
+    assert queued(desk) == desk.client.groups.sweep_members(sweep_id)[2:]
 
 
 def test_a_canceled_search_tries_nothing_more_until_it_is_resumed(desk):
@@ -178,7 +178,7 @@ def test_a_canceled_search_tries_nothing_more_until_it_is_resumed(desk):
     assert not SweepFolder(desk.home, sweep_id).is_active
     assert desk.warmd("resume", sweep_id).code == 0
     advance(desk, sweep_id)
-    assert queued(desk) == desk.client.sweep_members(sweep_id)
+    assert queued(desk) == desk.client.groups.sweep_members(sweep_id)
 
 
 MORE = pytest.mark.nightly(
@@ -213,5 +213,5 @@ def test_a_trial_killed_anywhere_is_chosen_again_and_queued_once(desk, points):
         advance_killed(desk, sweep_id, line)
         advance(desk, sweep_id)
         assert points_of(desk, sweep_id) == expected, f"killed at line {line}"
-        assert queued(desk) == desk.client.sweep_members(sweep_id)[1:]
+        assert queued(desk) == desk.client.groups.sweep_members(sweep_id)[1:]
         end(sweep_id)

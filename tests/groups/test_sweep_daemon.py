@@ -23,19 +23,19 @@ RATES = ["1e-4", "3e-3", "1e-2"]
 def options(daemon: Daemon) -> dict[str, Any]:
     """Options of a GRPO job on the tiny model, made by the helper of single jobs."""
     job_id = daemon.submit("tiny:digit_share", eval_samples=4)
-    daemon.client.kill(job_id)
+    daemon.client.jobs.kill(job_id)
     daemon.wait(job_id)
-    return dict(daemon.client.rundir(job_id).read_spec()["spec"])
+    return dict(daemon.client.jobs.rundir(job_id).read_spec()["spec"])
 
 
 def submit(daemon: Daemon, values: dict[str, Any], **given: Any) -> str:
     with contextlib.chdir(SUPPORT):
-        return daemon.client.submit_sweep("grpo", values, given)
+        return daemon.client.groups.submit_sweep("grpo", values, given)
 
 
 def ended(daemon: Daemon, sweep_id: str) -> dict[str, Any]:
     def found() -> dict[str, Any] | None:
-        sweep = daemon.client.sweep(sweep_id)
+        sweep = daemon.client.groups.sweep(sweep_id)
         return sweep if sweep["status"] in ("finished", "failed", "stopped") else None
 
     sweep: dict[str, Any] = wait_until(found, timeout_s=120)
@@ -49,10 +49,10 @@ def check_straight(daemon: Daemon, values: dict[str, Any], sweep: dict[str, Any]
     for job in point["jobs"]:
         given = {**values, **point["values"], "seed": job["seed"]}
         with contextlib.chdir(SUPPORT):
-            straight = daemon.client.submit(spec_class("grpo").parse(given))
+            straight = daemon.client.jobs.submit(spec_class("grpo").parse(given))
         daemon.wait(straight)
-        swept = daemon.client.rundir(job["id"])
-        alone = daemon.client.rundir(straight)
+        swept = daemon.client.jobs.rundir(job["id"])
+        alone = daemon.client.jobs.rundir(straight)
         weights = "model/model.safetensors"
         assert (swept.path / weights).read_bytes() == (alone.path / weights).read_bytes()
         assert steps_of(swept) == steps_of(alone)
@@ -80,7 +80,7 @@ def test_a_survivor_of_halving_equals_the_same_job_without_stops(shared_daemon):
 def test_a_sweep_ends_the_same_whatever_is_killed_meanwhile(sturdy):
     values = options(sturdy)
     sweep_id = submit(sturdy, values, sweep={"learning_rate": RATES}, halving=3)
-    members = sturdy.client.sweep_members(sweep_id)
+    members = sturdy.client.groups.sweep_members(sweep_id)
     kills = 0
     for job_id in members:
         wait_until(partial(sturdy.events, job_id, "step"), timeout_s=60)
@@ -106,7 +106,7 @@ def test_a_sweep_ends_the_same_whatever_is_killed_meanwhile(sturdy):
 def test_a_sweep_ends_the_same_if_redis_loses_everything_meanwhile(sturdy):
     values = options(sturdy)
     sweep_id = submit(sturdy, values, sweep={"learning_rate": RATES}, halving=3)
-    members = sturdy.client.sweep_members(sweep_id)
+    members = sturdy.client.groups.sweep_members(sweep_id)
     for number, job_id in enumerate(members):
         wait_until(partial(sturdy.events, job_id, "step"), timeout_s=60)
         if number:  # a member waits at the rung, one runs, one waits

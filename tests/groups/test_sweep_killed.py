@@ -40,10 +40,10 @@ def test_a_submission_killed_anywhere_is_finished_with_each_job_queued_once(desk
         sweep_id = planned(desk, **RATES)
         advance_killed(desk, sweep_id, line)
         advance(desk, sweep_id)
-        members = desk.client.sweep_members(sweep_id)
+        members = desk.client.groups.sweep_members(sweep_id)
         assert queued(desk) == members, f"killed at line {line}"
         for job_id in members:
-            rundir = desk.client.rundir(job_id)
+            rundir = desk.client.jobs.rundir(job_id)
             assert rundir.read_spec()["sweep"] == sweep_id
             assert labels.read(rundir).tags == (sweep_id,)
             assert (rundir.path / "source" / "source.json").is_file()
@@ -60,11 +60,11 @@ def test_a_decision_killed_anywhere_is_made_once_and_the_best_continues_once(des
     remove(desk, complete)
     for line in spread(lines, points):
         sweep_id = at_rung(desk)
-        best = desk.client.sweep_members(sweep_id)[1]
+        best = desk.client.groups.sweep_members(sweep_id)[1]
         advance_killed(desk, sweep_id, line)
         advance(desk, sweep_id)
         assert queued(desk) == [best], f"killed at line {line}"
-        assert desk.client.rundir(best).read_spec()["stop_at"] is None
+        assert desk.client.jobs.rundir(best).read_spec()["stop_at"] is None
         folder = SweepFolder(desk.home, sweep_id)
         [decision] = folder.state().decisions
         assert (decision.step, decision.kept) == (3, [1])
@@ -82,17 +82,17 @@ def at_rung(desk) -> str:
 
 
 def remove(desk, sweep_id: str) -> None:
-    desk.client.cancel(sweep_id)
-    desk.client.remove(sweep_id)
+    desk.client.jobs.cancel(sweep_id)
+    desk.client.jobs.remove(sweep_id)
 
 
 def test_a_removal_killed_half_way_is_finished_by_the_next_one(desk):
     sweep_id = planned(desk, **RATES)
     advance(desk, sweep_id)
-    desk.client.cancel(sweep_id)
-    first, *others = desk.client.sweep_members(sweep_id)
-    desk.client.remove(first)
-    assert desk.client.sweep(sweep_id)["statuses"] == {"canceled": 2, "removed": 1}
-    assert desk.client.remove(sweep_id) > 0
-    assert desk.client.sweeps() == []
+    desk.client.jobs.cancel(sweep_id)
+    first, *others = desk.client.groups.sweep_members(sweep_id)
+    desk.client.jobs.remove(first)
+    assert desk.client.groups.sweep(sweep_id)["statuses"] == {"canceled": 2, "removed": 1}
+    assert desk.client.jobs.remove(sweep_id) > 0
+    assert desk.client.groups.sweeps() == []
     assert not any((desk.home.runs / job_id).exists() for job_id in others)

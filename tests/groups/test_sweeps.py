@@ -34,14 +34,14 @@ def test_a_sweep_is_one_line_of_queue_and_jobs_and_its_tag_lists_its_jobs(desk):
     assert {row["sweep"] for row in members} == {sweep_id}
     assert [row["name"] for row in reversed(members)] == [f"rates/{n}" for n in range(1, 7)]
     assert sweep_id in desk.warmd("queue").out
-    assert queued(desk) == [single, *desk.client.sweep_members(sweep_id)]
+    assert queued(desk) == [single, *desk.client.groups.sweep_members(sweep_id)]
 
 
 def test_each_job_has_the_options_of_its_point_and_a_seed_of_its_own(desk):
     sweep_id = submit(desk, *AXIS, "--seeds", "2", "--seed", "7")
     found = []
-    for job_id in desk.client.sweep_members(sweep_id):
-        spec = desk.client.rundir(job_id).read_spec()["spec"]
+    for job_id in desk.client.groups.sweep_members(sweep_id):
+        spec = desk.client.jobs.rundir(job_id).read_spec()["spec"]
         found.append((spec["learning_rate"], spec["seed"]))
     assert found == [(rate, seed) for rate in (1e-6, 1e-5, 1e-4) for seed in (7, 8)]
 
@@ -63,8 +63,8 @@ def test_an_array_replaces_the_index_in_text_options(desk, tmp_path):
     data = str(tmp_path / "part-{index}.jsonl")
     sweep_id = submit(desk, "--array", "3", "--dataset", data)
     specs = [
-        desk.client.rundir(job_id).read_spec()["spec"]
-        for job_id in desk.client.sweep_members(sweep_id)
+        desk.client.jobs.rundir(job_id).read_spec()["spec"]
+        for job_id in desk.client.groups.sweep_members(sweep_id)
     ]
     assert [spec["dataset"] for spec in specs] == [
         str(tmp_path / f"part-{index}.jsonl") for index in range(3)
@@ -76,7 +76,7 @@ def test_a_job_file_describes_a_sweep(desk, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("sweep:\n  learning_rate: [1e-6, 1e-5]\nseeds: 2\nbeta: 0.1\n")
     sweep_id = submit(desk, "--config", str(file))
-    assert desk.client.sweep(sweep_id)["jobs"] == 4
+    assert desk.client.groups.sweep(sweep_id)["jobs"] == 4
     assert "learning_rate 1e-06" in submit(desk, "--config", str(file), "--dry-run")
 
 
@@ -102,7 +102,7 @@ def test_a_wrong_sweep_is_refused_and_nothing_is_queued(desk, arguments, problem
     assert done.is_refusal(2), done.err
     assert problem in done.err
     assert queued(desk) == []
-    assert desk.client.sweeps() == []
+    assert desk.client.groups.sweeps() == []
 
 
 def test_the_best_combination_continues_and_the_table_shows_means_and_intervals(desk):
@@ -110,7 +110,7 @@ def test_the_best_combination_continues_and_the_table_shows_means_and_intervals(
     for reward in (0.1, 0.2, 0.5, 0.6, 0.3, 0.4):
         play_to(desk, 3, reward)
     advance(desk, sweep_id)
-    members = desk.client.sweep_members(sweep_id)
+    members = desk.client.groups.sweep_members(sweep_id)
     assert queued(desk) == members[2:4]
     [found] = desk.rows("show", sweep_id)
     assert (found["metric"], found["rungs"], found["best"]) == ("reward", [3, 9], 1)
@@ -136,7 +136,7 @@ def test_combinations_with_different_numbers_of_steps_are_scored_at_their_ends(d
         for number in range(1, steps + 1):
             run.log.emit("step", step=number, steps_total=steps, loss=0.5, reward=reward)
         run.finish({})
-    found = desk.client.sweep(sweep_id)
+    found = desk.client.groups.sweep(sweep_id)
     assert [point["step"] for point in found["points"]] == [4, 8]
     assert [point["mean"] for point in found["points"]] == [0.6, 0.4]
     assert found["best"] == 0
@@ -177,7 +177,7 @@ def test_a_point_with_a_failed_seed_ranks_behind_those_without(desk):
     for reward in (0.1, 0.1, 0.2, 0.2):
         play_to(desk, 3, reward)
     advance(desk, sweep_id)
-    assert queued(desk) == desk.client.sweep_members(sweep_id)[4:]
+    assert queued(desk) == desk.client.groups.sweep_members(sweep_id)[4:]
 
 
 def test_cancel_resume_and_removal_act_on_all_jobs(desk):
@@ -185,23 +185,23 @@ def test_cancel_resume_and_removal_act_on_all_jobs(desk):
     done = desk.warmd("cancel", "rates")
     assert done.out == f"{sweep_id} canceled 3 of 3 jobs\n"
     assert queued(desk) == []
-    assert desk.client.sweep(sweep_id)["status"] == "canceled"
+    assert desk.client.groups.sweep(sweep_id)["status"] == "canceled"
     assert desk.warmd("cancel", sweep_id).code == 2
     assert desk.warmd("resume", sweep_id).out == f"{sweep_id} queued 3 of 3 jobs\n"
-    assert queued(desk) == desk.client.sweep_members(sweep_id)
+    assert queued(desk) == desk.client.groups.sweep_members(sweep_id)
     refused = desk.warmd("rm", sweep_id)
     assert refused.is_refusal(2)
     assert "is queued: cancel it first" in refused.err
     desk.warmd("cancel", sweep_id)
     assert desk.warmd("rm", sweep_id).code == 0
-    assert desk.client.sweeps() == []
+    assert desk.client.groups.sweeps() == []
     assert desk.rows("jobs") == []
 
 
 @pytest.mark.slow
 def test_a_job_of_a_sweep_is_removed_alone_and_the_others_continue(desk):
     sweep_id = submit(desk, *AXIS, "--halving", "3")
-    first, second, third = desk.client.sweep_members(sweep_id)
+    first, second, third = desk.client.groups.sweep_members(sweep_id)
     play_to(desk, 3, 0.9)
     assert desk.warmd("rm", first).code == 0
     assert desk.warmd("rm", second).is_refusal(2)
@@ -209,7 +209,7 @@ def test_a_job_of_a_sweep_is_removed_alone_and_the_others_continue(desk):
         play_to(desk, 3, reward)
     advance(desk, sweep_id)
     assert queued(desk) == [third]
-    assert desk.client.sweep(sweep_id)["best"] == 2
+    assert desk.client.groups.sweep(sweep_id)["best"] == 2
     assert "1 removed" in desk.warmd("show", sweep_id).out
     desk.warmd("cancel", sweep_id)
     assert desk.warmd("rm", sweep_id).code == 0
@@ -222,7 +222,7 @@ def test_a_paused_sweep_decides_nothing_until_it_continues(desk):
     assert desk.warmd("pause", sweep_id).out == f"{sweep_id} paused 2 of 3 jobs\n"
     assert queued(desk) == []
     advance(desk, sweep_id)
-    assert desk.client.sweep(sweep_id)["paused"]
+    assert desk.client.groups.sweep(sweep_id)["paused"]
     assert desk.warmd("resume", sweep_id).out == f"{sweep_id} queued 2 of 3 jobs\n"
     for reward in (0.3, 0.2):
         play_to(desk, 3, reward)
@@ -235,7 +235,7 @@ def test_resume_leaves_jobs_alone_that_wait_for_a_decision_or_were_not_kept(desk
     sweep_id = submit(desk, *AXIS, "--halving", "3")
     play_to(desk, 3, 0.2)
     desk.warmd("cancel", sweep_id)
-    members = desk.client.sweep_members(sweep_id)
+    members = desk.client.groups.sweep_members(sweep_id)
     assert desk.warmd("resume", sweep_id).out == f"{sweep_id} queued 2 of 3 jobs\n"
     assert sorted(queued(desk)) == sorted(members[1:])
     for reward in (0.1, 0.1):

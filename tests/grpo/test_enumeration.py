@@ -8,6 +8,7 @@ differentiated here directly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import combinations, product
 from typing import Any
 
@@ -89,11 +90,11 @@ class Played:
 
 
 def chances(model: Any, case: str) -> torch.Tensor:
-    """The probability of each episode, (ACTIONS², ), with a gradient."""
+    """The probability of each episode, (ACTIONS², ), with a gradient, in the model's precision."""
 
     def logp(before: Sequence[int], token: int) -> torch.Tensor:
         logits: torch.Tensor = model(input_ids=torch.tensor([before])).logits[0, -1]
-        return logits.float().log_softmax(-1)[token]
+        return logits.log_softmax(-1)[token]
 
     found = []
     for first, second in EPISODES:
@@ -106,14 +107,20 @@ def gradients(model: Any) -> torch.Tensor:
     return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
 
-def losses(task: Any, played: Played, pairs: Iterator[Any], weights: torch.Tensor) -> None:
-    """Add the gradients of the losses of all groups, by their probabilities."""
+def expected_gradients(
+    model: Any, task: Any, played: Played, pairs: Iterator[Any], weights: torch.Tensor
+) -> torch.Tensor:
+    """The sum, in float64, of the gradients of the losses of all groups by their probabilities."""
+    total = torch.zeros(model.num_parameters(), dtype=torch.float64)
     for (i, one), (j, other) in pairs:
         played.next = (one, other)
         (work,) = next(task.batches(0))
         for part in task.loss(work):
             if part.value.requires_grad:
-                (part.value * float(weights[i] * weights[j])).backward()
+                model.zero_grad()
+                part.value.backward()
+                total += gradients(model) * (weights[i] * weights[j])
+    return total
 
 
 OTHERS = pytest.mark.nightly(
@@ -132,12 +139,12 @@ OTHERS = pytest.mark.nightly(
 def test_the_expected_gradient_is_that_of_the_expected_reward(tmp_path, case):
     model = small("llama", vocab_size=ACTIONS, bos_token_id=1, eos_token_id=2)
     model = model.requires_grad_(True).train()
-    of_all = chances(model, case)
+    exact = deepcopy(model).double()
+    of_all = chances(exact, case)
     assert float(of_all.detach().sum()) == pytest.approx(1, abs=1e-5)
     rewards = torch.tensor([reward(*one) for one in EPISODES])
     (-(GROUP - 1) / (GROUP * 2) * (of_all * rewards).sum()).backward()
-    expected = gradients(model)
-    model.zero_grad()
+    wanted = gradients(exact)
 
     config = GRPOConfig(
         output_dir=str(tmp_path),
@@ -168,8 +175,8 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(tmp_path, case):
     )
     # In either order a pair has the same gradient; two equal episodes have none.
     pairs = combinations(enumerate(EPISODES), 2)
-    losses(task, played, pairs, of_all.detach() * 2**0.5)
-    difference = (gradients(model) - expected).norm() / expected.norm()
+    found = expected_gradients(model, task, played, pairs, of_all.detach() * 2**0.5)
+    difference = (found - wanted).norm() / wanted.norm()
     if case != "without a mask":
         assert difference < 1e-6
     else:  # observations are learned, too: the test would notice

@@ -165,7 +165,7 @@ def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, publish
     jobs = [fetching(place), *(place.submit(model="org/m") for _ in range(2))]
     wait_until(lambda: all(place.events(job_id, "fetching") for job_id in jobs))
     assert len(downloads_of(worker.pid)) == 1
-    place.client.cancel(jobs[0])
+    place.client.jobs.cancel(jobs[0])
     wait_until(lambda: place.status(jobs[0]) == "stopped")
     with place.zygote() as zygote:
         published.is_open.set()
@@ -179,7 +179,7 @@ def test_a_worker_handles_requests_and_keeps_its_lease_during_a_download(place: 
     with place.zygote() as zygote:
         horse = zygote.fork()
         assert horse.job_id == other
-        place.client.kill(other)
+        place.client.jobs.kill(other)
         assert seconds_until(lambda: horse.next_message() == StopJob(other, "kill")) < OBEYED_S
         horse.end(other, "stopped", reason="kill")
         wait_until(lambda: place.status(other) == "stopped")
@@ -188,7 +188,7 @@ def test_a_worker_handles_requests_and_keeps_its_lease_during_a_download(place: 
         assert place.registry.has_lease(NAME)
         time.sleep(0.05)
     (download,) = downloads_of(worker.pid)
-    place.client.cancel(waiting)
+    place.client.jobs.cancel(waiting)
     assert seconds_until(lambda: place.status(waiting) == "stopped") < OBEYED_S
     wait_until(lambda: gone(download))
 
@@ -198,11 +198,11 @@ def test_time_limit_and_pause_apply_during_a_download(place: Workplace):
     limited = place.submit(model="org/m", timeout_s=1)
     paused = fetching(place)
     wait_until(lambda: place.status(limited) == "failed", timeout_s=5)
-    assert place.client.job(limited)["error"] == "took longer than its time limit of 1 s"
-    assert place.client.pause(paused, release=True) == "pausing"
+    assert place.client.jobs.get(limited)["error"] == "took longer than its time limit of 1 s"
+    assert place.client.jobs.pause(paused, release=True) == "pausing"
     assert seconds_until(lambda: place.status(paused) == "scheduled") < OBEYED_S
     wait_until(lambda: not downloads_of(worker.pid))
-    assert place.client.unpause(paused) == "queued"
+    assert place.client.jobs.unpause(paused) == "queued"
     wait_until(lambda: downloads_of(worker.pid))
 
 
@@ -243,7 +243,9 @@ def test_a_killed_download_fails_its_job_with_that_reason(place: Workplace):
     (download,) = downloads_of(worker.pid)
     download.kill()
     wait_until(lambda: place.status(job_id) == "failed")
-    assert place.client.job(job_id)["error"] == "model: org/m: the download process ended with -9"
+    assert (
+        place.client.jobs.get(job_id)["error"] == "model: org/m: the download process ended with -9"
+    )
     assert place.connection.exists(keys.lease(NAME))
 
 
@@ -258,7 +260,7 @@ def test_a_download_waits_for_a_machine_that_can_start_no_process_or_thread(
         limit.add(worker.pid)
         limit.set(more=more)
         job_id = place.submit(model="org/m")
-        what = wait_until(lambda: place.client.job(job_id)["waits_for"])
+        what = wait_until(lambda: place.client.jobs.get(job_id)["waits_for"])
         assert what == "a free thread or process (limit of processes)"
         holds_for(1.5, lambda: place.status(job_id) == "started")
         limit.set(more=None)

@@ -200,7 +200,7 @@ def answer(daemon: Daemon, folder: Path) -> dict[str, object]:
     spec = spec_class("infer").parse(
         {"prompt": "1 and 2", "model": str(folder), "max_tokens": 16, "temperature": 0}
     )
-    job_id = daemon.client.submit(spec)
+    job_id = daemon.client.jobs.submit(spec)
     job = daemon.wait(job_id)
     assert job["status"] == "finished", job["error"]
     text = "".join(event["text"] for event in daemon.events(job_id, "text"))

@@ -374,7 +374,7 @@ def test_adapter_is_compared_in_the_precision_that_its_base_was_loaded_with(
     assert warmd("load", f"rough={base},precision=int8", home=home).code == 0
     (row,) = warmd("compare", "--json", str(folder), "1+1=", *GREEDY, home=home).objects
     for side in ("base", "trained"):
-        assert daemon.client.result(row[side]["job"])["precision"] == "int8"
+        assert daemon.client.jobs.result(row[side]["job"])["precision"] == "int8"
     for name in ("rough", "of-rough"):
         assert warmd("models", "--unload", name, home=home).code == 0
 

@@ -119,7 +119,7 @@ def test_a_job_whose_prompt_explodes_fails_by_name_and_the_next_one_completes(
     def ended(prompt: str) -> dict[str, Any]:
         values = {"prompt": prompt, "model": str(folder), "max_tokens": 2, "temperature": 0}
         spec = spec_class("infer").parse(values)
-        return shared_daemon.wait(shared_daemon.client.submit(spec))
+        return shared_daemon.wait(shared_daemon.client.jobs.submit(spec))
 
     failed = ended(HARMFUL)
     assert failed["status"] == "failed"

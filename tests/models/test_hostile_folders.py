@@ -54,7 +54,7 @@ def load(folder: Path) -> None:
 
 def check(folder: Path, home: Path) -> None:
     values = {"prompt": "1", "model": str(folder), "max_tokens": 4}
-    Client(DaemonConfig(home=home)).check(spec_class("infer").parse(values))
+    Client(DaemonConfig(home=home)).jobs.check(spec_class("infer").parse(values))
 
 
 def changed(file: str, **values: Any) -> Change:

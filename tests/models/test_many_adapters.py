@@ -294,7 +294,7 @@ def test_adapters_are_loaded_listed_and_served_by_one_horse(shared_daemon: Daemo
     names = ["tiny", "m-a0", "m-a1", "m-a2"]
     found = [warmd("run", "--model", name, *GREEDY, "1+1=", home=home).out for name in names]
     assert len(set(found)) == 4
-    jobs = shared_daemon.client.jobs(JobFilter(statuses=("finished",)))[: len(names)]
+    jobs = shared_daemon.client.jobs.all(JobFilter(statuses=("finished",)))[: len(names)]
     pids = [e["pid"] for job in jobs for e in shared_daemon.events(job["id"], "started")]
     assert pids == pids[:1] * len(names)  # each has run once
     requested: dict[str, Any] = {"prompt": "1+1=", "max_tokens": 12, "temperature": 0}

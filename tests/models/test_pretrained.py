@@ -359,9 +359,9 @@ def test_load_http_and_jobs_on_a_folder_say_which_tensor_is_missing(shared_daemo
     assert words in error["message"]
     assert error["message"].startswith("model: later-broken cannot be loaded from ")
     assert "\n" not in error["message"]
-    job = client.submit(spec_class("infer").parse({"model": str(folder), "prompt": "a"}))
-    wait_until(lambda: client.job(job)["status"] == "failed")
-    assert words in client.job(job)["error"]
+    job = client.jobs.submit(spec_class("infer").parse({"model": str(folder), "prompt": "a"}))
+    wait_until(lambda: client.jobs.get(job)["status"] == "failed")
+    assert words in client.jobs.get(job)["error"]
     warmd("models", "--unload", "later-broken", home=home)
     assert "later-broken" not in known_models(shared_daemon.home)
 

@@ -139,7 +139,7 @@ def test_ends_before_the_first_start_give_no_notification(desk):
 
 def test_scratch_jobs_give_no_notification(desk):
     scanner = Scanner(desk.home, DEFAULT)
-    desk.client.submit_again(desk.submit(), stop_at=2)
+    desk.client.jobs.submit_again(desk.submit(), stop_at=2)
     desk.begin().finish({})
     assert list(scanner.due()) == []
 

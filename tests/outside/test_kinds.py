@@ -130,7 +130,7 @@ def test_a_daemon_runs_it_and_http_takes_it_as_a_method(lines, tmp_path, make_da
     daemon: Daemon = make_daemon(http_port=0)
     daemon.start()
     spec = job(tmp_path, model="tiny")
-    done = daemon.wait(daemon.client.submit(spec))
+    done = daemon.wait(daemon.client.jobs.submit(spec))
     assert (done["status"], done["result"]["steps"]) == ("finished", 10)
     client = openai_client(wait_until(lambda: daemon.status()["http"]["url"]))
     file = client.files.create(file=Path(spec.dataset), purpose="fine-tune").id

@@ -58,7 +58,7 @@ def test_a_scheduled_job_with_a_dependency_waits_for_both_if_its_time_comes_firs
     child = place.submit(after=parent, at=soon())
     assert place.status(child) == "scheduled"
     move_until(place, child, "deferred")
-    assert place.client.job(child)["after"] == [parent]
+    assert place.client.jobs.get(child)["after"] == [parent]
     run(place, parent)
     assert place.status(child) == "queued"
 
@@ -83,7 +83,7 @@ def test_a_due_job_still_waits_for_its_failed_dependency(place: Workplace, is_du
         move_until(place, child, "deferred")
     run(place, parent, "fail")
     move_until(place, child, "deferred")
-    place.client.resume(parent)
+    place.client.jobs.resume(parent)
     run(place, parent)
     assert place.status(child) == "queued"
 
@@ -95,10 +95,10 @@ def test_a_due_job_still_waits_for_its_canceled_dependency(
     parent = place.submit()
     child = place.submit(after=parent, at=soon())
     alone = place.submit(after=parent)
-    place.client.cancel(parent)
+    place.client.jobs.cancel(parent)
     move_until(place, child, "deferred")
     assert place.status(alone) == "deferred"
-    place.client.resume(parent)
+    place.client.jobs.resume(parent)
     run(place, parent)
     assert [place.status(job_id) for job_id in (child, alone)] == ["queued", "queued"]
 
@@ -107,11 +107,11 @@ def test_a_due_job_still_waits_for_its_canceled_dependency(
 def test_an_unpaused_job_waits_again_for_its_time_and_dependency(place: Workplace):
     parent = place.submit()
     child = place.submit(after=parent, at=soon(2.0))
-    place.client.pause(child)
-    assert place.client.unpause(child) == "scheduled"
+    place.client.jobs.pause(child)
+    assert place.client.jobs.unpause(child) == "scheduled"
     move_until(place, child, "deferred")
-    place.client.pause(child)
-    assert place.client.unpause(child) == "deferred"
+    place.client.jobs.pause(child)
+    assert place.client.jobs.unpause(child) == "deferred"
     run(place, parent)
     assert place.status(child) == "queued"
 
@@ -120,7 +120,7 @@ def test_deferred_job_whose_parent_was_removed_runs(place: Workplace):
     parent = place.submit()
     children = [place.submit(after=parent) for _ in range(3)]
     run(place, parent, "fail")
-    place.client.remove(parent)
+    place.client.jobs.remove(parent)
     for child in children:
         move_until(place, child, "queued")
 

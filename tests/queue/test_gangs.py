@@ -45,7 +45,7 @@ def submit(place: Workplace) -> str:
     data = place.home.path / "rows.jsonl"
     data.write_bytes(b'{"prompt": "1 + 1", "answer": "2"}\n')
     values = {"dataset": str(data), "samples": 1, "reward": ["correctness"]}
-    return place.client.submit(spec_class("grpo").parse(values))
+    return place.client.jobs.submit(spec_class("grpo").parse(values))
 
 
 def opened(gangs: Gangs, job_id: str, *, size: int = 2, leader: str = LEADER) -> str:
@@ -192,7 +192,7 @@ def test_a_gang_of_an_earlier_execution_has_no_effect(place: Workplace, gangs: G
 def test_a_job_that_no_longer_waits_does_not_gather(place: Workplace, gangs: Gangs):
     job_id = submit(place)
     token = opened(gangs, job_id)
-    assert place.client.cancel(job_id) == "canceled"
+    assert place.client.jobs.cancel(job_id) == "canceled"
     assert gangs.close(job_id, token) == -1
 
 
@@ -297,7 +297,7 @@ def test_a_record_that_is_not_valid_or_of_a_later_version_is_no_error(
     assert list(seen(gangs, job_id).seats) == ([SECOND] if "new" in seat else [])
     place.connection.hset(keys.gang(job_id), "size", "many")
     assert gangs.gang(job_id) is None
-    assert place.client.job(job_id)["status"] == "queued"
+    assert place.client.jobs.get(job_id)["status"] == "queued"
 
 
 def test_a_seat_counts_for_max_jobs_when_the_execution_begins(place: Workplace, gangs: Gangs):
@@ -380,7 +380,7 @@ def test_a_job_of_several_nodes_that_cannot_be_read_fails_instead_of_gathering(
     )
     assert place.store.set_aside(popped, TRAIN, NAME, needs)
     if is_damaged:
-        (place.client.rundir(job_id).path / "spec.json").write_text("{")
+        (place.client.jobs.rundir(job_id).path / "spec.json").write_text("{")
     held = place.held(place.store, WorkerConfig(name="train-0", queue=TRAIN), labels)
     JobTaker(held, Leaving(held, max_jobs=None), labels).take()
     if not is_damaged:

@@ -36,7 +36,7 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
     for name in ("gate", "broken"):
         (shared.folder / name).unlink(missing_ok=True)
     wait_until(
-        lambda: not shared.client.jobs(JobFilter(statuses=("queued", "started"))), timeout_s=60
+        lambda: not shared.client.jobs.all(JobFilter(statuses=("queued", "started"))), timeout_s=60
     )
 
 
@@ -59,7 +59,8 @@ def test_jobs_run_in_order_and_front_jumps_the_queue(daemon: Daemon):
     first, second = daemon.submit(), daemon.submit()
     urgent = daemon.submit(front=True)
     places = {
-        job["id"]: job["position"] for job in daemon.client.jobs(JobFilter(statuses=("queued",)))
+        job["id"]: job["position"]
+        for job in daemon.client.jobs.all(JobFilter(statuses=("queued",)))
     }
     assert places == {urgent: 1, first: 2, second: 3}
     (daemon.folder / "gate").unlink()
@@ -70,7 +71,7 @@ def test_jobs_run_in_order_and_front_jumps_the_queue(daemon: Daemon):
 def test_job_after_another_waits_for_it_to_finish(daemon: Daemon):
     running = hold(daemon)
     waiting = daemon.submit(after=running)
-    job = daemon.client.job(waiting)
+    job = daemon.client.jobs.get(waiting)
     assert (job["status"], job["after"]) == ("deferred", [running])
     (daemon.folder / "gate").unlink()
     assert daemon.wait(waiting)["status"] == "finished"
@@ -81,9 +82,9 @@ def test_a_job_whose_dependency_failed_waits_until_it_is_resumed(daemon: Daemon)
     broken = daemon.submit("behaviours:raises")
     waiting = daemon.submit(after=broken)
     assert daemon.wait(broken)["status"] == "failed"
-    assert daemon.client.job(waiting)["status"] == "deferred"
+    assert daemon.client.jobs.get(waiting)["status"] == "deferred"
     (daemon.folder / "broken").unlink()
-    daemon.client.resume(broken)
+    daemon.client.jobs.resume(broken)
     assert daemon.wait(waiting)["status"] == "finished"
 
 
@@ -91,7 +92,7 @@ def test_a_job_whose_dependency_failed_waits_until_it_is_resumed(daemon: Daemon)
 def test_scheduled_job_starts_when_its_time_has_come(daemon: Daemon):
     due = datetime.now().astimezone() + timedelta(seconds=2)
     job_id = daemon.submit(at=due)
-    assert daemon.client.job(job_id)["status"] == "scheduled"
+    assert daemon.client.jobs.get(job_id)["status"] == "scheduled"
     assert started_at(daemon, job_id) >= due.timestamp()
 
 
@@ -111,7 +112,7 @@ def test_a_huge_error_message_is_truncated_in_events_and_redis(daemon: Daemon):
     assert daemon.wait(job_id)["status"] == "failed"
     (event,) = daemon.events(job_id, "failed")
     assert event["traceback"] is None  # the error names the line of the reward; the log has more
-    for text in (event["error"], daemon.client.job(job_id)["error"]):
+    for text in (event["error"], daemon.client.jobs.get(job_id)["error"]):
         assert len(text) < 21_000
         assert " characters left out …] " in text
         assert text.strip().endswith("and so on")
@@ -132,12 +133,12 @@ def test_time_limit_saves_stops_and_fails_the_job_with_the_reason(daemon: Daemon
 @pytest.mark.slow
 def test_canceling_a_running_job_saves_and_resume_continues_it(daemon: Daemon):
     job_id = hold(daemon, samples=40, save_every=100)
-    assert daemon.client.cancel(job_id) == "stopping"
+    assert daemon.client.jobs.cancel(job_id) == "stopping"
     (daemon.folder / "gate").unlink()
     job = daemon.wait(job_id)
     assert job["status"] == "stopped"
     assert 3 <= job["step"] < 40
-    assert daemon.client.resume(job_id) == "queued"
+    assert daemon.client.jobs.resume(job_id) == "queued"
     job = daemon.wait(job_id)
     assert (job["status"], job["step"]) == ("finished", 40)
     assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 41))
@@ -146,22 +147,22 @@ def test_canceling_a_running_job_saves_and_resume_continues_it(daemon: Daemon):
 def test_canceling_a_waiting_job_removes_it_from_the_queue(daemon: Daemon):
     running = hold(daemon)
     waiting = daemon.submit()
-    assert daemon.client.cancel(waiting) == "canceled"
+    assert daemon.client.jobs.cancel(waiting) == "canceled"
     (daemon.folder / "gate").unlink()
     assert daemon.wait(running)["status"] == "finished"
     assert daemon.wait(waiting)["status"] == "canceled"
     assert daemon.events(waiting) == []
-    assert daemon.client.resume(waiting) == "queued"
+    assert daemon.client.jobs.resume(waiting) == "queued"
     assert daemon.wait(waiting)["status"] == "finished"
 
 
 def test_killing_a_job_ends_it_at_once_and_it_can_be_resumed(daemon: Daemon):
     job_id = hold(daemon)
-    assert daemon.client.kill(job_id) == "killing"
+    assert daemon.client.jobs.kill(job_id) == "killing"
     job = daemon.wait(job_id, timeout_s=10)
     assert (job["status"], job["error"]) == ("stopped", "killed on request")
     (daemon.folder / "gate").unlink()
-    daemon.client.resume(job_id)
+    daemon.client.jobs.resume(job_id)
     assert daemon.wait(job_id)["status"] == "finished"
 
 
@@ -169,14 +170,14 @@ def test_ended_job_cannot_be_canceled_again(daemon: Daemon):
     job_id = daemon.submit()
     daemon.wait(job_id)
     with pytest.raises(Conflict, match="finished already"):
-        daemon.client.cancel(job_id)
+        daemon.client.jobs.cancel(job_id)
 
 
 def test_finished_job_is_extended_to_more_steps(daemon: Daemon):
     job_id = daemon.submit()
     assert daemon.wait(job_id)["result"]["steps"] == 6
-    assert daemon.client.resume(job_id) == "finished"
-    assert daemon.client.resume(job_id, changes={"steps": 9}) == "queued"
+    assert daemon.client.jobs.resume(job_id) == "finished"
+    assert daemon.client.jobs.resume(job_id, changes={"steps": 9}) == "queued"
     job = daemon.wait(job_id)
     assert (job["status"], job["result"]["steps"]) == ("finished", 9)
     assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 10))
@@ -184,7 +185,7 @@ def test_finished_job_is_extended_to_more_steps(daemon: Daemon):
 
 def test_follow_shows_every_event_from_the_first_to_the_end(daemon: Daemon):
     job_id = daemon.submit()
-    seen = [event for event in daemon.client.follow(job_id) if event is not None]
+    seen = [event for event in daemon.client.jobs.follow(job_id) if event is not None]
     assert [event["seq"] for event in seen] == list(range(1, len(seen) + 1))
     assert seen[0]["type"] == "started"
     assert seen[-1]["type"] == "finished"
@@ -195,27 +196,27 @@ def test_follow_reads_events_that_the_stream_has_lost_from_the_file(daemon: Daem
     job_id = daemon.submit()
     daemon.wait(job_id)
     daemon.client.connection.xtrim(keys.events(job_id), maxlen=2, approximate=False)
-    seen = [event for event in daemon.client.follow(job_id) if event is not None]
+    seen = [event for event in daemon.client.jobs.follow(job_id) if event is not None]
     assert seen == daemon.events(job_id)
     daemon.client.connection.delete(keys.events(job_id))
-    assert [event for event in daemon.client.follow(job_id) if event is not None] == seen
+    assert [event for event in daemon.client.jobs.follow(job_id) if event is not None] == seen
 
 
 @pytest.mark.slow
 def test_the_stream_of_an_ended_job_is_trimmed(daemon: Daemon):
     job_id = daemon.submit(samples=40, epochs=2)
-    seen = [event for event in daemon.client.follow(job_id) if event is not None]
+    seen = [event for event in daemon.client.jobs.follow(job_id) if event is not None]
     assert len(seen) > 80
     wait_until(lambda: daemon.client.connection.xlen(keys.events(job_id)) <= 64)
-    assert [event for event in daemon.client.follow(job_id) if event is not None] == seen
-    job = daemon.client.job(job_id)
+    assert [event for event in daemon.client.jobs.follow(job_id) if event is not None] == seen
+    job = daemon.client.jobs.get(job_id)
     assert (job["status"], job["step"], job["steps_total"]) == ("finished", 80, 80)
 
 
 @pytest.mark.slow
 def test_following_a_job_continues_after_redis_is_killed(daemon: Daemon):
     job_id = hold(daemon, samples=40)
-    events = daemon.client.follow(job_id)
+    events = daemon.client.jobs.follow(job_id)
     seen = [event for _, event in zip(range(4), events, strict=False)]
     daemon.kill("server")
     (daemon.folder / "gate").unlink()
@@ -278,17 +279,17 @@ def test_jobs_of_another_application_stay_in_their_queue(daemon: Daemon):
 @pytest.mark.parametrize("text", ["../../x", "grpo-2026/..", "a" * 500, "", "grpo\n", "GRPO*"])
 def test_hostile_id_is_refused(daemon: Daemon, text: str):
     with pytest.raises((SpecError, NotFound)):
-        daemon.client.find(text)
+        daemon.client.jobs.find(text)
 
 
 def test_a_job_is_found_by_a_prefix_of_its_id(daemon: Daemon):
     job_id = daemon.submit()
     daemon.wait(job_id)
-    assert daemon.client.find(job_id[:-1]) == job_id
-    assert daemon.client.find(None) == job_id
-    assert daemon.client.find("-") == job_id
+    assert daemon.client.jobs.find(job_id[:-1]) == job_id
+    assert daemon.client.jobs.find(None) == job_id
+    assert daemon.client.jobs.find("-") == job_id
     with pytest.raises(NotFound):
-        daemon.client.find("grpo-19990101")
+        daemon.client.jobs.find("grpo-19990101")
 
 
 def test_bad_spec_queues_nothing_and_leaves_no_files(daemon: Daemon):
@@ -303,7 +304,7 @@ def test_bad_spec_queues_nothing_and_leaves_no_files(daemon: Daemon):
         with pytest.raises((SpecError, NotFound)):
             daemon.submit(**options)
     assert sorted(daemon.home.runs.iterdir()) == runs
-    assert daemon.client.jobs(JobFilter(statuses=("queued", "started"))) == []
+    assert daemon.client.jobs.all(JobFilter(statuses=("queued", "started"))) == []
 
 
 def test_without_redis_submit_shows_how_to_start_the_daemon(make_daemon: Any):

@@ -75,7 +75,7 @@ def test_a_job_survives_an_embedded_redis_that_hangs_longer_than_the_lease(place
         wait_until(lambda: place.registry.has_lease(NAME))
         horse.end(job_id, "finished")
         wait_until(lambda: place.status(job_id) == "finished")
-    assert place.client.job(job_id)["execution"] == 1
+    assert place.client.jobs.get(job_id)["execution"] == 1
     other = place.submit()
     wait_until(lambda: place.status(other) == "started")
 

@@ -73,7 +73,7 @@ def test_reading_jobs_does_not_slow_down_with_many_waiting_jobs(desk: Desk):
     waiting = wait(desk.client, MANY)
     many = costs(desk)
     for job_id in waiting:
-        desk.client.cancel(job_id)
+        desk.client.jobs.cancel(job_id)
     # `queue` lists them; /metrics reads up to a thousand to find the oldest; of the ids of those
     # that wait, the ones from the command line are found.
     assert many.pop("queue") > few["queue"]
@@ -120,11 +120,11 @@ def test_counts_distinguish_stopped_from_failed_jobs_also_after_a_resume(desk: D
     run = desk.begin()
     run.stop()
     assert counts() == (failed, stopped + 1)
-    desk.client.resume(run.id, front=True)
+    desk.client.jobs.resume(run.id, front=True)
     assert counts() == (failed, stopped)
     desk.begin().fail("no reason")
     assert counts() == (failed + 1, stopped)
-    desk.client.remove(run.id)
+    desk.client.jobs.remove(run.id)
     assert counts() == (failed, stopped)
     assert run.id not in job_index.newest(desk.client.connection, QUEUES, None)
 
@@ -148,10 +148,10 @@ def test_a_job_requeued_by_rqs_tools_is_not_counted_as_ended(desk: Desk):
 def test_the_latest_job_is_never_an_answer(desk: Desk):
     latest = desk.submit()
     end(desk.client, 30)
-    assert desk.client.find(None) == latest
+    assert desk.client.jobs.find(None) == latest
     assert [job["id"] for job in desk.rows("show")] == [latest]
     assert desk.warmd("logs", "-").err.count(latest) == 1  # no log yet, of that job
-    desk.client.cancel(latest)
+    desk.client.jobs.cancel(latest)
 
 
 def test_the_origin_of_a_job_is_read_from_earlier_versions_too(desk: Desk, tmp_path: Path):

@@ -112,16 +112,16 @@ def test_jobs_run_with_the_documented_rights_and_no_untried_command(make_daemon,
         first = daemon.submit()
         second = daemon.submit(after=first)
         scheduled = daemon.submit(at=datetime.now().astimezone() + timedelta(seconds=1))
-        daemon.client.pause(second)
+        daemon.client.jobs.pause(second)
         for job_id in (first, scheduled):
             assert daemon.wait(job_id)["status"] == "finished"
-        daemon.client.unpause(second)
+        daemon.client.jobs.unpause(second)
         assert daemon.wait(second)["status"] == "finished"
         running = daemon.submit(epochs=50)
         wait_until(lambda: daemon.events(running, "step"), timeout_s=60)
-        daemon.client.cancel(running)
+        daemon.client.jobs.cancel(running)
         assert daemon.wait(running)["status"] == "stopped"
-        daemon.client.remove(first)
+        daemon.client.jobs.remove(first)
         daemon.stop()
         # CONFIG GET is optional: providers forbid it.
         assert {entry["object"] for entry in admin.acl_log()} <= {b"config|get", "config|get"}

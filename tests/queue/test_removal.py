@@ -29,7 +29,7 @@ def finished(desk: Desk, *, days_ago: float = 0, model: bool = False) -> str:
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_bytes(b"{}")
         (folder / name / "weights").write_bytes(bytes(100_000))
-    desk.client.rundir(job_id).write_result({"steps": 4}, revision=1)
+    desk.client.jobs.rundir(job_id).write_result({"steps": 4}, revision=1)
     run.finish({"steps": 4})
     age(desk, job_id, days_ago)
     return job_id
@@ -94,7 +94,7 @@ def test_rm_refuses_jobs_that_run_or_wait_and_then_removes_none(desk):
 def test_rm_refuses_a_job_while_another_job_needs_it(desk):
     parent = finished(desk, model=True)
     behind = desk.submit("--after", desk.submit())
-    first = desk.client.job(behind)["after"][0]
+    first = desk.client.jobs.get(behind)["after"][0]
     begin(desk, first).fail("no reason")
     refusal = desk.warmd("rm", first)
     assert refusal.is_refusal(2)
@@ -106,7 +106,7 @@ def test_rm_refuses_a_job_while_another_job_needs_it(desk):
     run = begin(desk, reader)
     run.fail("no reason")
     assert desk.warmd("rm", parent).is_refusal(2)  # it may be resumed
-    desk.client.rundir(reader).write_result({"steps": 4}, revision=1)
+    desk.client.jobs.rundir(reader).write_result({"steps": 4}, revision=1)
     assert desk.warmd("rm", parent).code == 0
     desk.warmd("cancel", behind)
     assert desk.warmd("rm", first).code == 0
@@ -225,7 +225,7 @@ def test_a_job_that_is_resumed_during_its_removal_keeps_its_files(desk):
     job = desk.client.store.fetch(job_id)
     assert job is not None
     assert desk.client.store.enqueue_again(job)
-    assert desk.client.finish_removals() == {}
+    assert desk.client.jobs.finish_removals() == {}
     assert desk.rows("show", job_id)[0]["problem"] is None
 
 
@@ -252,7 +252,7 @@ def test_a_job_is_needed_by_the_path_that_it_has_on_another_machine(desk: Desk):
     assert remove.owner_of(desk.home.runs, elsewhere) == job_id
     assert remove.owner_of(desk.home.runs, "/models/base/model") is None
     reader = desk.submit("--lora", "4")
-    rundir = desk.client.rundir(reader)
+    rundir = desk.client.jobs.rundir(reader)
     rundir.annotate(model={"name": job_id, "path": elsewhere})
     rundir.write_result({}, revision=1)
     found = remove.dependents(desk.home.runs, [reader])

@@ -59,7 +59,9 @@ def test_a_job_that_rq_3_made_ready_is_listed_and_then_queued(place: Workplace):
     place.connection.hset(f"rq:job:{first}", "status", "finished")
     make_ready(place, waiting)
     assert place.status(waiting) == "deferred"
-    assert [job["id"] for job in place.client.jobs(JobFilter(statuses=("deferred",)))] == [waiting]
+    assert [job["id"] for job in place.client.jobs.all(JobFilter(statuses=("deferred",)))] == [
+        waiting
+    ]
     assert listing.counts(place.connection, "infer")["deferred"] == 1
     assert waiting in listing.every_id(place.connection)
     DueJobs(place.store).enqueue()
@@ -73,14 +75,14 @@ def test_a_job_with_a_status_of_rq_3_can_be_paused_continued_and_canceled(
     place: Workplace, change: Any
 ):
     job_id = place.submit()
-    for what in (place.client.pause, place.client.cancel):
+    for what in (place.client.jobs.pause, place.client.jobs.cancel):
         place.connection.lrem("rq:queue:infer", 0, job_id)
         change(place, job_id)
         assert place.status(job_id) == "deferred"
         what(job_id)
-        if what == place.client.pause:
-            assert place.client.job(job_id)["paused"]
-            assert place.client.unpause(job_id) == "queued"
+        if what == place.client.jobs.pause:
+            assert place.client.jobs.get(job_id)["paused"]
+            assert place.client.jobs.unpause(job_id) == "queued"
     assert place.status(job_id) == "canceled"
     assert not place.connection.exists("rq:ready:infer")
 
@@ -88,7 +90,9 @@ def test_a_job_with_a_status_of_rq_3_can_be_paused_continued_and_canceled(
 def test_a_rate_limited_job_is_listed_and_counted(place: Workplace):
     job_id = place.submit()
     make_rate_limited(place, job_id)
-    assert [job["id"] for job in place.client.jobs(JobFilter(statuses=("deferred",)))] == [job_id]
+    assert [job["id"] for job in place.client.jobs.all(JobFilter(statuses=("deferred",)))] == [
+        job_id
+    ]
     assert listing.counts(place.connection, "infer")["deferred"] == 1
     assert listing.counts(place.connection, "train")["deferred"] == 0
     assert listing.every_id(place.connection) == [job_id]
@@ -99,7 +103,7 @@ def test_dependents_are_queued_by_the_transaction_that_finishes_the_job(place: W
     first, second = place.submit(), place.submit()
     waiting = place.submit(after=first)
     canceled = place.submit(after=first)
-    place.client.cancel(canceled)
+    place.client.jobs.cancel(canceled)
     theirs = Queue("theirs", connection=place.connection)
     foreign = theirs.enqueue("os.getpid", depends_on=first)
     both = theirs.enqueue("os.getpid", depends_on=[first, second])
@@ -148,13 +152,13 @@ def test_a_client_with_another_prefix_is_told_so_whatever_it_asks(place: Workpla
     place.connection.set(keys.RQ_PREFIX, "team")
     client = type(place.client)(place.config)
     for ask in (
-        client.jobs,
-        client.queues,
-        client.pending,
-        lambda: client.job(job_id),
-        lambda: client.cancel(job_id),
-        lambda: list(client.follow(job_id)),
-        lambda: client.remove(job_id),
+        client.jobs.all,
+        client.jobs.queues,
+        client.jobs.pending,
+        lambda: client.jobs.get(job_id),
+        lambda: client.jobs.cancel(job_id),
+        lambda: list(client.jobs.follow(job_id)),
+        lambda: client.jobs.remove(job_id),
     ):
         with pytest.raises(Conflict, match=r"RQ_KEY_PREFIX: must be team, .* got rq: "):
             ask()
@@ -169,7 +173,7 @@ def test_a_redis_of_an_earlier_version_has_the_default_prefix(place: Workplace):
     place.submit()
     place.connection.delete(keys.RQ_PREFIX)
     place.connection.set(keys.IDENTITY, "0")
-    assert [job["status"] for job in place.client.jobs()] == ["queued"]
+    assert [job["status"] for job in place.client.jobs.all()] == ["queued"]
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_a_stray_rq_worker_cannot_fail_a_job(place: Workplace, serializer: str):
     # Of a version of RQ that cannot read the job, or the function of which is not there.
     options = ["--serializer", "rq.serializers.JSONSerializer"] if serializer == "json" else []
     rq(place, "worker", "infer", "--burst", *options)
-    job = place.client.job(job_id)
+    job = place.client.jobs.get(job_id)
     assert (job["status"], job["retries_left"], job["execution"]) == ("scheduled", 2, 0)
     due = DueJobs(place.store)
 

@@ -83,15 +83,15 @@ def test_jobs_that_are_set_aside_are_seen_canceled_and_paused(place: Workplace):
     seen, canceled, paused = (place.submit(needs={"gpu": "h200"}) for _ in range(3))
     for _ in range(3):
         assert pop(place) is not None
-    assert place.client.queues()[1]["queued"] == 3
+    assert place.client.jobs.queues()[1]["queued"] == 3
     shown = warmd("queue", home=place.home.path)
     assert shown.out.count("gpu=h200") == 3
     assert seen in shown.out
-    assert place.client.cancel(canceled) == "canceled"
-    place.client.pause(paused)
+    assert place.client.jobs.cancel(canceled) == "canceled"
+    place.client.jobs.pause(paused)
     assert take(place, H200) == seen
     assert take(place, H200) is None
-    assert place.client.unpause(paused) == "queued"
+    assert place.client.jobs.unpause(paused) == "queued"
     assert pop(place, H200) is None
 
 
@@ -136,30 +136,30 @@ def test_a_job_whose_model_is_not_on_this_machine_waits_for_one_that_has_it(
     wait_until(lambda: place.events(job_id, "requeued"))
     (event,) = place.events(job_id, "requeued")
     assert f"has no model folder {model}: waits for a machine that has it" in event["reason"]
-    wait_until(lambda: place.client.job(job_id)["missing_model"] == str(model))
+    wait_until(lambda: place.client.jobs.get(job_id)["missing_model"] == str(model))
     shown = warmd("queue", home=place.home.path)
     assert f"a machine with {model}, gpu=h200" in shown.out
     assert f"a machine with {model}" in warmd("show", job_id, home=place.home.path).out
-    assert place.client.queues()[1]["queued"] == 1
+    assert place.client.jobs.queues()[1]["queued"] == 1
     other = place.submit()
     with place.zygote() as zygote:
         horse = zygote.fork()
         assert horse.job_id == other
         horse.end(other, "finished")
         horse.die()
-        assert place.client.job(job_id)["execution"] == 1
+        assert place.client.jobs.get(job_id)["execution"] == 1
         model.with_name("away").rename(model)
         assert zygote.fork().job_id == job_id
-        assert place.client.job(job_id)["missing_model"] is None
+        assert place.client.jobs.get(job_id)["missing_model"] is None
         worker.kill()  # before the horse: the worker would requeue its job
         worker.wait()
     assert place.registry.requeue_orphans(NAME, "infer") == [job_id]
     # The next worker without the folder starts no execution.
     shutil.rmtree(model)
     assert pop(place, H200) == (job_id, model_need(str(model)))
-    assert place.client.job(job_id)["missing_model"] == str(model)
-    assert place.client.cancel(job_id) == "canceled"
-    assert place.client.queues()[1]["queued"] == 0
+    assert place.client.jobs.get(job_id)["missing_model"] == str(model)
+    assert place.client.jobs.cancel(job_id) == "canceled"
+    assert place.client.jobs.queues()[1]["queued"] == 0
 
 
 def test_a_job_that_is_paused_while_its_worker_misses_its_model_stays_paused(
@@ -171,11 +171,11 @@ def test_a_job_that_is_paused_while_its_worker_misses_its_model_stays_paused(
     begun = place.store.begin(popped, "infer", NAME)
     assert begun is not None
     job, started = begun
-    place.client.pause(job_id, release=True)
+    place.client.jobs.pause(job_id, release=True)
     assert place.store.set_aside_for_model(job, started.claim, str(model))
     assert not place.store.set_aside_for_model(job, started.claim, str(model))
-    assert place.client.job(job_id)["paused"]
-    assert place.client.unpause(job_id) == "queued"
+    assert place.client.jobs.get(job_id)["paused"]
+    assert place.client.jobs.unpause(job_id) == "queued"
     assert pop(place, OWN) is None
     assert place.registry.reclaim(NAME, "infer") == [job_id]
 
@@ -187,7 +187,7 @@ def test_without_a_shared_redis_a_job_without_its_model_fails(place: Workplace, 
     wait_until(lambda: place.status(job_id) == "failed")
     assert (
         f"must be a model folder with a config.json, got {model}"
-        in place.client.job(job_id)["error"]
+        in place.client.jobs.get(job_id)["error"]
     )
     worker.kill()
     worker.wait()

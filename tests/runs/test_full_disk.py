@@ -68,7 +68,7 @@ def drill(folder: Path, lacks: str) -> dict[str, Any]:
         "submit": lines(desk.warmd(*desk.grpo)),
         "left": sorted(os.listdir(desk.home.runs)) == before,
         "resume": lines(desk.warmd("resume", stopped, "--steps", "9")),
-        "status": desk.client.job(stopped)["status"] if lacks != "read-only" else None,
+        "status": desk.client.jobs.get(stopped)["status"] if lacks != "read-only" else None,
         "rm": lines(desk.warmd("rm", failed)),
     }
     if lacks == "space":
@@ -121,7 +121,7 @@ def test_a_submission_is_refused_by_the_home_whichever_file_finds_no_room(desk: 
         for file in (runs / FILLER).iterdir():
             file.unlink()
             try:
-                job_id = desk.client.submit(spec)
+                job_id = desk.client.jobs.submit(spec)
             except SpecError as error:
                 refused.append(error)
                 assert not job_ids(runs)
@@ -141,7 +141,7 @@ def test_a_full_disk_of_the_runs_alone_is_not_the_cause_that_redis_is_missing(tm
         assert (home.full_folder(), home.full_folder_of_redis()) == (home.runs, None)
         client = Client(load(home=home.path, environ={}))
         with closing(client), pytest.raises(Unavailable, match="no daemon runs in"):
-            client.jobs()
+            client.jobs.all()
 
 
 def test_a_full_disk_is_named_also_where_the_disk_of_the_runs_is_not_mounted(tmp_path: Path):
@@ -155,7 +155,7 @@ def test_a_full_disk_is_named_also_where_the_disk_of_the_runs_is_not_mounted(tmp
         client = Client(load(home=home.path, environ={}))
         advice = "is full, and Redis has ended: free some space, and run `warmd start`"
         with closing(client), pytest.raises(Unavailable, match=advice):
-            client.jobs()
+            client.jobs.all()
 
 
 @pytest.mark.slow

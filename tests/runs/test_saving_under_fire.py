@@ -203,9 +203,9 @@ def test_a_job_that_fails_after_its_last_step_keeps_the_save_in_flight(
     daemon = make_daemon(workers=(WorkerConfig(name="infer-0", queue="infer", isolation="fork"),))
     with drill.installed(tmp_path):
         daemon.start()
-        job_id = daemon.client.submit(drill.DrillSpec.parse({"then": "leave"}))
+        job_id = daemon.client.jobs.submit(drill.DrillSpec.parse({"then": "leave"}))
         assert daemon.wait(job_id)["status"] == "failed"
-    latest = Checkpoints(daemon.client.rundir(job_id).checkpoints).latest()
+    latest = Checkpoints(daemon.client.jobs.rundir(job_id).checkpoints).latest()
     assert latest is not None
     assert latest.name == "checkpoint-1"
 

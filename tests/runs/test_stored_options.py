@@ -60,11 +60,11 @@ def test_a_stored_evaluation_keeps_the_prompt_of_its_task(stored, template):
 
 def test_a_job_of_an_earlier_version_resumes_with_its_prompt(desk, questions):
     job_id = desk.submit("--dataset", questions)
-    rundir = desk.client.rundir(job_id)
+    rundir = desk.client.jobs.rundir(job_id)
     assert rundir.read_spec()["spec"]["template"] == "{question}"
     without_template(rundir.path / "spec.json")
-    desk.client.cancel(job_id)
-    desk.client.resume(job_id)
+    desk.client.jobs.cancel(job_id)
+    desk.client.jobs.resume(job_id)
     assert rundir.read_spec()["spec"]["template"] == FORMER_TEMPLATE
     [again] = desk.warmd("submit", "--like", job_id, "--dry-run", "--json").objects
     assert again["spec"]["template"] == FORMER_TEMPLATE
@@ -77,7 +77,7 @@ def test_jobs_that_an_old_sweep_submits_later_have_its_prompt(desk):
     without_template(folder.path / "plan.json")
     with folder.changing():
         submit_all(desk.client.places, folder)
-    stored = [desk.client.rundir(one).path / "spec.json" for one in queued(desk)]
+    stored = [desk.client.jobs.rundir(one).path / "spec.json" for one in queued(desk)]
     assert stored
     for path in stored:
         assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
@@ -90,13 +90,13 @@ def test_jobs_that_an_old_curriculum_submits_later_have_its_prompt(desk, questio
         "stages": [{"samples": 4}, {"samples": 8}],
         "gate": {"samples": 40, "most_samples": 40, "max_tokens": 4},
     }
-    plan = desk.client.submit_curriculum("grpo", values, given)
+    plan = desk.client.groups.submit_curriculum("grpo", values, given)
     folder = CurriculumFolder(desk.home, plan)
     without_template(folder.path / "plan.json")
     run = desk.begin()
     run.finish({})
     driver.advance(desk.client.places, folder)
     evaluation = folder.state().attempts[0].rounds[0].before
-    path = desk.client.rundir(evaluation).path / "spec.json"
+    path = desk.client.jobs.rundir(evaluation).path / "spec.json"
     assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
     assert folder.read().stages[1].document["spec"]["template"] == FORMER_TEMPLATE

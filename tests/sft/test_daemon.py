@@ -26,9 +26,11 @@ def spec(folder: Path, **options: Any) -> SftSpec:
 
 @pytest.mark.slow
 def test_a_job_begins_with_the_weights_of_another(sturdy: Daemon, tmp_path: Path):
-    first = sturdy.client.submit(spec(tmp_path))
+    first = sturdy.client.jobs.submit(spec(tmp_path))
     before = sturdy.wait(first)["result"]["eval_after"]
-    second = sturdy.client.submit(spec(tmp_path, epochs=1), init=sturdy.client.weights(first))
+    second = sturdy.client.jobs.submit(
+        spec(tmp_path, epochs=1), init=sturdy.client.models.weights(first)
+    )
     assert sturdy.wait(second)["result"]["eval_before"] == before
 
 
@@ -36,4 +38,4 @@ def test_a_bad_row_is_refused_before_the_job_is_queued(shared_daemon: Daemon, tm
     path = sft_jobs.write(tmp_path / "bad.jsonl", [{"prompt": "a", "completion": ""}])
     unlocated = SftSpec.parse({"model": "tiny", "dataset": path})
     with pytest.raises(SpecError, match="line 1: completion: must be text, got an empty one"):
-        shared_daemon.client.submit(unlocated)
+        shared_daemon.client.jobs.submit(unlocated)

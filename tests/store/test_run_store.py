@@ -623,17 +623,17 @@ def test_local_files_are_shown_while_the_store_is_unreachable(
     client = Client(config, on_offline=lambda: None, on_outdated=outdated.append)
     server.proxy.cut()
     try:
-        assert client.find(job_id) == job_id
-        assert client.result(job_id) == {"steps": 2, "metrics": {}}
-        assert client.job(job_id)["step"] == 2
+        assert client.jobs.find(job_id) == job_id
+        assert client.jobs.result(job_id) == {"steps": 2, "metrics": {}}
+        assert client.jobs.get(job_id)["step"] == 2
         [said] = outdated  # once, and no further request: each could take long
         assert said.startswith(f"run store {other.bucket.name}: ")
         with pytest.raises(StoreUnavailable):
-            client.rundir(elsewhere)
+            client.jobs.rundir(elsewhere)
         with pytest.raises(StoreUnavailable):
-            client.current_rundir(job_id)  # what changes a job does not decide on old files
+            client.places.current(job_id)  # what changes a job does not decide on old files
         with pytest.raises(StoreUnavailable):
-            client.fetch_weights(job_id, 2)  # only its manifest is here
+            client.models.fetch_weights(job_id, 2)  # only its manifest is here
         monkeypatch.setenv("WARMD_RUNS", other.url)
         for command in ("show", "result", "diff"):
             jobs = [job_id, job_id] if command == "diff" else [job_id]
@@ -642,7 +642,7 @@ def test_local_files_are_shown_while_the_store_is_unreachable(
     finally:
         server.proxy.restore()
     client = Client(config)
-    client.fetch_weights(job_id, 2)
+    client.models.fetch_weights(job_id, 2)
     verify(other.rundir(job_id).checkpoints / "checkpoint-2")
 
 

@@ -46,7 +46,7 @@ def test_a_daemon_whose_home_is_removed_ends_with_all_its_processes(
     daemon = make_daemon(http_port=0)
     daemon.start()
     job_id = daemon.submit("behaviours:gated")
-    wait_until(lambda: daemon.client.job(job_id)["status"] == "started")
+    wait_until(lambda: daemon.client.jobs.get(job_id)["status"] == "started")
     processes = daemon.processes()
     assert len(processes) > 5
     daemon.client.close()
@@ -355,7 +355,7 @@ def test_resident_horse_runs_one_job_after_another_on_fresh_weights(resident: Da
 def test_a_resident_horse_reuses_its_engine_for_the_next_job(resident: Daemon):
     daemon = resident
     spec = InferSpec.parse({"model": "tiny", "prompt": "a" * 40, "max_tokens": 2, "seed": 1})
-    first, second = (daemon.wait(daemon.client.submit(spec))["result"] for _ in range(2))
+    first, second = (daemon.wait(daemon.client.jobs.submit(spec))["result"] for _ in range(2))
     assert first["choices"] == second["choices"]
     cached = [result["usage"]["cached_tokens"] for result in (first, second)]
     assert cached == [0, 32]  # the whole chunks of the prompt

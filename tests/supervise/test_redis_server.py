@@ -141,7 +141,7 @@ def test_a_full_disk_of_redis_is_named_and_waited_for(make_daemon: MakeDaemon):
         full = re.escape(f"the disk of {disk} is full")
         with pytest.raises(Unavailable, match=f"takes no jobs: {full}"):
             control.check_ready(daemon.config, timeout_s=5.0)
-        for request in (daemon.client.jobs, daemon.status):
+        for request in (daemon.client.jobs.all, daemon.status):
             with pytest.raises(WarmdError, match=f"{full}, and Redis waits for space"):
                 request()
         with pytest.raises(Conflict, match=f"a daemon already runs .*; {full}"):
@@ -307,5 +307,5 @@ def test_a_read_only_redis_is_reported_in_one_line_and_no_job_is_left(
         assert words in done.err
     finally:
         redis.execute_command(*cure)
-    assert desk.client.jobs() == []
+    assert desk.client.jobs.all() == []
     assert list(desk.home.runs.glob("grpo-*")) == []

@@ -78,7 +78,7 @@ def is_finished_once(daemon: Daemon, job_id: str) -> bool:
 
 
 def answer(daemon: Daemon) -> str:
-    job_id = daemon.client.submit(
+    job_id = daemon.client.jobs.submit(
         InferSpec.parse({"model": "tiny", "prompt": "1", "max_tokens": 2})
     )
     return str(daemon.wait(job_id)["status"])

@@ -39,7 +39,7 @@ def queue(tiny_model: Path) -> Iterator[Gateway]:
 
 def submit(queue: Gateway, **options: Any) -> str:
     given = {"model": "tiny", **({"prompt": "1+1="} if "input" not in options else {}), **options}
-    return queue.client.submit(spec_class("infer").parse(given))
+    return queue.client.jobs.submit(spec_class("infer").parse(given))
 
 
 def answered(queue: Gateway, *, hours_ago: float, **options: Any) -> str:
@@ -80,9 +80,9 @@ def test_an_expired_answer_is_removed_with_its_files_and_keys(queue):
     assert traces(queue, old)
     clear(queue)
     assert traces(queue, old) == []
-    assert queue.client.result(young)
+    assert queue.client.jobs.result(young)
     with pytest.raises(NotFound):
-        queue.client.job(old)
+        queue.client.jobs.get(old)
     clear(queue, keep_s=3600)
     assert traces(queue, young) == []
 
@@ -91,7 +91,7 @@ def test_failed_and_canceled_answers_are_also_removed(queue):
     failed = submit(queue)
     queue.take().fail("no reason")
     canceled = submit(queue)
-    queue.client.cancel(canceled)
+    queue.client.jobs.cancel(canceled)
     for job_id in (failed, canceled):
         date_back(queue, job_id, 25)
     clear(queue)
@@ -128,10 +128,10 @@ def test_jobs_that_are_not_old_answers_stay(queue, tmp_path):
     running = submit(queue)
     execution = queue.take()
     waiting = submit(queue)
-    train = queue.client.submit(
+    train = queue.client.jobs.submit(
         spec_class("grpo").parse({"model": "tiny", "num_generations": 2}), Queueing(after=waiting)
     )
-    queue.client.cancel(train)
+    queue.client.jobs.cancel(train)
     date_back(queue, train, 25)
     clear(queue)
     assert [bool(traces(queue, j)) for j in (rows, first, running, waiting, train)] == [
@@ -145,13 +145,13 @@ def test_jobs_that_are_not_old_answers_stay(queue, tmp_path):
 def test_job_that_others_wait_for_stays(queue):
     first = submit(queue)
     queue.take().fail("no reason")
-    behind = queue.client.submit(
+    behind = queue.client.jobs.submit(
         spec_class("infer").parse({"model": "tiny", "prompt": "a"}), Queueing(after=first)
     )
     date_back(queue, first, 25)
     clear(queue)
     assert traces(queue, first)
-    queue.client.cancel(behind)
+    queue.client.jobs.cancel(behind)
 
 
 def test_keep_answers_forever_removes_nothing(queue):
@@ -163,14 +163,14 @@ def test_keep_answers_forever_removes_nothing(queue):
 def test_an_interrupted_removal_is_finished(queue):
     half, resumed = (answered(queue, hours_ago=1) for _ in range(2))
     for job_id in (half, resumed):
-        path = queue.client.rundir(job_id).path
+        path = queue.client.jobs.rundir(job_id).path
         path.rename(path.with_name(f".removed-{job_id}"))
     job = queue.client.store.fetch(resumed)
     assert job is not None
     assert queue.client.store.enqueue_again(job)
     clear(queue)
     assert traces(queue, half) == []
-    assert queue.client.rundir(resumed)
+    assert queue.client.jobs.rundir(resumed)
     queue.drop_waiting()
 
 
@@ -194,7 +194,7 @@ def test_sizes_are_updated_when_answers_end_or_are_removed_elsewhere(queue):
     retention = Retention(queue.client.places, keep_s=86_400, most=1000, most_bytes=250_000)
     first, second = large(queue, 4, 100_000), large(queue, 3, 100_000)
     retention.remove_due()
-    queue.client.remove(second)
+    queue.client.jobs.remove(second)
     third, fourth = large(queue, 2, 100_000), large(queue, 1, 100_000)
     retention.remove_due()
     assert [bool(traces(queue, j)) for j in (first, third, fourth)] == [False, True, True]
@@ -269,5 +269,5 @@ def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., D
                 break
     client.close()
     log.info("1,000 answers in %.0f s; MB before %s, after %s", seconds, before, after)
-    assert daemon.client.jobs() == []
+    assert daemon.client.jobs.all() == []
     assert all(after[name] - before[name] < 2 for name in before), (before, after)

@@ -182,7 +182,7 @@ class Cluster:
         before = Path.cwd()
         os.chdir(Path(__file__).parent)  # where nodes find `behaviours`
         try:
-            return self.client.submit(
+            return self.client.jobs.submit(
                 spec_class("grpo").parse(values), Queueing(needs=needs or {}, after=after)
             )
         finally:
@@ -193,7 +193,7 @@ class Cluster:
         wanted = statuses or ("finished", "failed", "stopped", "canceled")
 
         def reached() -> dict[str, Any] | None:
-            job = self.client.job(job_id)
+            job = self.client.jobs.get(job_id)
             return job if job["status"] in wanted else None
 
         found: dict[str, Any] = wait_until(reached, timeout_s=timeout_s)
@@ -202,7 +202,7 @@ class Cluster:
     def events(self, job_id: str, type: str) -> list[dict[str, Any]]:
         from warmd.daemon.runs import events
 
-        found = events.read(self.client.rundir(job_id).events)
+        found = events.read(self.client.jobs.rundir(job_id).events)
         return [event for event in found if event["type"] == type]
 
     def close(self) -> None:

@@ -89,8 +89,10 @@ class Daemon:
 
         def is_idle() -> bool:
             with contextlib.suppress(WarmdError):  # the server may be away for a moment
-                for job in (jobs := self.client.jobs(JobFilter(statuses=("queued", "started")))):
-                    self.client.cancel(job["id"])
+                for job in (
+                    jobs := self.client.jobs.all(JobFilter(statuses=("queued", "started")))
+                ):
+                    self.client.jobs.cancel(job["id"])
                 return not jobs
             return False
 
@@ -156,7 +158,7 @@ class Daemon:
             **options,
         }
         with contextlib.chdir(folder):
-            return self.client.submit(spec_class("grpo").parse(values), Queueing(**how))
+            return self.client.jobs.submit(spec_class("grpo").parse(values), Queueing(**how))
 
     def wait(self, job_id: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until the job has one of the statuses (or has ended)."""
@@ -164,7 +166,7 @@ class Daemon:
 
         def reached() -> dict[str, Any] | None:
             with contextlib.suppress(WarmdError):  # the server may be away for a moment
-                job = self.client.job(job_id)
+                job = self.client.jobs.get(job_id)
                 return job if job["status"] in wanted else None
             return None
 
@@ -175,7 +177,7 @@ class Daemon:
         """The job's events so far, from its run directory."""
         from warmd.daemon.runs import events
 
-        found = events.read(self.client.rundir(job_id).events)
+        found = events.read(self.client.jobs.rundir(job_id).events)
         return [event for event in found if type is None or event["type"] == type]
 
     def streamed(self, job_id: str) -> list[dict[str, Any]]:

@@ -63,22 +63,22 @@ def end(client: Client, number: int, kind: str = "infer", origin: str = "http") 
 def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
     """All commands and requests that read jobs."""
     client = desk.client
-    waiting = client.jobs(JobFilter(statuses=["queued"]))[0]["id"]
+    waiting = client.jobs.all(JobFilter(statuses=["queued"]))[0]["id"]
     retention = Retention(client.places, keep_s=86_400, most=10_000, most_bytes=10_000_000_000)
     metrics, index = Metrics(client), ModelIndex(client)
     retention.remove_due()  # new jobs are measured once
     return {
-        "queue": lambda: client.jobs(
+        "queue": lambda: client.jobs.all(
             JobFilter(statuses=("started", "queued", "scheduled", "deferred"))
         ),
-        "status": lambda: (client.queues(), client.jobs(JobFilter(statuses=["started"]))),
-        "show": lambda: client.job(waiting),
-        "the latest job": lambda: client.find(None),
-        "the only job that runs": client.pending,
-        "jobs --limit --all": lambda: client.jobs(JobFilter(limit=FEW)),
-        "jobs --limit": lambda: client.jobs(JobFilter(limit=FEW, kinds=("grpo", "eval"))),
+        "status": lambda: (client.jobs.queues(), client.jobs.all(JobFilter(statuses=["started"]))),
+        "show": lambda: client.jobs.get(waiting),
+        "the latest job": lambda: client.jobs.find(None),
+        "the only job that runs": client.jobs.pending,
+        "jobs --limit --all": lambda: client.jobs.all(JobFilter(limit=FEW)),
+        "jobs --limit": lambda: client.jobs.all(JobFilter(limit=FEW, kinds=("grpo", "eval"))),
         "/metrics": metrics.text,
         "/v1/models": index.all,
-        "/v1/fine_tuning/jobs": lambda: client.trainings(20),
+        "/v1/fine_tuning/jobs": lambda: client.jobs.trainings(20),
         "retention": retention.remove_due,
     }

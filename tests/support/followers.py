@@ -22,8 +22,8 @@ class Training:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         spec = spec_class("grpo").parse({"model": "tiny", "samples": 1})
-        self.id = gateway.client.submit(spec)
-        self._path = gateway.client.rundir(self.id).events
+        self.id = gateway.client.jobs.submit(spec)
+        self._path = gateway.client.jobs.rundir(self.id).events
         self._writer = StreamWriter(gateway.client.connection)
         self._publisher = Publisher(self._writer, self.id, self._path)
         self._followers: list[Follower] = []
@@ -77,7 +77,7 @@ class Training:
 
     def end(self) -> None:
         if self._gateway.status(self.id) not in ENDED:
-            self._gateway.client.cancel(self.id)
+            self._gateway.client.jobs.cancel(self.id)
         for follower in self._followers:
             follower.may_read.set()
             follower.ended()

@@ -35,7 +35,7 @@ def submit_sft(machines: Cluster, **options: Any) -> str:
     folder = machines.folder / "data"
     folder.mkdir(exist_ok=True)
     usual: dict[str, Any] = {"model": "tiny", "epochs": 8, "save_every": 2, "nodes": 2}
-    return machines.client.submit(sft_jobs.spec(folder, **usual | options))
+    return machines.client.jobs.submit(sft_jobs.spec(folder, **usual | options))
 
 
 def weights(machines: Cluster, job_id: str) -> dict[str, torch.Tensor]:

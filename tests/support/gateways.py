@@ -153,13 +153,13 @@ class Gateway:
         return Execution(self, *started)
 
     def status(self, job_id: str) -> str:
-        status: str = self.client.job(job_id)["status"]
+        status: str = self.client.jobs.get(job_id)["status"]
         return status
 
     def drop_waiting(self) -> None:
         """Cancel all waiting jobs."""
         for job_id in self.waiting():
-            self.client.cancel(job_id)
+            self.client.jobs.cancel(job_id)
 
 
 class Execution:
@@ -169,7 +169,7 @@ class Execution:
         self.gateway = gateway
         self.job = job
         self.started = started
-        self.rundir = gateway.client.rundir(job.id)
+        self.rundir = gateway.client.jobs.rundir(job.id)
         self._writer = StreamWriter(gateway.client.connection)
         self._publisher = Publisher(self._writer, job.id, self.rundir.events)
         self.emit("started", pid=1, threads=1, queued_s=0.0)

@@ -253,7 +253,7 @@ class Maker(OldHome):
         with contextlib.chdir(PROJECT):
             spec = spec_class(kind).parse(values)
             before = None if after is None else self.jobs[after]
-            self.jobs[name] = self.client.submit(spec, Queueing(after=before))
+            self.jobs[name] = self.client.jobs.submit(spec, Queueing(after=before))
         return self.jobs[name]
 
     def rundir(self, name: str) -> RunDir:
@@ -307,16 +307,16 @@ def make_local(home: Maker) -> None:
     home.make("released_mlm", "mlm", steps=36)
     for name in ("stopped", "released_grpo", "released_mlm"):
         wait_until(partial(home.has, name, "checkpoint"), timeout_s=60)
-    home.client.cancel(home.jobs["stopped"])
+    home.client.jobs.cancel(home.jobs["stopped"])
     for name in ("released_grpo", "released_mlm"):
-        home.client.pause(home.jobs[name], release=True)
+        home.client.jobs.pause(home.jobs[name], release=True)
     for name in ("stopped", "released_grpo", "released_mlm"):
         last = "stopped" if name == "stopped" else "paused"
         wait_until(partial(home.has, name, last), timeout_s=60)
 
     home.make("held_dpo", "dpo", epochs=4)
     wait_until(lambda: home.has("held_dpo", "checkpoint"), timeout_s=60)
-    home.client.pause(home.jobs["held_dpo"])
+    home.client.jobs.pause(home.jobs["held_dpo"])
     wait_until(lambda: home.has("held_dpo", "paused"), timeout_s=60)
 
     interrupted: dict[str, tuple[str, dict[str, Any]]] = {
@@ -332,7 +332,7 @@ def make_local(home: Maker) -> None:
 
     given: dict[str, Any] = {"sweep": {"learning_rate": ["1e-3", "1e-2"]}, "halving": 2}
     with contextlib.chdir(PROJECT):
-        home.jobs["sweep"] = home.client.submit_sweep("sft", {**SFT, "epochs": 6}, given)
+        home.jobs["sweep"] = home.client.groups.submit_sweep("sft", {**SFT, "epochs": 6}, given)
         stages = [
             {"name": "good", "epochs": 4, "learning_rate": 3e-2},
             {"name": "broken", "epochs": 4, "learning_rate": 0.5},
@@ -342,7 +342,7 @@ def make_local(home: Maker) -> None:
         gate.pop("model")
         values = {**SFT, "samples": 24}
         values.pop("eval_samples")
-        home.jobs["curriculum"] = home.client.submit_curriculum(
+        home.jobs["curriculum"] = home.client.groups.submit_curriculum(
             "sft", values, {"stages": stages, "gate": gate}
         )
     freeze_groups(home)
@@ -356,7 +356,7 @@ def make_local(home: Maker) -> None:
         home.make(f"queued_{kind}", kind)
     home.make("deferred", "mlm", after="mlm")
     home.make("canceled", "grpo")
-    home.client.cancel(home.jobs["canceled"])
+    home.client.jobs.cancel(home.jobs["canceled"])
     home.make("queued_eval", "eval", samples=6)
 
 
@@ -364,16 +364,16 @@ def freeze_groups(home: Maker) -> None:
     """Suspend a survivor of the sweep after its rung, and the curriculum's second stage."""
 
     def survivor() -> str | None:
-        found = home.client.sweep(home.jobs["sweep"])
+        found = home.client.groups.sweep(home.jobs["sweep"])
         kept = [point for decision in found["decisions"] for point in decision["kept"]]
         return found["points"][kept[0]]["jobs"][0]["id"] if kept else None
 
     def second_stage() -> str | None:
-        attempts = home.client.curriculum(home.jobs["curriculum"])["attempts"]
+        attempts = home.client.groups.curriculum(home.jobs["curriculum"])["attempts"]
         return attempts[1]["job"] if len(attempts) > 1 else None
 
     one: str = wait_until(survivor, timeout_s=90)
-    step = home.client.sweep(home.jobs["sweep"])["rungs"][0] + 3
+    step = home.client.groups.sweep(home.jobs["sweep"])["rungs"][0] + 3
     home.freeze(one, step)
     home.freeze(wait_until(second_stage, timeout_s=90), 3)
 

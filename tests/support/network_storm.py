@@ -86,14 +86,14 @@ class Storm:
             case 1:
                 steps = 200 if long else 40
                 spec = mlm_jobs.text_spec(self._texts, steps=steps, save_every=5, keep=2)
-                return self.machines.client.submit(spec)
+                return self.machines.client.jobs.submit(spec)
         values: dict[str, Any] = {
             "model": "tiny",
             "dataset": self._rows,
             "steps": 60 if long else 20,
         }
         values |= {"batch_size": 2, "save_every": 4, "learning_rate": 1e-3}
-        return self.machines.client.submit(spec_class("sft").parse(values))
+        return self.machines.client.jobs.submit(spec_class("sft").parse(values))
 
     def rage(self, seconds: float) -> None:
         """Submit and strike until the time is over, and all jobs are submitted."""
@@ -133,7 +133,11 @@ class Storm:
 
     def _has_ended(self, job_id: str) -> bool:
         with contextlib.suppress(WarmdError):
-            return self.machines.client.job(job_id)["status"] in ("finished", "failed", "stopped")
+            return self.machines.client.jobs.get(job_id)["status"] in (
+                "finished",
+                "failed",
+                "stopped",
+            )
         return False
 
     # --- blows --------------------------------------------------------------------------------
@@ -235,11 +239,11 @@ class Storm:
         self._check_leftovers()
 
     def _problems(self, job_id: str) -> Iterator[str]:
-        job = self.machines.client.job(job_id)
+        job = self.machines.client.jobs.get(job_id)
         if job["status"] != "finished":
             yield f"{job['status']}: {job['error']}"
             return
-        rundir = self.machines.client.rundir(job_id)
+        rundir = self.machines.client.jobs.rundir(job_id)
         found = list(events.read(rundir.events))
         if [e["seq"] for e in found] != list(range(1, len(found) + 1)):
             yield "events are missing or twice"
@@ -273,7 +277,7 @@ class Storm:
 
     def executions(self) -> int:
         """How many executions the jobs took."""
-        return sum(self.machines.client.job(job_id)["execution"] for job_id in self.jobs)
+        return sum(self.machines.client.jobs.get(job_id)["execution"] for job_id in self.jobs)
 
 
 def _made(folder: Path) -> Path:

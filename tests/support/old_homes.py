@@ -50,7 +50,7 @@ class OldHome(Daemon):
         return list(events.read(self.home.runs / self.jobs[name] / "events.jsonl"))
 
     def job(self, name: str) -> dict[str, Any]:
-        return self.client.job(self.jobs[name])
+        return self.client.jobs.get(self.jobs[name])
 
     def status_of(self, name: str) -> str:
         return str(self.job(name)["status"])
@@ -75,7 +75,7 @@ class OldHome(Daemon):
 
     def group(self, name: str) -> dict[str, Any]:
         """Wait until a sweep or a curriculum has ended; return it."""
-        read = self.client.sweep if name == "sweep" else self.client.curriculum
+        read = self.client.groups.sweep if name == "sweep" else self.client.groups.curriculum
 
         def ended() -> dict[str, Any] | None:
             found = read(self.jobs[name])
@@ -92,9 +92,9 @@ class OldHome(Daemon):
         """
         for name in self.jobs:
             if name.startswith(("held", "released")):
-                self.client.unpause(self.jobs[name])
+                self.client.jobs.unpause(self.jobs[name])
             if name == "stopped":
-                self.client.resume(self.jobs[name])
+                self.client.jobs.resume(self.jobs[name])
         weights: dict[str, str] = {}
         statuses: dict[str, str] = {}
         scores: dict[str, dict[str, float]] = {}
@@ -124,7 +124,7 @@ class OldHome(Daemon):
                 if begun and begun[-1].get("resumed_from"):
                     resumed_from[name] = begun[-1]["resumed_from"]
                 if job["status"] == "finished" and job_id.startswith("eval"):
-                    metrics = (self.client.result(job_id) or {})["metrics"]
+                    metrics = (self.client.jobs.result(job_id) or {})["metrics"]
                     scores[name] = {m: found["value"] for m, found in metrics.items()}
                 elif job["status"] == "finished":
                     weights[name] = job_id
@@ -139,7 +139,7 @@ class OldHome(Daemon):
     def weights(self, job_id: str) -> Path:
         """The file with the final weights, or with those of the adapter."""
         if self.client.remote is not None:
-            self.client.fetch_weights(job_id, final=True)
+            self.client.models.fetch_weights(job_id, final=True)
         (found,) = (self.home.runs / job_id / "model").glob("*model.safetensors")
         return found
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import APIStatusError, APITimeoutError, AsyncOpenAI, OpenAI
+from openai import APIStatusError, AsyncOpenAI, OpenAI
 from talkers import TURNS, note, user, worth
 
 
@@ -99,13 +98,6 @@ def bounded(task: dict[str, Any]) -> float:
         _endless()
     assert (ended.value.status_code, ended.value.code) == (400, "max_turns")
     return 0.5
-
-
-def aborting(task: dict[str, Any]) -> float:
-    """Gives up a request, then sends another one."""
-    with suppress(APITimeoutError):
-        ask([user("y?" * 20)], client(timeout=0.001, max_retries=0))
-    return worth(ask([user("a?")]).choices[0].message.content or "")
 
 
 def late(task: dict[str, Any]) -> float:

@@ -124,7 +124,11 @@ class Storm:
 
     def _has_ended(self, job_id: str) -> bool:
         with contextlib.suppress(WarmdError):  # Redis may be away for a moment
-            return self.daemon.client.job(job_id)["status"] in ("finished", "failed", "stopped")
+            return self.daemon.client.jobs.get(job_id)["status"] in (
+                "finished",
+                "failed",
+                "stopped",
+            )
         return False
 
     def _submit_until(self, due: int) -> None:
@@ -144,7 +148,9 @@ class Storm:
             values |= {"input": str(self._rows), "output": str(self._output(number))}
         else:
             values |= {"prompt": "1 and 2", "n": 4}
-        return self.daemon.client.submit(spec_class("infer").parse(values), Queueing(retries=9))
+        return self.daemon.client.jobs.submit(
+            spec_class("infer").parse(values), Queueing(retries=9)
+        )
 
     def _train(self, seed: int) -> str:
         return self.daemon.submit(
@@ -282,11 +288,11 @@ class Storm:
         yield from (f"left behind: {command_line(process)}" for process in left)
 
     def _problems(self, number: int, job_id: str) -> Iterator[str]:
-        job = self.daemon.client.job(job_id)
+        job = self.daemon.client.jobs.get(job_id)
         if job["status"] != "finished":
             yield f"{job['status']}: {job['error']}"
             return
-        rundir = self.daemon.client.rundir(job_id)
+        rundir = self.daemon.client.jobs.rundir(job_id)
         logged = list(events.read(rundir.events))
         if [e["seq"] for e in logged] != list(range(1, len(logged) + 1)):
             yield "events are missing or twice"

@@ -9,6 +9,7 @@ import asyncio
 import http.client
 import json
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -28,16 +29,28 @@ TOOL = {
 }
 
 
-def ask(messages: list[Any], **more: Any) -> Any:
-    """The answer to a request of one turn, as JSON; `more`: of the request."""
+def connected() -> http.client.HTTPConnection:
     url = urlsplit(os.environ["OPENAI_BASE_URL"])
+    made = http.client.HTTPConnection(url.netloc, timeout=60)
+    made.connect()
+    return made
+
+
+def request(connection: http.client.HTTPConnection, messages: list[Any], **more: Any) -> None:
+    """Request a turn; `more`: of the request."""
     headers = {
         "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
         "Content-Type": "application/json",
     }
-    with closing(http.client.HTTPConnection(url.netloc, timeout=60)) as connection:
-        body = json.dumps({"model": "policy", "messages": messages, **more})
-        connection.request("POST", f"{url.path}/chat/completions", body, headers)
+    path = urlsplit(os.environ["OPENAI_BASE_URL"]).path
+    body = json.dumps({"model": "policy", "messages": messages, **more})
+    connection.request("POST", f"{path}/chat/completions", body, headers)
+
+
+def ask(messages: list[Any], **more: Any) -> Any:
+    """The answer to a request of one turn, as JSON; `more`: of the request."""
+    with closing(connected()) as connection:
+        request(connection, messages, **more)
         response = connection.getresponse()
         found = json.loads(response.read())
     if response.status != 200:
@@ -164,6 +177,16 @@ def leaving_one(task: dict[str, Any]) -> float:
     text = content_of(ask(messages))
     thread.start()
     return worth(text)
+
+
+def aborting(task: dict[str, Any]) -> float:
+    """Gives up a request, then sends another one."""
+    with closing(connected()) as connection:
+        # The kernel holds the request until the connection is closed: whoever reads it finds that
+        # nobody waits for the answer, which therefore cannot come before.
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        request(connection, [user("y?" * 20)])
+    return worth(content_of(ask([user("a?")])))
 
 
 def hot(task: dict[str, Any]) -> float:

@@ -27,10 +27,11 @@ WATCHED = (
 
 def planned(desk: Desk, **given: Any) -> str:
     """Make the folder of a sweep that is not submitted yet; return its id."""
+    from warmd.daemon.client import sweep_plans
     from warmd.daemon.groups.sweep import SweepFolder
 
     values = {"model": desk.grpo[3], "samples": 9, "num_generations": 2}
-    sweep, state = desk.client.plan_sweep("grpo", values, given)
+    sweep, state = sweep_plans.plan(desk.client, "grpo", values, given)
     with SweepFolder.creating(desk.home, sweep, state):
         pass
     return sweep.id

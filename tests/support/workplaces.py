@@ -74,16 +74,16 @@ class Workplace:
     def submit(self, *, model: str | None = None, **how: Any) -> str:
         """Queue a prompt, by default for the built-in model."""
         values = {"prompt": "a", **({"model": model} if model is not None else {})}
-        return self.client.submit(spec_class("infer").parse(values), Queueing(**how))
+        return self.client.jobs.submit(spec_class("infer").parse(values), Queueing(**how))
 
     def status(self, job_id: str) -> str:
-        status: str = self.client.job(job_id)["status"]
+        status: str = self.client.jobs.get(job_id)["status"]
         return status
 
     def events(self, job_id: str, type: str) -> list[dict[str, Any]]:
         from warmd.daemon.runs import events
 
-        found = events.read(self.client.rundir(job_id).events)
+        found = events.read(self.client.jobs.rundir(job_id).events)
         return [event for event in found if event["type"] == type]
 
     def suspend_redis(self) -> None:

@@ -15,7 +15,7 @@ def battered(sturdy: Daemon) -> Iterator[Daemon]:
     before, said = pids(sturdy), sturdy.home.log.stat().st_size
     yield sturdy
     assert sturdy.wait(sturdy.submit(), timeout_s=20)["status"] == "finished"
-    assert sturdy.client.jobs()
-    assert [queue["queued"] for queue in sturdy.client.queues()] == [0, 0]
+    assert sturdy.client.jobs.all()
+    assert [queue["queued"] for queue in sturdy.client.jobs.queues()] == [0, 0]
     assert pids(sturdy) == before
     assert b"iteration failed" not in sturdy.home.log.read_bytes()[said:]

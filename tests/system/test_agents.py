@@ -39,7 +39,7 @@ def submitted(daemon: Daemon, kind: str, agent: str, **options: Any) -> dict[str
     """Submit a job, and wait for its end."""
     small = {"model": "talking", "agent": f"talkers:{agent}", "samples": 4, "max_turn_length": 12}
     with chdir(AGENTS):
-        job_id = daemon.client.submit(spec_class(kind).parse(small | options))
+        job_id = daemon.client.jobs.submit(spec_class(kind).parse(small | options))
     job: dict[str, Any] = daemon.wait(job_id, timeout_s=180)
     assert job["status"] == "finished", job["error"]
     return job
@@ -77,4 +77,4 @@ def test_a_program_in_another_language_is_an_agent(daemon):
 def test_an_agent_that_cannot_be_imported_is_refused_at_submit(daemon):
     spec = spec_class("grpo").parse({"model": "talking", "agent": "talkers:nobody"})
     with chdir(AGENTS), pytest.raises(Exception, match="agent: talkers:nobody must be a function"):
-        daemon.client.submit(spec)
+        daemon.client.jobs.submit(spec)

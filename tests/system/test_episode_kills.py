@@ -42,7 +42,7 @@ def submitted(daemon: Daemon, name: str) -> tuple[str, Path]:
     data.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     with contextlib.chdir(GAMES):
         spec = spec_class("grpo").parse({**OPTIONS, "dataset": str(data)})
-        return daemon.client.submit(spec), over
+        return daemon.client.jobs.submit(spec), over
 
 
 def played(over: Path) -> Counter[str]:
@@ -69,7 +69,7 @@ def test_a_training_on_episodes_ends_with_its_weights_wherever_it_is_killed(stur
 
         victim = wait_until(process)
         time.sleep(draw.uniform(0, 1.0))
-        if sturdy.client.job(killed)["status"] == "finished":
+        if sturdy.client.jobs.get(killed)["status"] == "finished":
             break
         victim.kill()
     assert sturdy.wait(killed, timeout_s=120)["status"] == "finished"

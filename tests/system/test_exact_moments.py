@@ -47,16 +47,16 @@ def test_a_cancel_at_the_moment_of_the_pop_removes_the_job(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()
         pop(battered)
-        assert battered.client.cancel(job_id) == "canceled"
+        assert battered.client.jobs.cancel(job_id) == "canceled"
     wait_until(lambda: not battered.client.connection.keys("warmd:taken:*"))
     assert battered.wait(job_id)["execution"] == 0
-    assert battered.client.resume(job_id) == "queued"
+    assert battered.client.jobs.resume(job_id) == "queued"
     assert battered.wait(job_id)["status"] == "finished"
 
 
 def test_one_of_many_simultaneous_resumes_succeeds(battered: Daemon):
     job_id = hold(battered)
-    battered.client.kill(job_id)
+    battered.client.jobs.kill(job_id)
     assert battered.wait(job_id)["status"] == "stopped"
     let_go(battered)
     answers: list[str] = []
@@ -64,7 +64,7 @@ def test_one_of_many_simultaneous_resumes_succeeds(battered: Daemon):
     def resume() -> None:
         daemon = Daemon(battered.home.path, Path("unused"))
         try:
-            answers.append(daemon.client.resume(job_id))
+            answers.append(daemon.client.jobs.resume(job_id))
         except WarmdError as error:
             answers.append(type(error).__name__)
         finally:
@@ -133,7 +133,7 @@ def test_cancel_while_the_zygote_is_dead(sturdy: Daemon):
     sturdy.kill("zygote")
     job_id = sturdy.submit(samples=40, save_every=100)
     sturdy.wait(job_id, "started")
-    assert sturdy.client.cancel(job_id) == "stopping"
+    assert sturdy.client.jobs.cancel(job_id) == "stopping"
     assert sturdy.wait(job_id)["status"] == "stopped"
 
 
@@ -198,8 +198,8 @@ def test_jobs_of_a_redis_that_is_flushed_keep_their_files_and_are_resumed(sturdy
     # The worker runs new jobs, and the two lost ones once `resume` has registered them in Redis.
     assert sturdy.wait(sturdy.submit())["status"] == "finished"
     for job_id in (running, waiting):
-        assert sturdy.client.job(job_id)["status"] == "unregistered"
-        assert sturdy.client.resume(job_id) == "queued"
+        assert sturdy.client.jobs.get(job_id)["status"] == "unregistered"
+        assert sturdy.client.jobs.resume(job_id) == "queued"
         assert sturdy.wait(job_id)["status"] == "finished"
         assert steps(sturdy, job_id) == STEPS
 

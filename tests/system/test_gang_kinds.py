@@ -53,11 +53,13 @@ def test_each_kind_trains_the_weights_of_two_processes_on_one_node(
 ):
     def submit(**options: Any) -> str:
         if kind == "mlm":
-            return machines.client.submit(mlm_jobs.text_spec(folder, **options))
+            return machines.client.jobs.submit(mlm_jobs.text_spec(folder, **options))
         if kind == "dpo":
-            return machines.client.submit(dpo_jobs.spec(folder, model="tiny", epochs=1, **options))
+            return machines.client.jobs.submit(
+                dpo_jobs.spec(folder, model="tiny", epochs=1, **options)
+            )
         spec = sft_jobs.spec(folder, model="tiny", epochs=2, lora=4, **options)
-        return machines.client.submit(spec)
+        return machines.client.jobs.submit(spec)
 
     if kind == "mlm":
         mlm_jobs.make_home(folder)
@@ -76,13 +78,15 @@ def test_the_jobs_of_sweeps_and_curricula_run_on_two_nodes(machines: Cluster, fo
     data = sft_jobs.write(folder / "rows.jsonl", sft_jobs.ROWS["prompt and completion"])
     values = {"model": "tiny", "dataset": data, "batch_size": "2", "nodes": "2"}
     with closing(Client(config)) as client:
-        swept = client.submit_sweep("sft", values, {"sweep": {"learning_rate": ["1e-3", "1e-2"]}})
-        members = client.sweep_members(swept)
-        taught = client.submit_curriculum(
+        swept = client.groups.submit_sweep(
+            "sft", values, {"sweep": {"learning_rate": ["1e-3", "1e-2"]}}
+        )
+        members = client.groups.sweep_members(swept)
+        taught = client.groups.submit_curriculum(
             "sft", values, {"stages": [{"samples": 4}, {"samples": 8}]}
         )
-        wait_until(lambda: client.curriculum(taught)["status"] == "finished", timeout_s=90)
-        jobs = [*members, *client.group_members(taught)]
+        wait_until(lambda: client.groups.curriculum(taught)["status"] == "finished", timeout_s=90)
+        jobs = [*members, *client.groups.members(taught)]
     assert len(jobs) == 4
     for job_id in jobs:
         assert machines.wait(job_id)["status"] == "finished", machines.events(job_id, "failed")
@@ -114,7 +118,7 @@ def test_a_node_that_is_drained_keeps_its_part_until_the_job_ends(machines: Clus
     assert machines.wait(job_id)["status"] == "finished"
     assert len(machines.events(job_id, "started")) == 1
     assert leaving.wait(timeout=60) == 0
-    job = machines.client.job(waits)
+    job = machines.client.jobs.get(waits)
     assert (job["status"], job["execution"]) == ("queued", 0)
     run_nodes(machines, "a", "b")
     assert machines.wait(waits)["status"] == "finished"

@@ -76,7 +76,7 @@ def test_a_job_waits_for_enough_nodes_of_one_version_and_lets_others_pass(machin
     # Now there are two, and both are idle.
     for _ in range(2):
         assert machines.wait(machines.submit(samples=2))["status"] == "finished"
-    job = machines.client.job(waits)
+    job = machines.client.jobs.get(waits)
     assert (job["status"], job["execution"]) == ("queued", 0)
     assert job["awaited_nodes"] == "2 nodes at once, 1 there"
     machines.node("b")
@@ -122,13 +122,13 @@ def test_a_job_that_finds_too_few_free_nodes_in_time_lets_others_pass(machines: 
     long = submit_sft(machines, nodes=1, epochs=400)
     wait_until(lambda: machines.events(long, "step"), timeout_s=60)
     waits = submit_sft(machines)
-    wait_until(lambda: machines.client.job(waits)["awaited_nodes"] == "2 nodes, 1 joined")
+    wait_until(lambda: machines.client.jobs.get(waits)["awaited_nodes"] == "2 nodes, 1 joined")
     other = machines.submit(samples=2)
     assert machines.wait(other, timeout_s=60)["status"] == "finished"
     [warning] = machines.events(waits, "warning")
     assert "1 of 2 were free within 5 s" in warning["message"]
-    assert machines.client.job(waits)["execution"] == 0
-    machines.client.cancel(long)
+    assert machines.client.jobs.get(waits)["execution"] == 0
+    machines.client.jobs.cancel(long)
     assert machines.wait(waits, timeout_s=60)["status"] == "finished"
 
 
@@ -161,11 +161,11 @@ def test_a_gathering_survives_suspended_workers_damaged_records_and_killed_leade
     connection.delete(keys.gang(waits))
     wait_until(gathers)
     suspension.suspend(connection)
-    machines.client.cancel(long)
+    machines.client.jobs.cancel(long)
     assert machines.wait(long)["status"] == "stopped"
     # Both are free, until they would have been released.
     wait_until(lambda: gathers() is None, timeout_s=30)
-    job = machines.client.job(waits)
+    job = machines.client.jobs.get(waits)
     assert (job["status"], job["execution"]) == ("queued", 0)
     suspension.resume(connection)
     assert machines.wait(waits, timeout_s=60)["status"] == "finished"
@@ -184,21 +184,21 @@ def test_a_job_of_two_nodes_is_paused_and_canceled_and_resumes_exactly(machines:
     nodes = run_nodes(machines, "a", "b")
     job_id = submit_sft(machines, epochs=40)
     wait_until(lambda: reached(machines, job_id, 2), timeout_s=60)
-    assert sorted(machines.client.job(job_id)["nodes"]) == sorted(nodes)
+    assert sorted(machines.client.jobs.get(job_id)["nodes"]) == sorted(nodes)
     there = [node for node in machines.client.nodes.all() if node.name in nodes]
     assert [node.jobs for node in there] == [[job_id], [job_id]]
-    machines.client.pause(job_id)
+    machines.client.jobs.pause(job_id)
     wait_until(lambda: machines.events(job_id, "paused"), timeout_s=30)
-    machines.client.unpause(job_id)
+    machines.client.jobs.unpause(job_id)
     wait_until(lambda: machines.events(job_id, "unpaused"), timeout_s=30)
-    machines.client.cancel(job_id)
+    machines.client.jobs.cancel(job_id)
     assert machines.wait(job_id, timeout_s=30)["status"] == "stopped"
     wait_until(lambda: not horses_of(nodes, *nodes))
     stopped = machines.events(job_id, "stopped")[-1]["step"]
     assert machines.events(job_id, "checkpoint")[-1]["step"] == stopped
     # The third node starts first: the job could end before it is ready.
     nodes = run_nodes(machines, "a", "b", "c")
-    machines.client.resume(job_id)
+    machines.client.jobs.resume(job_id)
     # A stop of any of its nodes lets the job save; the third node takes its place.
     wait_until(lambda: reached(machines, job_id, stopped + 2), timeout_s=60)
     _leader, follower = machines.events(job_id, "started")[-1]["nodes"]
@@ -222,11 +222,11 @@ def test_three_nodes_train_the_weights_of_one_also_while_their_leader_is_drained
     wait_until(lambda: reached(machines, job_id, 2), timeout_s=60)
     names = machines.events(job_id, "started")[-1]["nodes"]
     assert len(set(names)) == 3
-    machines.client.pause(job_id)  # it must not end before the node has seen the request
+    machines.client.jobs.pause(job_id)  # it must not end before the node has seen the request
     machines.client.nodes.drain(names[0])
     leads = next(name for name in machines.nodes if machines.name_of(name) == names[0])
     wait_until(lambda: (node := machines.seen(leads)) is not None and node.state == "draining")
-    machines.client.unpause(job_id)
+    machines.client.jobs.unpause(job_id)
     assert machines.wait(job_id)["status"] == "finished", machines.events(job_id, "failed")
     assert len(machines.events(job_id, "started")) == 1
     assert machines.nodes[leads].wait(timeout=60) == 0
@@ -250,11 +250,11 @@ def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(
     jobs = [submit_sft(machines) for _ in range(2)]
     for job_id in jobs:
         wait_until(lambda: reached(machines, job_id, 3), timeout_s=60)  # noqa: B023
-        machines.client.pause(job_id)  # it must not end while the other job begins
+        machines.client.jobs.pause(job_id)  # it must not end while the other job begins
     (leader, follower), (other_leader, other_follower) = (
         machines.events(job_id, "started")[-1]["nodes"] for job_id in jobs
     )
-    machines.client.unpause(jobs[0])
+    machines.client.jobs.unpause(jobs[0])
     [horse] = horses_of(nodes, follower)
     os.kill(horse.pid, signal.SIGKILL)
     wait_until(lambda: len(machines.events(jobs[0], "started")) == 2, timeout_s=60)
@@ -263,7 +263,7 @@ def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(
     assert {leader, follower, other_leader, other_follower} == set(nodes)
     running = horses_of(nodes, *nodes)
     assert len(running) == 4
-    machines.client.unpause(jobs[1])
+    machines.client.jobs.unpause(jobs[1])
     for name in (follower, other_leader):
         kill_tree(nodes[name])
     wait_until(lambda: all(map(gone, running)), timeout_s=40)

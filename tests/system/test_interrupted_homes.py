@@ -88,7 +88,7 @@ class Taken:
     def _follow(self, home: OldHome, name: str) -> None:
         """Read a job's events while it runs."""
         with contextlib.closing(Client(home.config)) as client:
-            self.followed += [event for event in client.follow(home.jobs[name]) if event]
+            self.followed += [event for event in client.jobs.follow(home.jobs[name]) if event]
 
 
 def _difference(document: dict[str, Any]) -> str | None:
@@ -135,7 +135,7 @@ def test_bits_are_compared_on_this_machine(taken):
 
 def test_every_job_is_listed(taken):
     for home in taken.homes.values():
-        listed = {job["id"] for job in home.client.jobs()}
+        listed = {job["id"] for job in home.client.jobs.all()}
         assert listed == {path.name for path in home.home.runs.iterdir() if path.is_dir()}
         assert {home.jobs[name] for name in home.jobs.keys() - GROUPS} <= listed
 
@@ -145,7 +145,9 @@ def test_jobs_that_had_ended_are_shown_unchanged(taken):
         home = taken.home_of(name)
         assert home.status_of(name) == ENDED.get(name, "finished")
         assert home.logged(name) == home.before[name]
-        assert (home.client.result(home.jobs[name]) is None) == (home.status_of(name) != "finished")
+        assert (home.client.jobs.result(home.jobs[name]) is None) == (
+            home.status_of(name) != "finished"
+        )
     home = taken.homes["home"]
     assert "the reward is broken" in home.job("failed")["error"]
     assert taken.before["home"] == dict.fromkeys(PAUSED, True)
@@ -191,12 +193,12 @@ def test_a_reward_log_has_every_step_once(taken):
 def test_a_decision_of_a_sweep_is_not_made_again(taken):
     home = taken.homes["home"]
     assert len(taken.decided) == 1
-    assert home.client.sweep(home.jobs["sweep"])["decisions"] == taken.decided
+    assert home.client.groups.sweep(home.jobs["sweep"])["decisions"] == taken.decided
 
 
 def test_a_curriculum_says_from_which_gate_on_another_test_decides(taken):
     home = taken.homes["home"]
-    attempts = home.client.curriculum(home.jobs["curriculum"])["attempts"]
+    attempts = home.client.groups.curriculum(home.jobs["curriculum"])["attempts"]
     words = [(one["comparison"] or {"words": ""})["words"] for one in attempts]
     (changed,) = (number for number, text in enumerate(words) if "paired t test" in text)
     assert changed == 1  # the first gate had been decided

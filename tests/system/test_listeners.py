@@ -86,7 +86,7 @@ def test_a_daemon_with_a_gateway_and_jobs_of_each_kind(shared_daemon: Daemon, tm
     assert {one.kind for one in made} == set(KINDS.own)
     watch = Listeners(daemon.processes, names(daemon.home, gateway=gateway_of(daemon)))
     with watch, chdir(Path(tiny.__file__).parent):
-        jobs = [daemon.client.submit(one) for one in made]
+        jobs = [daemon.client.jobs.submit(one) for one in made]
         for job_id, one in zip(jobs, made, strict=True):
             job = daemon.wait(job_id, timeout_s=120)
             assert job["status"] == "finished", (one, job["error"])

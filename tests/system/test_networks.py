@@ -56,7 +56,7 @@ def network(shared: Machines) -> Machines:
 
 def machine_of(network: Machines, job_id: str) -> str:
     """The machine whose worker runs a job."""
-    worker = network.client.job(job_id)["worker"]
+    worker = network.client.jobs.get(job_id)["worker"]
     (name,) = [name for name in EVERYWHERE if worker.split(":")[1] in network.name_of(name)]
     return name
 
@@ -118,7 +118,7 @@ def test_times_use_the_clock_of_redis_whatever_the_clocks_of_the_machines(networ
     jobs = [job_id.strip()]
     for number in range(9):  # so that each machine has some
         values = {"prompt": f"{number} and 2", "model": "tiny", "max_tokens": 4}
-        jobs.append(network.client.submit(spec_class("infer").parse(values)))
+        jobs.append(network.client.jobs.submit(spec_class("infer").parse(values)))
     for one in jobs:
         job = network.wait(one)
         assert job["status"] == "finished", job["error"]
@@ -128,9 +128,9 @@ def test_times_use_the_clock_of_redis_whatever_the_clocks_of_the_machines(networ
         assert started["queued_s"] < time.time() - begun
         for event in network.events(one, "finished"):
             assert begun - 1 < event["time"] < time.time() + 1
-    assert network.client.job(jobs[0])["started_at"] >= begun + 2
+    assert network.client.jobs.get(jobs[0])["started_at"] >= begun + 2
     # The leader keeps answers for five minutes after their end, also those of the third machine.
-    holds_for(6, lambda: len(network.client.jobs(JobFilter(limit=None))) == len(jobs))
+    holds_for(6, lambda: len(network.client.jobs.all(JobFilter(limit=None))) == len(jobs))
 
 
 def test_an_eta_does_not_depend_on_the_clock_of_the_machine(network: Machines):
@@ -139,7 +139,7 @@ def test_an_eta_does_not_depend_on_the_clock_of_the_machine(network: Machines):
 
     def all_seen() -> bool:
         for job_id in jobs:
-            job = network.client.job(job_id)
+            job = network.client.jobs.get(job_id)
             if job["eta_s"] is not None and job["step"] < job["steps_total"] - 2:
                 seen[job_id] = job["eta_s"]
         return len(seen) == len(jobs)
@@ -179,7 +179,7 @@ def test_a_job_of_two_machines_ends_as_a_whole_when_one_is_cut_off(network: Mach
     assert len(parts) == 2
     network.cable(machines_of[1], "cut")
     commands_answer_in_a_line(network, machines_of[1])
-    wait_until(lambda: network.client.job(job_id)["execution"] == 2, timeout_s=90)
+    wait_until(lambda: network.client.jobs.get(job_id)["execution"] == 2, timeout_s=90)
     assert all(map(gone, parts))
     gate(network).unlink()
     network.cable(machines_of[1], "up")
@@ -230,7 +230,7 @@ def test_jobs_that_end_while_their_machines_are_cut_off_end_once(network: Machin
     wait_until(lambda: all(network.events(one, "step") for one in jobs), timeout_s=120)
     states = dict(zip(jobs, ("cut", "deaf", "reset"), strict=True))
     machine = {job_id: machine_of(network, job_id) for job_id in jobs}
-    total = network.client.job(jobs[0])["steps_total"]
+    total = network.client.jobs.get(jobs[0])["steps_total"]
     left = set(jobs)
     gate(network).unlink()
 
@@ -277,7 +277,7 @@ def test_machines_that_are_cut_off_end_their_jobs_before_another_takes_them(netw
     jobs = (job_id, other_id)
 
     def taken() -> str | None:  # the third machine takes one of them, and the other one later
-        return next((one for one in jobs if network.client.job(one)["execution"] == 2), None)
+        return next((one for one in jobs if network.client.jobs.get(one)["execution"] == 2), None)
 
     assert machine_of(network, wait_until(taken, timeout_s=60)) not in (name, drained)
     taken_at = time.monotonic()

@@ -114,14 +114,14 @@ def test_a_node_leaves_when_idle_for_long_or_after_its_number_of_jobs(machines: 
     first = machines.node("first", "--queues", "train", "--max-jobs", "2")
     jobs = [machines.submit() for _ in range(3)]
     assert first.wait(90) == 0
-    assert [machines.client.job(job_id)["status"] for job_id in jobs] == [
+    assert [machines.client.jobs.get(job_id)["status"] for job_id in jobs] == [
         "finished",
         "finished",
         "queued",
     ]
     second = machines.node("second", "--idle-exit", "2s")
     assert second.wait(90) == 0
-    assert machines.client.job(jobs[2])["status"] == "finished"
+    assert machines.client.jobs.get(jobs[2])["status"] == "finished"
     assert "took 2 jobs (max_jobs: 2)" in machines.log("first")
     assert "had no job for 2 s (idle_exit)" in machines.log("second")
     assert machines.client.nodes.all() == []
@@ -167,7 +167,7 @@ def test_jobs_of_nodes_without_power_or_network_or_time_are_resumed_once_by_anot
         network.hang()
         machines.node("fourth", "--queues", "train")
         wait_until(lambda: gone(horse_of[of_cut_off]), timeout_s=30)
-        assert machines.client.job(of_cut_off)["execution"] == 1
+        assert machines.client.jobs.get(of_cut_off)["execution"] == 1
         gate.unlink()
         for job_id in jobs:
             job = machines.wait(job_id, timeout_s=120)
@@ -193,7 +193,7 @@ def test_jobs_of_nodes_without_power_or_network_or_time_are_resumed_once_by_anot
         left = sorted(path.name for path in (machines.runs / job_id / "checkpoints").iterdir())
         assert left == saved
         assert is_exact(machines, job_id)
-        assert machines.client.job(job_id)["status"] == "finished"
+        assert machines.client.jobs.get(job_id)["status"] == "finished"
         assert "could not renew its lease" in machines.log("third")
 
 

@@ -40,7 +40,7 @@ def old() -> Iterator[OldHome]:
 
 
 def test_every_job_is_listed(old):
-    assert {job["id"] for job in old.client.jobs()} == set(old.jobs.values())
+    assert {job["id"] for job in old.client.jobs.all()} == set(old.jobs.values())
     assert {path.name for path in old.home.runs.iterdir()} == set(old.jobs.values())
 
 
@@ -48,16 +48,16 @@ def test_ended_jobs_of_an_old_home_are_shown_unchanged(old):
     assert {name: old.status_of(name) for name in ENDED} == ENDED
     for name in ENDED:
         assert old.logged(name) == old.before[name]
-    assert old.client.result(old.jobs["finished"])["steps"] == 6
-    assert old.client.result(old.jobs["mlm"])["eval"]["n"] == 8
+    assert old.client.jobs.result(old.jobs["finished"])["steps"] == 6
+    assert old.client.jobs.result(old.jobs["mlm"])["eval"]["n"] == 8
     assert "the reward is broken" in old.job("failed")["error"]
 
 
 def test_answers_of_an_old_home_are_kept(old):
     for name in ("answer", "http"):
-        (choice,) = old.client.result(old.jobs[name])["choices"]
+        (choice,) = old.client.jobs.result(old.jobs[name])["choices"]
         assert len(choice["text"]) == 6
-    assert old.client.result(old.jobs["encode"])["width"] == 8
+    assert old.client.jobs.result(old.jobs["encode"])["width"] == 8
 
 
 def test_interrupted_trainings_resume_from_their_checkpoints(old):
@@ -90,11 +90,11 @@ def test_paused_jobs_wait_for_unpause(old, name):
     old.finish("interrupted")  # the daemon has had time to take everything up
     assert old.logged(name) == old.before[name]
     assert old.job(name)["paused"]
-    old.client.unpause(old.jobs[name])
+    old.client.jobs.unpause(old.jobs[name])
     old.finish(name)
 
 
 def test_a_stopped_job_is_resumed(old):
-    old.client.resume(old.jobs["stopped"])
+    old.client.jobs.resume(old.jobs["stopped"])
     old.finish("stopped")
     assert old.resumed_from("stopped") == 5

@@ -79,7 +79,7 @@ def test_no_other_user_can_use_a_file_of_any_kind_of_job(
             }
         ),
     }
-    jobs |= {kind: daemon.client.submit(spec) for kind, spec in specs.items()}
+    jobs |= {kind: daemon.client.jobs.submit(spec) for kind, spec in specs.items()}
     assert jobs.keys() == KINDS.own.keys()
     for kind, job_id in jobs.items():
         assert daemon.wait(job_id, timeout_s=120)["status"] == "finished", kind

@@ -124,10 +124,10 @@ def _has_reached(daemon: Daemon, job_id: str, step: int) -> bool:
 def cut_at_steps(machine: Machine, spec: Spec, cuts: list[int]) -> None:
     """Cut the power when a job has reached these steps; compare with an undisturbed one."""
     daemon = machine.daemon
-    undisturbed = daemon.client.submit(spec)
+    undisturbed = daemon.client.jobs.submit(spec)
     assert daemon.wait(undisturbed, timeout_s=120)["status"] == "finished"
     num_steps = len(steps(daemon, undisturbed))
-    job_id = daemon.client.submit(spec)
+    job_id = daemon.client.jobs.submit(spec)
     for step in cuts:
         wait_until(partial(_has_reached, daemon, job_id, step), timeout_s=60)
         machine.lose_power()

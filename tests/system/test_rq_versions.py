@@ -75,27 +75,27 @@ def test_a_redis_is_continued_by_another_version_and_back(machines: Cluster):
     assert machines.wait(failed)["status"] == "failed"
     running = machines.submit(**LONG)
     deferred, queued, paused = machines.submit(after=running), machines.submit(), machines.submit()
-    client.pause(paused)
+    client.jobs.pause(paused)
     for source in (other_rq(), None):
         before = machines.wait(running, "started")["execution"]
         saved = len(machines.events(running, "checkpoint"))
         wait_until(lambda: len(machines.events(running, "checkpoint")) > saved)  # noqa: B023
         kill_tree(machines.nodes["node"])
-        statuses = {job["id"]: job["status"] for job in client.jobs()}
+        statuses = {job["id"]: job["status"] for job in client.jobs.all()}
         assert statuses[deferred] == "deferred"
         machines.node("node", source=source)
-        wait_until(lambda: client.job(running)["execution"] > before, timeout_s=120)  # noqa: B023
-    client.cancel(running)
+        wait_until(lambda: client.jobs.get(running)["execution"] > before, timeout_s=120)  # noqa: B023
+    client.jobs.cancel(running)
     assert machines.wait(running)["status"] in ("stopped", "finished")
     assert machines.wait(queued)["status"] == "finished"
-    client.unpause(paused)
+    client.jobs.unpause(paused)
     assert machines.wait(paused)["status"] == "finished"
     (machines.folder / "broken").unlink()
-    client.resume(failed)
+    client.jobs.resume(failed)
     assert machines.wait(failed)["status"] == "finished"
-    client.cancel(deferred)
+    client.jobs.cancel(deferred)
     for job_id in (done, failed, running, deferred):
-        client.remove(job_id)
+        client.jobs.remove(job_id)
     left: Any = client.connection.keys("rq:results:*")
     assert len(left) == 2  # of the jobs that were not removed
     wait_until(lambda: leftovers(machines) == [])
@@ -110,7 +110,7 @@ def test_rq_info_of_either_version_shows_the_jobs_of_the_other(machines: Cluster
         info = partial(run_python, INFO, "info", "--url", machines.url, source=source)
         wait_until(lambda: "busy train" in info())  # noqa: B023
         assert "train        | 0, 1 executing, 0 finished, 0 failed" in info()
-    machines.client.cancel(job_id)
+    machines.client.jobs.cancel(job_id)
 
 
 @pytest.mark.skipif(not IS_3, reason="RQ 2 has no RQ_KEY_PREFIX")

@@ -53,8 +53,8 @@ def pair(tiny_model: Path, server: S3Server) -> Iterator[Cluster]:
 
 
 def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
-    cluster.client.fetch_weights(job_id, final=True)
-    return load_file(cluster.client.rundir(job_id).path / "model" / "model.safetensors")
+    cluster.client.models.fetch_weights(job_id, final=True)
+    return load_file(cluster.client.jobs.rundir(job_id).path / "model" / "model.safetensors")
 
 
 @pytest.mark.nightly(
@@ -114,7 +114,7 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
         return at_a_desk(machines, *command).stdout
 
     assert {job_id, straight} <= {line.split()[0] for line in run("jobs").splitlines() if line}
-    here = machines.client.result(job_id)
+    here = machines.client.jobs.result(job_id)
     assert here is not None
     assert json.loads(run("result", job_id, "--json"))["steps"] == here["steps"]
     assert json.loads(run("show", job_id, "--json"))["execution"] == 2
@@ -127,8 +127,10 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
     run("checkpoints", "export", job_id, "exported", "--step", str(listed[0]["step"]))
     assert is_model(machines.folder / "exported")
     run("show", job_id, "--note", "seen from the desk")
-    machines.client.rundir(job_id)
-    assert [note.text for note in machines.client.labels(job_id).notes] == ["seen from the desk"]
+    machines.client.jobs.rundir(job_id)
+    assert [note.text for note in machines.client.jobs.labels(job_id).notes] == [
+        "seen from the desk"
+    ]
     run("rm", job_id)
     remote = machines.client.remote
     assert remote is not None
@@ -148,7 +150,7 @@ def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durabl
     shutil.rmtree(elsewhere)  # as on a machine that never had it
     machines.node("first", "--queues", "train")
     machines.wait_ready("first")
-    wait_until(lambda: machines.client.job(lacking)["missing_model"] == str(elsewhere))
+    wait_until(lambda: machines.client.jobs.get(lacking)["missing_model"] == str(elsewhere))
     shutil.copytree(machines.model, elsewhere)
     assert machines.wait(lacking)["status"] == "finished"
     (requeued,) = machines.events(lacking, "requeued")

@@ -120,7 +120,7 @@ def test_a_full_disk_refuses_a_job_and_the_running_one_waits(battered: Daemon, d
         job_id = hold(battered)
         fill(disk, leave_bytes=30_000)
         let_go(battered)  # the events have room, and the model has none
-        wait_until(lambda: battered.client.job(job_id)["waits_for"])
+        wait_until(lambda: battered.client.jobs.get(job_id)["waits_for"])
         make_room(disk)
         assert battered.wait(job_id)["status"] == "finished"
         assert steps(battered, job_id) == STEPS

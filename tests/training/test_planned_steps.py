@@ -106,15 +106,15 @@ def test_the_number_of_steps_is_shown_and_kept_by_the_jobs_of_earlier_versions(
 ):
     client = shared_daemon.client
     spec = sft_jobs.spec(tmp_path, "long prompts", **SHORT, model="tiny")
-    new = client.submit(spec)
-    old = client.submit(spec, Queueing(delay_s=3))
+    new = client.jobs.submit(spec)
+    old = client.jobs.submit(spec, Queueing(delay_s=3))
     rundir = RunDir(shared_daemon.home.runs / old)
     assert rundir.read_spec()["rules"] == RULES
     rundir.annotate(rules=0)
     for job_id, steps in ((new, 2), (old, 4)):
         done = shared_daemon.wait(job_id)
         assert (done["status"], done["step"], done["steps_total"]) == ("finished", steps, steps)
-    assert client.resume(new) == "finished"
-    assert client.resume(new, changes={"steps": 2}) == "finished"
-    assert client.resume(new, changes={"steps": 3}) == "queued"
+    assert client.jobs.resume(new) == "finished"
+    assert client.jobs.resume(new, changes={"steps": 2}) == "finished"
+    assert client.jobs.resume(new, changes={"steps": 3}) == "queued"
     assert shared_daemon.wait(new)["step"] == 3

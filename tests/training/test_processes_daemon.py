@@ -53,10 +53,10 @@ def test_a_job_whose_ranks_are_killed_ends_with_the_weights_of_an_uninterrupted_
     sturdy: Daemon, tmp_path: Path
 ):
     job = spec(tmp_path)
-    straight = sturdy.client.submit(job)
+    straight = sturdy.client.jobs.submit(job)
     assert sturdy.wait(straight, timeout_s=120)["status"] == "finished"
     choice = random.Random(19)
-    killed = sturdy.client.submit(job)
+    killed = sturdy.client.jobs.submit(job)
     for kills in range(5):
 
         def reached(kills: int = kills) -> list[psutil.Process] | None:
@@ -78,16 +78,16 @@ def test_a_job_whose_ranks_are_killed_ends_with_the_weights_of_an_uninterrupted_
 @pytest.mark.slow
 def test_a_job_of_two_processes_is_paused_stopped_and_resumed(sturdy: Daemon, tmp_path: Path):
     job = spec(tmp_path, epochs=40)
-    job_id = sturdy.client.submit(job)
+    job_id = sturdy.client.jobs.submit(job)
     wait_until(lambda: sturdy.events(job_id, "step"), timeout_s=60)
-    sturdy.client.pause(job_id)
+    sturdy.client.jobs.pause(job_id)
     wait_until(lambda: sturdy.events(job_id, "paused"), timeout_s=60)
     ranks = processes_of(sturdy, job_id)
     assert ranks is not None
     assert len(ranks) == 2
-    sturdy.client.unpause(job_id)
+    sturdy.client.jobs.unpause(job_id)
     wait_until(lambda: sturdy.events(job_id, "unpaused"), timeout_s=60)
-    sturdy.client.cancel(job_id)
+    sturdy.client.jobs.cancel(job_id)
     assert sturdy.wait(job_id, timeout_s=60)["status"] == "stopped"
     wait_until(partial(all_gone, ranks), timeout_s=20)
     stopped = sturdy.events(job_id, "stopped")[-1]["step"]
@@ -96,7 +96,7 @@ def test_a_job_of_two_processes_is_paused_stopped_and_resumed(sturdy: Daemon, tm
 
 @pytest.mark.nightly(part="daemons", catches="a job that fails when a stop reaches all its ranks")
 def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path: Path):
-    job_id = sturdy.client.submit(spec(tmp_path, epochs=20))
+    job_id = sturdy.client.jobs.submit(spec(tmp_path, epochs=20))
     wait_until(lambda: sturdy.events(job_id, "step"), timeout_s=60)
     for rank in processes_of(sturdy, job_id) or []:
         rank.terminate()
@@ -115,7 +115,7 @@ def _seconds_since(found: list[dict[str, Any]]) -> float:
 @pytest.mark.parametrize("number", [1, 0])
 def test_a_suspended_rank_is_named_with_its_process(sturdy: Daemon, tmp_path: Path, number: int):
     # Without checkpoints: the limit of a save is ten minutes until five are known.
-    job_id = sturdy.client.submit(spec(tmp_path, epochs=400, save_every=10_000))
+    job_id = sturdy.client.jobs.submit(spec(tmp_path, epochs=400, save_every=10_000))
     # The limit of a step is ten minutes until five are known, and is reported once a second.
     wait_until(
         lambda: _seconds_since(sturdy.events(job_id, "step")[6:]) > 2 * PERIOD_S, timeout_s=60
@@ -128,15 +128,15 @@ def test_a_suspended_rank_is_named_with_its_process(sturdy: Daemon, tmp_path: Pa
     ranks[number].resume()
     said = f"rank {number} (process {ranks[number].pid}) is in state T (stopped)"
     assert stall["message"] == said
-    sturdy.client.kill(job_id)
+    sturdy.client.jobs.kill(job_id)
     assert sturdy.wait(job_id)["status"] == "stopped"
 
 
 def test_more_processes_than_cores_are_refused_at_submit(shared_daemon: Daemon, tmp_path: Path):
     more = num_cores() + 1
-    known = shared_daemon.client.jobs()
+    known = shared_daemon.client.jobs.all()
     with pytest.raises(SpecError) as refused:
-        shared_daemon.client.submit(spec(tmp_path, processes=more, batch_size=more))
+        shared_daemon.client.jobs.submit(spec(tmp_path, processes=more, batch_size=more))
     reason = f"must be at most {num_cores()}, the cores of this machine, got {more}"
     assert str(refused.value) == f"processes: {reason}"
-    assert shared_daemon.client.jobs() == known
+    assert shared_daemon.client.jobs.all() == known

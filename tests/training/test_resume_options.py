@@ -198,7 +198,7 @@ def resume(shared_daemon: Daemon, finished: str) -> Callable[..., Any]:
 
 
 def test_a_finished_job_of_the_same_length_is_not_changed(shared_daemon, finished, resume):
-    spec_file = shared_daemon.client.rundir(finished).path / "spec.json"
+    spec_file = shared_daemon.client.jobs.rundir(finished).path / "spec.json"
     before = spec_file.read_bytes()
     for words in ((), ("--steps", "6")):
         assert resume(*words).out == f"{finished} finished\n"
@@ -227,7 +227,7 @@ def test_impossible_changes_are_refused_at_the_command_line(
     refusal = resume(*words)
     assert refusal.is_refusal(2)
     assert refusal.err.startswith(f"Error: {message}")
-    assert shared_daemon.client.job(finished)["status"] == "finished"
+    assert shared_daemon.client.jobs.get(finished)["status"] == "finished"
 
 
 def test_changes_take_effect_and_are_recorded(shared_daemon):
@@ -245,7 +245,7 @@ def test_changes_take_effect_and_are_recorded(shared_daemon):
     }
     [revised] = shared_daemon.events(job_id, "revised")
     assert revised["changes"] == changes
-    document = shared_daemon.client.rundir(job_id).read_spec()
+    document = shared_daemon.client.jobs.rundir(job_id).read_spec()
     assert [r["changes"] for r in document["revisions"]] == [changes]
     assert document["revisions"][0]["revision"] == document["revision"]
     saved = [event["step"] for event in shared_daemon.events(job_id, "checkpoint")]
@@ -259,7 +259,7 @@ def test_changes_take_effect_and_are_recorded(shared_daemon):
 def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
     (shared_daemon.folder / "gate").touch()
     job_id = shared_daemon.submit(reward="behaviours:gated", samples=12)
-    shared_daemon.client.cancel(job_id)
+    shared_daemon.client.jobs.cancel(job_id)
     (shared_daemon.folder / "gate").unlink()
     shared_daemon.wait(job_id)
     outcomes: list[str] = []
@@ -269,7 +269,7 @@ def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
         client = Client(shared_daemon.config)
         barrier.wait()
         try:
-            outcomes.append(client.resume(job_id, changes={"steps": steps}))
+            outcomes.append(client.jobs.resume(job_id, changes={"steps": steps}))
         except Conflict as conflict:
             outcomes.append(str(conflict))
         finally:
@@ -282,7 +282,7 @@ def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
         thread.join()
     assert outcomes.count("queued") == 1
     assert all("nothing to resume" in outcome for outcome in outcomes if outcome != "queued")
-    document = shared_daemon.client.rundir(job_id).read_spec()
+    document = shared_daemon.client.jobs.rundir(job_id).read_spec()
     assert len(document["revisions"]) == 1
     result = shared_daemon.wait(job_id)["result"]
     assert result["steps"] == document["spec"]["steps"]
@@ -291,7 +291,7 @@ def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
 def test_a_spec_edited_by_hand_fails_by_name_and_the_checkpoints_stay(shared_daemon):
     job_id = shared_daemon.submit(samples=4)
     shared_daemon.wait(job_id)
-    rundir = shared_daemon.client.rundir(job_id)
+    rundir = shared_daemon.client.jobs.rundir(job_id)
     checkpoints = sorted(os.listdir(rundir.checkpoints))
     document = orjson.loads((rundir.path / "spec.json").read_bytes())
     document["spec"] |= {"steps": 8, "temperature": 0.5}
@@ -301,7 +301,7 @@ def test_a_spec_edited_by_hand_fails_by_name_and_the_checkpoints_stay(shared_dae
         rundir.read_spec()
     del document["digest"]
     Path(rundir.path / "spec.json").write_bytes(orjson.dumps(document))
-    assert shared_daemon.client.resume(job_id) == "queued"
+    assert shared_daemon.client.jobs.resume(job_id) == "queued"
     job = shared_daemon.wait(job_id)
     assert job["status"] == "failed"
     assert job["error"].startswith("temperature: cannot change on resume (the job began with 1.0)")

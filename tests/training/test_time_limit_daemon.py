@@ -55,7 +55,7 @@ def assert_as_planned(daemon: Daemon, job: Any, learning_rate: float) -> dict[st
 def kill_in_its_steps(daemon: Daemon, job_id: str) -> int:
     """Kill the process of a job after its first plan; return the step that it had done."""
     wait_until(lambda: daemon.events(job_id, "plan"), timeout_s=60)
-    holder = daemon.client.rundir(job_id).holder()
+    holder = daemon.client.jobs.rundir(job_id).holder()
     assert holder is not None
     os.kill(holder, signal.SIGKILL)
     wait_until(lambda: len(daemon.events(job_id, "started")) > 1, timeout_s=60)
@@ -129,7 +129,7 @@ def test_a_daemon_that_is_killed_continues_the_plans_of_its_job(sturdy: Daemon, 
     rows = sft_jobs.write(tmp_path / "rows.jsonl", sft_jobs.ROWS["prompt and completion"])
     options = {"model": "tiny", "dataset": rows, "batch_size": 2, "learning_rate": 1e-3}
     options |= {"eval_samples": 4, "save_every": "20", "time_limit": "4s"}
-    job_id = sturdy.client.submit(SftSpec.parse(options))
+    job_id = sturdy.client.jobs.submit(SftSpec.parse(options))
     wait_until(lambda: len(sturdy.events(job_id, "plan")) > 1, timeout_s=60)
     sturdy.kill_everything()
     known = plans(sturdy, job_id)
@@ -157,7 +157,7 @@ def test_a_sweep_gives_every_job_the_same_time(sturdy: Daemon, tmp_path: Path):
             session.sweep("sft", over={"learning_rate": [1e-3, 1e-2]}, halving=2, **options)
         sweep = session.sweep("sft", over={"learning_rate": [1e-4, 1e-2]}, **options)
         assert sweep.wait(timeout_s=120) == "finished"
-    table = sturdy.client.sweep(sweep.id)
+    table = sturdy.client.groups.sweep(sweep.id)
     assert table["steps_total"] is None
     assert all(point["mean"] is not None for point in table["points"])
     assert table["best"] is not None

@@ -54,7 +54,7 @@ def test_a_broken_disk_fails_the_job_with_the_path_and_the_job_resumes_exactly(
     assert not any(event["type"] == "waiting" for event in daemon.streamed(job_id))
     assert f"{reason}: '{daemon.home.runs / job_id}" in failed["error"]
     disk.come_back()
-    daemon.client.resume(job_id)
+    daemon.client.jobs.resume(job_id)
     ended = daemon.wait(job_id)
     assert (ended["status"], ended["execution"]) == ("finished", 2)
     assert steps(daemon, job_id) == STEPS

@@ -49,8 +49,8 @@ def emptied(daemon: Daemon, disk: Path) -> Iterator[Daemon]:
         make_room(disk)
     if daemon.home.is_locked():
         daemon.leave_idle()
-        for ended in daemon.client.jobs():
-            daemon.client.remove(ended["id"])
+        for ended in daemon.client.jobs.all():
+            daemon.client.jobs.remove(ended["id"])
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def full(daemon_of_small_runs: Daemon) -> Iterator[Daemon]:
 
 
 def job(daemon: Daemon, job_id: str) -> dict[str, Any]:
-    return daemon.client.job(job_id)
+    return daemon.client.jobs.get(job_id)
 
 
 def check_events(daemon: Daemon, job_id: str) -> None:
@@ -122,7 +122,7 @@ def test_a_job_that_begins_on_a_full_disk_waits(full: Daemon):
     first = hold(full, samples=LONG)
     job_id = full.submit(samples=LONG)
     fill(runs)
-    full.client.kill(first)
+    full.client.jobs.kill(first)
     let_go(full)
     assert full.wait(first)["status"] == "stopped"
     assert "space in" in wait_for_waiting(full, job_id)
@@ -204,10 +204,10 @@ def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
 @SHORT
 def test_a_waiting_job_can_be_paused_and_continues(full: Daemon):
     job_id = hold_and_fill(full)
-    full.client.pause(job_id, release=True)
+    full.client.jobs.pause(job_id, release=True)
     wait_until(lambda: job(full, job_id)["status"] == "scheduled")
     assert full.streamed(job_id)[-1]["type"] == "paused"
-    full.client.unpause(job_id)
+    full.client.jobs.unpause(job_id)
     wait_for_waiting(full, job_id)
     make_room(full.home.runs)
     assert full.wait(job_id)["status"] == "finished"

@@ -57,7 +57,8 @@ def test_a_job_that_arrives_late_goes_back_to_the_queue_of_a_busy_worker(place: 
 
 def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(place: Workplace):
     job_id = place.submit()
-    adopt.take_over(place.connection, place.client.rundir(job_id))  # Redis is asked whose it is
+    rundir = place.client.jobs.rundir(job_id)
+    adopt.take_over(place.connection, rundir)  # Redis is asked whose it is
     pop(place, job_id)
     begun = place.store.begin(job_id.encode(), "infer", NAME)
     assert begun is not None
@@ -65,7 +66,7 @@ def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(
     config = WorkerConfig(name="infer-0", queue="infer")
     with pytest.raises(redis.ConnectionError):
         prepare(nowhere, place.home.runs, NAME, config, *begun, is_shared=False)
-    attempt = Attempt(place.store, *begun, None, None, StreamWriter(place.connection))
+    attempt = Attempt(place.store, *begun, StreamWriter(place.connection))
     held = place.held(nowhere, config)
     JobTaker(held, Leaving(held, max_jobs=None), {}).prepare(attempt)
     assert attempt.settle is not None
@@ -79,7 +80,8 @@ def test_a_job_of_several_nodes_does_not_start_without_them_when_redis_is_lost(p
     begun = place.store.begin(job_id.encode(), "infer", NAME)
     assert begun is not None
     request = RunJob(job_id, NAME, "", 1, slots=1, threads=1, niceness=0, enqueued_at=None)
-    attempt = Attempt(place.store, *begun, None, request, StreamWriter(place.connection))
+    attempt = Attempt(place.store, *begun, StreamWriter(place.connection))
+    attempt.prepare(request)
     led = LedJobs(Gangs(keys.connect_once(NOWHERE)), "127.0.0.1", wait_s=1.0)
     gathering = Gathering(job_id.encode(), "token", {NODES: "2"}, deadline=0.0)
     with pytest.raises(redis.ConnectionError):

@@ -31,7 +31,7 @@ def hold_and_end_all(daemon: Daemon, keep: int) -> tuple[str, int]:
 def hold_and_kill(daemon: Daemon) -> str:
     """Return a job that was killed at its third step."""
     job_id = hold(daemon)
-    daemon.client.kill(job_id)
+    daemon.client.jobs.kill(job_id)
     daemon.wait(job_id)
     let_go(daemon)
     return job_id
@@ -39,7 +39,7 @@ def hold_and_kill(daemon: Daemon) -> str:
 
 def finish(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
     """Resume a job; return its events when it has finished."""
-    daemon.client.resume(job_id)
+    daemon.client.jobs.resume(job_id)
     assert daemon.wait(job_id)["status"] == "finished"
     return daemon.events(job_id)
 
@@ -81,7 +81,7 @@ def test_steps_that_neither_has_are_named(sturdy: Daemon):
     assert steps(sturdy, job_id) == STEPS[2:]
     found = messages(sturdy, job_id)
     assert any(message.startswith("events: steps 1 to 2 are lost") for message in found)
-    job = sturdy.client.job(job_id)
+    job = sturdy.client.jobs.get(job_id)
     assert "are lost" in job["alert"]
 
 

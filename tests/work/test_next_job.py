@@ -13,7 +13,7 @@ def test_a_waiting_job_begins_before_the_next_periodic_check(shared_daemon: Daem
     jobs = [shared_daemon.submit(samples=1, save_every=100) for _ in range(8)]
     for job_id in jobs:
         assert shared_daemon.wait(job_id)["status"] == "finished"
-    times = [shared_daemon.client.job(job_id) for job_id in jobs]
+    times = [shared_daemon.client.jobs.get(job_id) for job_id in jobs]
     ends = [job["ended_at"] for job in times[:-1]]
     begins = [job["started_at"] for job in times[1:]]
     # The least, because the machine may be busy: a worker that sleeps does so each time.

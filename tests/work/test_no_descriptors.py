@@ -103,7 +103,7 @@ def limit() -> Iterator[Limit]:
 
 
 def waits_for(daemon: Daemon, job_id: str) -> Any:
-    return daemon.client.job(job_id)["waits_for"]
+    return daemon.client.jobs.get(job_id)["waits_for"]
 
 
 def check_ended(daemon: Daemon, job_id: str) -> None:
@@ -128,7 +128,7 @@ def test_jobs_wait_for_descriptors_and_no_retry_is_used(
     limited.allow(more=more)
     jobs = [sturdy.submit(retries=1) for _ in range(2)]
     assert wait_until(lambda: waits_for(sturdy, jobs[0])) == WHAT
-    holds_for(1.0, lambda: sturdy.client.job(jobs[0])["status"] == "started")
+    holds_for(1.0, lambda: sturdy.client.jobs.get(jobs[0])["status"] == "started")
     assert WHAT in warmd("queue", home=sturdy.home.path).out
     limited.lift()
     for job_id in jobs:
@@ -140,7 +140,7 @@ def test_the_first_job_of_a_worker_that_can_open_nothing_stays_queued(daemon: Da
     limited.allow(more=0)
     job_id = daemon.submit(retries=1)
     wait_until(lambda: f"lacks {WHAT}" in daemon.home.log.read_text())
-    holds_for(2.0, lambda: daemon.client.job(job_id)["status"] == "queued")
+    holds_for(2.0, lambda: daemon.client.jobs.get(job_id)["status"] == "queued")
     limited.lift()
     check_ended(daemon, job_id)
 
@@ -159,7 +159,7 @@ def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(
     pids = [event["pid"] for event in sturdy.events(job_id, "started")]
     assert [pid == horse.process.pid for pid in pids] == [True, False]
     assert weights(sturdy, job_id) == weights(sturdy, undisturbed)
-    assert "Too many open files" in sturdy.client.rundir(job_id).log.read_text()
+    assert "Too many open files" in sturdy.client.jobs.rundir(job_id).log.read_text()
 
 
 def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon, limit: Limit):
@@ -169,7 +169,7 @@ def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon, limit:
     limited.allow(more=0)
     job_id = sturdy.submit()
     wait_until(lambda: waits_for(sturdy, job_id))
-    sturdy.client.cancel(job_id)
+    sturdy.client.jobs.cancel(job_id)
     assert sturdy.wait(job_id)["status"] == "stopped"
     limited.lift()
 

@@ -63,10 +63,10 @@ def test_jobs_wait_for_threads_and_no_retry_is_used(
     log = logged(limited)
     limit.set(more=more)
     jobs = [limited.submit(retries=1) for _ in range(2)]
-    wait_until(lambda: limited.client.job(jobs[0])["waits_for"])
-    assert "thread or process" in limited.client.job(jobs[0])["waits_for"]
-    holds_for(1.0, lambda: limited.client.job(jobs[0])["status"] == "started")
-    assert limited.client.job(jobs[1])["status"] == "queued"
+    wait_until(lambda: limited.client.jobs.get(jobs[0])["waits_for"])
+    assert "thread or process" in limited.client.jobs.get(jobs[0])["waits_for"]
+    holds_for(1.0, lambda: limited.client.jobs.get(jobs[0])["status"] == "started")
+    assert limited.client.jobs.get(jobs[1])["status"] == "queued"
     limit.set(more=None)
     for job_id in jobs:
         ended = limited.wait(job_id)
@@ -78,8 +78,8 @@ def test_jobs_wait_for_threads_and_no_retry_is_used(
 def test_a_job_that_waits_for_threads_can_be_canceled(limited: Daemon, limit: ProcessLimit):
     limit.set(more=0)
     job_id = limited.submit()
-    wait_until(lambda: limited.client.job(job_id)["waits_for"])
-    limited.client.cancel(job_id)
+    wait_until(lambda: limited.client.jobs.get(job_id)["waits_for"])
+    limited.client.jobs.cancel(job_id)
     assert limited.wait(job_id)["status"] == "stopped"
 
 

@@ -37,8 +37,8 @@ def test_a_job_that_stalls_is_tried_again(sturdy: Daemon):
 def test_a_job_that_waits_for_its_retry_can_be_canceled(sturdy: Daemon):
     (sturdy.folder / "broken").touch()
     job_id = sturdy.submit("behaviours:raises", retries=9)
-    wait_until(lambda: sturdy.client.job(job_id)["retries_left"] == 6)
+    wait_until(lambda: sturdy.client.jobs.get(job_id)["retries_left"] == 6)
     job = wait_until(lambda: sturdy.wait(job_id, "scheduled"))
     assert job["scheduled_at"] is not None
-    sturdy.client.cancel(job_id)
+    sturdy.client.jobs.cancel(job_id)
     assert sturdy.wait(job_id)["status"] == "canceled"

@@ -48,7 +48,7 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
     """The same, with nothing left to do when the test is over."""
     yield shared
     gate(shared).unlink(missing_ok=True)
-    wait_until(lambda: not shared.client.jobs(JobFilter(statuses=("queued", "started"))))
+    wait_until(lambda: not shared.client.jobs.all(JobFilter(statuses=("queued", "started"))))
 
 
 def gate(daemon: Daemon) -> Path:
@@ -56,7 +56,7 @@ def gate(daemon: Daemon) -> Path:
 
 
 def submit(daemon: Daemon, **options: Any) -> str:
-    return daemon.client.submit(drill.DrillSpec.parse(options))
+    return daemon.client.jobs.submit(drill.DrillSpec.parse(options))
 
 
 @contextmanager
@@ -100,8 +100,12 @@ def test_job_beyond_the_slots_waits_in_the_queue(daemon: Daemon):
     ids = hold(daemon, SLOTS)
     waiting = submit(daemon)
     done, more = submit(daemon), submit(daemon)
-    assert [daemon.client.job(job_id)["position"] for job_id in (waiting, done, more)] == [1, 2, 3]
-    daemon.client.cancel(ids[0])
+    assert [daemon.client.jobs.get(job_id)["position"] for job_id in (waiting, done, more)] == [
+        1,
+        2,
+        3,
+    ]
+    daemon.client.jobs.cancel(ids[0])
     assert daemon.wait(more)["status"] == "finished"  # all three, one after the other
     gate(daemon).unlink()
     assert ends(daemon, [*ids, waiting]) == ["stopped", *["finished"] * SLOTS]
@@ -113,10 +117,10 @@ def test_a_failed_or_canceled_job_does_not_affect_the_others(daemon: Daemon):
     job = daemon.wait(broken)
     assert (job["status"], job["error"]) == ("failed", "RuntimeError: as requested")
     assert "Traceback" in (daemon.home.runs / broken / "log.txt").read_text()
-    daemon.client.cancel(canceled)
-    daemon.client.kill(killed)
+    daemon.client.jobs.cancel(canceled)
+    daemon.client.jobs.kill(killed)
     assert ends(daemon, [canceled, killed]) == ["stopped", "stopped"]
-    assert daemon.client.job(killed)["error"] == "killed on request"
+    assert daemon.client.jobs.get(killed)["error"] == "killed on request"
     gate(daemon).unlink()
     assert daemon.wait(other)["execution"] == 1
     assert {pid_of(daemon, job_id) for job_id in (canceled, broken, other)} == {
@@ -128,7 +132,7 @@ def test_cancel_takes_effect_within_fifty_milliseconds(daemon: Daemon):
     delays = []
     for job_id in hold(daemon, SLOTS):
         requested = time.time()
-        daemon.client.cancel(job_id)
+        daemon.client.jobs.cancel(job_id)
         daemon.wait(job_id)
         delays.append(daemon.events(job_id, "stopped")[0]["time"] - requested)
     assert min(delays) < 0.05  # the others may have met with a busy machine
@@ -140,7 +144,7 @@ def test_after_the_death_of_a_shared_horse_every_job_resumes_in_its_own(daemon: 
     os.kill(old, signal.SIGKILL)
     gate(daemon).unlink()
     assert ends(daemon, ids) == ["finished"] * SLOTS
-    assert [daemon.client.job(job_id)["execution"] for job_id in ids] == [2] * SLOTS
+    assert [daemon.client.jobs.get(job_id)["execution"] for job_id in ids] == [2] * SLOTS
     # Each in its own process: one of them may have been the cause.
     assert len({pid_of(daemon, job_id) for job_id in ids} | {old}) == SLOTS + 1
     fresh = [submit(daemon) for _ in range(2)]
@@ -156,7 +160,7 @@ def test_a_job_that_kills_its_horse_fails_without_failing_others(daemon: Daemon)
     assert job["status"] == "failed"
     assert "3 times in a row" in job["error"]
     assert ends(daemon, innocent) == ["finished"] * len(innocent)
-    assert {daemon.client.job(job_id)["execution"] for job_id in innocent} == {2}
+    assert {daemon.client.jobs.get(job_id)["execution"] for job_id in innocent} == {2}
 
 
 def test_new_jobs_do_not_wait_for_suspects(daemon: Daemon):
@@ -164,7 +168,7 @@ def test_new_jobs_do_not_wait_for_suspects(daemon: Daemon):
     os.kill(pid_of(daemon, suspects[0]), signal.SIGKILL)
     wait_until(lambda: all(daemon.events(job_id, "requeued") for job_id in suspects))
     assert daemon.wait(submit(daemon))["status"] == "finished"
-    assert all(daemon.client.job(job_id)["status"] == "started" for job_id in suspects)
+    assert all(daemon.client.jobs.get(job_id)["status"] == "started" for job_id in suspects)
     gate(daemon).unlink()
     assert ends(daemon, suspects) == ["finished"] * SLOTS
 
@@ -199,7 +203,7 @@ def test_a_horse_that_has_grown_gives_memory_back_or_is_replaced_when_idle(daemo
 def test_time_limit_ends_one_job_and_leaves_the_others(daemon: Daemon):
     (other,) = hold(daemon, 1)
     spec = drill.DrillSpec.parse({"gate": str(gate(daemon))})
-    late = daemon.client.submit(spec, Queueing(timeout_s=1))
+    late = daemon.client.jobs.submit(spec, Queueing(timeout_s=1))
     job = daemon.wait(late)
     assert (job["status"], job["error"]) == ("failed", "took longer than its time limit of 1 s")
     gate(daemon).unlink()
@@ -213,7 +217,7 @@ def test_stop_requeues_every_running_job(shared: Daemon):
     gate(shared).unlink()
     shared.start()
     assert ends(shared, ids) == ["finished"] * SLOTS
-    assert [shared.client.job(job_id)["execution"] for job_id in ids] == [2] * SLOTS
+    assert [shared.client.jobs.get(job_id)["execution"] for job_id in ids] == [2] * SLOTS
 
 
 def test_killed_worker_loses_none_of_its_jobs(shared: Daemon):
@@ -233,10 +237,10 @@ def test_completions_use_the_precision_that_the_model_was_loaded_with(daemon, tm
     small = ModelConfig(name="small", path=str(tmp_path / "small"), precision="int8")
     with loaded(daemon, small):
         spec = InferSpec.parse({"model": "small", "prompt": "1+1=", "max_tokens": 2})
-        jobs = [daemon.client.submit(one) for one in (spec, replace(spec, precision="native"))]
+        jobs = [daemon.client.jobs.submit(one) for one in (spec, replace(spec, precision="native"))]
         for job_id, precision in zip(jobs, ("int8", "native"), strict=True):
             daemon.wait(job_id, "finished")
-            assert daemon.client.result(job_id)["precision"] == precision
+            assert daemon.client.jobs.result(job_id)["precision"] == precision
 
 
 def test_models_are_listed_with_their_precision(daemon, tmp_path):

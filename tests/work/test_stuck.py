@@ -28,12 +28,12 @@ def test_a_horse_that_does_not_stop_a_canceled_answer_is_replaced(place: Workpla
         other = place.submit()
         assert isinstance(added := horse.next_message(), RunJob)
         assert added.job_id == other
-        place.client.cancel(stuck)
+        place.client.jobs.cancel(stuck)
         assert horse.next_message() == StopJob(stuck, "cancel")
         assert 0.5 < seconds_until(lambda: not horse.is_alive()) < 5
         horse.die()
         wait_until(lambda: place.status(stuck) == "stopped")
-        assert "killed because it did not stop within 1 s" in place.client.job(stuck)["error"]
+        assert "killed because it did not stop within 1 s" in place.client.jobs.get(stuck)["error"]
         again = zygote.fork()
         assert (again.job_id, again.request.execution) == (other, 2)
         again.end(other, "finished")
@@ -48,7 +48,7 @@ def test_a_horse_that_stops_in_time_lives_on(place: Workplace):
         canceled = place.submit()
         horse = zygote.fork()
         other = place.submit()
-        place.client.cancel(canceled)
+        place.client.jobs.cancel(canceled)
         wait_until(lambda: horse.next_message() == StopJob(canceled, "cancel"))
         horse.end(canceled, "stopped", reason="cancel")
         wait_until(lambda: place.status(canceled) == "stopped")
@@ -70,9 +70,9 @@ def test_a_job_whose_model_is_being_loaded_obeys_and_others_get_another_horse(
         loading = zygote.accept()
         wait_until(lambda: {place.status(addressed), place.status(other)} == {"started"})
         requests = {
-            "cancel": place.client.cancel,
-            "kill": place.client.kill,
-            "pause": lambda job_id: place.client.pause(job_id, release=True),
+            "cancel": place.client.jobs.cancel,
+            "kill": place.client.jobs.kill,
+            "pause": lambda job_id: place.client.jobs.pause(job_id, release=True),
         }
         requests[how](addressed)
         assert seconds_until(lambda: place.status(addressed) == status) < OBEYED_S

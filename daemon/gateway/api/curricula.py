@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
-from ...client.client import Client
+from ...client.groups import Groups
 from ...lifecycle.queueing import Queueing
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
@@ -122,10 +122,10 @@ async def create_curriculum(
 
     def submit() -> dict[str, Any]:
         options = {**state.config.defaults.get(kind, {}), **values}
-        submitted = state.client.submit_curriculum(
+        submitted = state.client.groups.submit_curriculum(
             kind, options, given, queueing, origin="http", submitted_by=submitted_by
         )
-        return state.client.curriculum(submitted)
+        return state.client.groups.curriculum(submitted)
 
     return await state.in_data_thread(submit)
 
@@ -156,13 +156,13 @@ def _gate(given: Mapping[str, Any], state: AppState) -> dict[str, Any]:
 @router.get("", response_model=CurriculumList)
 async def list_curricula(state: StateDep, limit: _Limit = 20) -> Any:
     """List curricula, newest first."""
-    return {"data": await state.in_thread(state.client.curricula, limit)}
+    return {"data": await state.in_thread(state.client.groups.curricula, limit)}
 
 
 @router.get("/{group_id}", response_model=CurriculumView)
 async def show_curriculum(group_id: str, state: StateDep) -> Any:
     """Show a curriculum: the attempts at its stages, and the decisions."""
-    return await state.in_thread(state.client.curriculum, group_id)
+    return await state.in_thread(state.client.groups.curriculum, group_id)
 
 
-groups.add_actions(router, "curriculum", Client.curriculum)
+groups.add_actions(router, "curriculum", Groups.curriculum)

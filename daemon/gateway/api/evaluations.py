@@ -54,7 +54,7 @@ async def create_evaluation(
         job_id, _is_new = await state.submitter.submit(submission, caller)
     except SpecError as error:
         raise _by_request(error) from error
-    return await state.in_thread(state.client.job, job_id)
+    return await state.in_thread(state.client.jobs.get, job_id)
 
 
 def _checked(body: CreateEvaluation, state: AppState) -> Submission:
@@ -66,7 +66,7 @@ def _checked(body: CreateEvaluation, state: AppState) -> Submission:
     state.model_index.check(body.model)
     if body.against is not None:
         try:
-            state.client.rundir(body.against)
+            state.client.jobs.rundir(body.against)
         except NotFound:
             problem = f"must be the id of an evaluation, got {body.against[:80]!r}"
             raise SpecError("against", problem) from None

@@ -243,7 +243,7 @@ async def list_jobs(state: StateDep, after: str | None = None, limit: _Limit = 2
     """List training jobs, newest first."""
 
     def page() -> dict[str, Any]:
-        ids = state.client.trainings(limit + 1, after=after)
+        ids = state.client.jobs.trainings(limit + 1, after=after)
         jobs = []
         for job_id in ids[:limit]:
             with suppress(NotFound):  # removed meanwhile
@@ -262,13 +262,13 @@ async def retrieve_job(job_id: str, state: StateDep) -> Any:
 @router.post("/{job_id}/cancel", response_model=Job)
 async def cancel_job(job_id: str, state: StateDep) -> Any:
     """Stop a job after it has saved a checkpoint."""
-    return await _steer(state, job_id, state.client.cancel)
+    return await _steer(state, job_id, state.client.jobs.cancel)
 
 
 @router.post("/{job_id}/pause", response_model=Job)
 async def pause_job(job_id: str, state: StateDep) -> Any:
     """Pause a job at the end of its step; it stays in memory."""
-    return await _steer(state, job_id, state.client.pause)
+    return await _steer(state, job_id, state.client.jobs.pause)
 
 
 @router.post("/{job_id}/resume", response_model=Job)
@@ -276,7 +276,7 @@ async def resume_job(job_id: str, state: StateDep) -> Any:
     """Continue a paused job, or resume an ended one from its latest checkpoint."""
     job = await state.in_thread(view, state.client, job_id)
     is_paused = job["status"] == "paused"
-    act = state.client.unpause if is_paused else state.client.resume
+    act = state.client.jobs.unpause if is_paused else state.client.jobs.resume
     return await _steer(state, job_id, act)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from ...client.client import Client
+from ...client.groups import Groups
 from ..core.state import AppState, StateDep
 from .changes import ChangeDep, Nothing
 from .jobs import Pause
@@ -28,25 +28,25 @@ class Removed(BaseModel):
     bytes: int
 
 
-def add_actions(router: APIRouter, noun: str, find: Callable[[Client, str], Any]) -> None:
+def add_actions(router: APIRouter, noun: str, find: Callable[[Groups, str], Any]) -> None:
     """Add the routes to a group's router; `find` raises NotFound for other ids."""
 
     async def act(state: AppState, group_id: str, how: Callable[[str], str]) -> dict[str, str]:
-        await state.in_thread(find, state.client, group_id)
+        await state.in_thread(find, state.client.groups, group_id)
         return {"id": group_id, "outcome": await state.in_thread(how, group_id)}
 
     @router.post("/{group_id}/pause", response_model=Outcome, summary=f"Pause a {noun}")
     async def pause(group_id: str, body: Pause, state: StateDep, _: ChangeDep) -> Any:
         return await act(
-            state, group_id, lambda found: state.client.pause(found, release=body.release)
+            state, group_id, lambda found: state.client.jobs.pause(found, release=body.release)
         )
 
     @router.post("/{group_id}/remove", response_model=Removed, summary=f"Remove an ended {noun}")
     async def remove(group_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
         def with_its_jobs() -> dict[str, Any]:
-            find(state.client, group_id)
-            state.client.check_removal([group_id])
-            return {"id": group_id, "bytes": state.client.remove(group_id)}
+            find(state.client.groups, group_id)
+            state.client.jobs.check_removal([group_id])
+            return {"id": group_id, "bytes": state.client.jobs.remove(group_id)}
 
         return await state.in_thread(with_its_jobs)
 
@@ -62,4 +62,11 @@ def add_actions(router: APIRouter, noun: str, find: Callable[[Client, str], Any]
         state: StateDep,
         _: ChangeDep,
     ) -> Any:
-        return await act(state, group_id, getattr(state.client, action))
+        jobs = state.client.jobs
+        how = {
+            "cancel": jobs.cancel,
+            "kill": jobs.kill,
+            "unpause": jobs.unpause,
+            "resume": jobs.resume,
+        }
+        return await act(state, group_id, how[action])

@@ -117,7 +117,7 @@ async def list_jobs_of_all_kinds(
         raise SpecError("after", f"must be a job id, got {after!r}")
 
     def page() -> dict[str, Any]:
-        found = state.client.jobs(
+        found = state.client.jobs.all(
             JobFilter(
                 statuses=status or None,
                 kinds=kind or None,
@@ -144,9 +144,9 @@ async def show_job(job_id: str, state: StateDep) -> Any:
     """Show a job with its options."""
 
     def detail() -> dict[str, Any]:
-        document = state.client.rundir(job_id).read_spec()
+        document = state.client.jobs.rundir(job_id).read_spec()
         return {
-            "job": state.client.job(job_id),
+            "job": state.client.jobs.get(job_id),
             "options": document["spec"],
             "revisions": document.get("revisions", []),
             "weights": document.get("model"),
@@ -160,7 +160,7 @@ async def compare_jobs(job_id: str, other_id: str, state: StateDep) -> Any:
     """Compare two jobs: options, model, data, code, versions and results."""
 
     def compare() -> dict[str, Any]:
-        one, other = map(state.client.rundir, (job_id, other_id))
+        one, other = map(state.client.jobs.rundir, (job_id, other_id))
         return {"data": differences(one, other)}
 
     return await state.in_thread(compare)
@@ -169,13 +169,13 @@ async def compare_jobs(job_id: str, other_id: str, state: StateDep) -> Any:
 @router.post("/{job_id}/cancel", response_model=Outcome)
 async def cancel_any_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
     """Remove a waiting job from its queue, or save and stop a running one."""
-    return await _outcome(state, job_id, state.client.cancel)
+    return await _outcome(state, job_id, state.client.jobs.cancel)
 
 
 @router.post("/{job_id}/kill", response_model=Outcome)
 async def kill_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
     """Stop a job at once; work since its last checkpoint is lost."""
-    return await _outcome(state, job_id, state.client.kill)
+    return await _outcome(state, job_id, state.client.jobs.kill)
 
 
 @router.post("/{job_id}/pause", response_model=Outcome)
@@ -183,7 +183,7 @@ async def pause_any_job(job_id: str, body: Pause, state: StateDep, _: ChangeDep)
     """Pause a job at the end of its step."""
 
     def pause(found: str) -> str:
-        return state.client.pause(found, release=body.release)
+        return state.client.jobs.pause(found, release=body.release)
 
     return await _outcome(state, job_id, pause)
 
@@ -191,7 +191,7 @@ async def pause_any_job(job_id: str, body: Pause, state: StateDep, _: ChangeDep)
 @router.post("/{job_id}/unpause", response_model=Outcome)
 async def unpause_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
     """Continue a paused job."""
-    return await _outcome(state, job_id, state.client.unpause)
+    return await _outcome(state, job_id, state.client.jobs.unpause)
 
 
 @router.post("/{job_id}/resume", response_model=Outcome)
@@ -199,8 +199,8 @@ async def resume_any_job(job_id: str, body: Resume, state: StateDep, _: ChangeDe
     """Queue an ended job again; it resumes from its latest checkpoint."""
 
     def resume(found: str) -> str:
-        methods.check_changes(state.client.job(found)["kind"], body.changes)
-        return state.client.resume(found, changes=body.changes)
+        methods.check_changes(state.client.jobs.get(found)["kind"], body.changes)
+        return state.client.jobs.resume(found, changes=body.changes)
 
     return await _outcome(state, job_id, resume)
 
@@ -210,7 +210,7 @@ async def move_job(job_id: str, body: Move, state: StateDep, _: ChangeDep) -> An
     """Move a queued job within its queue."""
 
     def move(found: str) -> str:
-        return f"position {state.client.move(found, body.position)}"
+        return f"position {state.client.jobs.move(found, body.position)}"
 
     return await _outcome(state, job_id, move)
 
@@ -220,14 +220,14 @@ async def remove_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) 
     """Remove an ended job: its files, checkpoints and trained model."""
 
     def remove() -> dict[str, Any]:
-        state.client.rundir(job_id)
-        needed_by = state.client.needed().get(job_id, [])
-        refuse_removal(state.client.job(job_id), needed_by)
-        return {"id": job_id, "bytes": state.client.remove(job_id)}
+        state.client.jobs.rundir(job_id)
+        needed_by = state.client.jobs.needed().get(job_id, [])
+        refuse_removal(state.client.jobs.get(job_id), needed_by)
+        return {"id": job_id, "bytes": state.client.jobs.remove(job_id)}
 
     return await state.in_thread(remove)
 
 
 async def _outcome(state: AppState, job_id: str, act: Callable[[str], str]) -> dict[str, str]:
-    await state.in_thread(state.client.rundir, job_id)  # NotFound, also for an invalid id
+    await state.in_thread(state.client.jobs.rundir, job_id)  # NotFound, also for an invalid id
     return {"id": job_id, "outcome": await state.in_thread(act, job_id)}

@@ -122,7 +122,7 @@ async def check_job(body: CreateJob, state: StateDep, _: ChangeDep) -> Any:
     try:
         spec = (await checked(body, state)).spec
         try:
-            document = await state.in_data_thread(state.client.check, spec)
+            document = await state.in_data_thread(state.client.jobs.check, spec)
         except SpecError as error:
             raise by_request(error, spec.kind) from error
     except SpecError as error:

@@ -38,7 +38,7 @@ def job_of(file_id: str) -> str | None:
 
 def describe(client: Client, job_id: str) -> FileObject:
     """Describe a result file. Raises NotFound."""
-    size, ended = len(content(client, job_id)), client.job(job_id)["ended_at"]
+    size, ended = len(content(client, job_id)), client.jobs.get(job_id)["ended_at"]
     return FileObject(
         id=id_of(job_id),
         bytes=size,
@@ -50,7 +50,7 @@ def describe(client: Client, job_id: str) -> FileObject:
 
 def content(client: Client, job_id: str) -> bytes:
     """Return a result file: a row for each step. Raises NotFound."""
-    rundir = client.rundir(job_id)
+    rundir = client.jobs.rundir(job_id)
     if rundir.read_result() is None:
         raise NotFound(f"file_id: {job_id} has not finished: it has no result file yet")
     columns = columns_of(events.read(rundir.events))

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
 from ....jobs.spec import OptionInfo
-from ...client.client import Client
+from ...client import sweep_plans
+from ...client.groups import Groups
 from ...client.sweep_views import steps_total
 from ...lifecycle.queueing import Queueing
 from ..core.state import AppState, StateDep
@@ -141,7 +142,7 @@ class SweepPlan(BaseModel):
 
 @dataclass(frozen=True)
 class _SweepRequest:
-    """A request for a sweep, read: what `Client.submit_sweep` takes."""
+    """A request for a sweep, read: what `Groups.submit_sweep` takes."""
 
     kind: str
     values: dict[str, Any]
@@ -187,7 +188,7 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
     def submit() -> dict[str, Any]:
         request = _read_request(body, state)
         with _named_by_request(request.kind):
-            sweep_id = state.client.submit_sweep(
+            sweep_id = state.client.groups.submit_sweep(
                 request.kind,
                 request.values,
                 request.given,
@@ -195,7 +196,7 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
                 origin="http",
                 submitted_by=submitted_by,
             )
-        return state.client.sweep(sweep_id)
+        return state.client.groups.sweep(sweep_id)
 
     return await state.in_data_thread(submit)
 
@@ -207,8 +208,8 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
     def plan() -> dict[str, Any]:
         request = _read_request(body, state)
         with _named_by_request(request.kind):
-            sweep, planned = state.client.plan_sweep(
-                request.kind, request.values, request.given, request.queueing
+            sweep, planned = sweep_plans.plan(
+                state.client, request.kind, request.values, request.given, request.queueing
             )
         search = sweep.search
         ranges = {name: one.text for name, one in search.ranges.items()} if search else {}
@@ -240,13 +241,13 @@ def _check_values(body: CreateSweep, state: AppState, known: Mapping[str, Option
 @router.get("", response_model=SweepList)
 async def list_sweeps(state: StateDep, limit: _Limit = 20) -> Any:
     """List sweeps, newest first."""
-    return {"data": await state.in_thread(state.client.sweeps, limit)}
+    return {"data": await state.in_thread(state.client.groups.sweeps, limit)}
 
 
 @router.get("/{group_id}", response_model=SweepView)
 async def show_sweep(group_id: str, state: StateDep) -> Any:
     """Show a sweep with the scores of its points."""
-    return await state.in_thread(state.client.sweep, group_id)
+    return await state.in_thread(state.client.groups.sweep, group_id)
 
 
-groups.add_actions(router, "sweep", Client.sweep_members)
+groups.add_actions(router, "sweep", Groups.sweep_members)

@@ -209,7 +209,7 @@ async def _items(state: AppState, job_id: str) -> AsyncGenerator[Item, None]:
 async def _stored_result(state: AppState, job_id: str) -> dict[str, Any]:
     """Return the result of a job whose events are gone. Raises ApiError, which names no places."""
     with suppress(NotFound):
-        if (found := await state.in_thread(state.client.result, job_id)) is not None:
+        if (found := await state.in_thread(state.client.jobs.result, job_id)) is not None:
             return dict(found)
     raise ApiError(
         404,

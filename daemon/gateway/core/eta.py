@@ -36,5 +36,5 @@ class StartEstimator:
 def next_training_s(client: Client) -> float:
     """Return the seconds until the first running training job is done. Reads Redis."""
     running = [job_id for job_id, _ in listing.started(client.connection, TRAIN)]
-    etas = [client.job(job_id)["eta_s"] for job_id in running]
+    etas = [client.jobs.get(job_id)["eta_s"] for job_id in running]
     return min((eta for eta in etas if eta is not None), default=_TRAINING_S)

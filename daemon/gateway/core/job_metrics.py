@@ -49,7 +49,7 @@ class JobMetrics(Collector):
             "Time for which the oldest waiting job of a queue has been queued, 0 if none waits.",
             labels=["queue"],
         )
-        for queue in self._client.queues():
+        for queue in self._client.jobs.queues():
             name = queue.pop("name")
             for status, number in queue.items():
                 jobs.add_metric([name, status], number)

@@ -47,7 +47,7 @@ class ModelIndex:
 
     def all(self) -> list[dict[str, Any]]:
         """Return all models: warm ones first, then trained ones, newest first."""
-        jobs = filter(is_job_id, self._client.trainings_not_given_up())
+        jobs = filter(is_job_id, self._client.jobs.trainings_not_given_up())
         made = [model for job_id in jobs if (model := self._made_by(job_id)) is not None]
         return [*(_shown(name, "warm", 0) for name in self._warm()), *made]
 

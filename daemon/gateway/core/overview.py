@@ -126,7 +126,7 @@ class Overview:
         return part
 
     def _read_groups(self) -> list[dict[str, Any]]:
-        return self._client.groups(_NEWEST_GROUPS)
+        return self._client.groups.overview(_NEWEST_GROUPS)
 
     def _changed_jobs(self) -> Part:
         before, now = self._jobs, self._read_jobs()
@@ -134,16 +134,16 @@ class Overview:
         gone = []
         for job_id in before.keys() - now.keys():  # ended, and no longer among the newest
             try:
-                changed.append(self._client.job(job_id))
+                changed.append(self._client.jobs.get(job_id))
             except WarmdError:
                 gone.append(job_id)
         self._jobs = now
         return {"jobs": changed, "gone": gone} if changed or gone else {}
 
     def _read_jobs(self) -> dict[str, dict[str, Any]]:
-        found = self._client.jobs(JobFilter(limit=_NEWEST))
-        found += self._client.jobs(JobFilter(statuses=("started",)))
-        found += self._client.jobs(JobFilter(statuses=WAITING, limit=_MAX_WAITING))
+        found = self._client.jobs.all(JobFilter(limit=_NEWEST))
+        found += self._client.jobs.all(JobFilter(statuses=("started",)))
+        found += self._client.jobs.all(JobFilter(statuses=WAITING, limit=_MAX_WAITING))
         return {job["id"]: job for job in found}
 
     async def _read_status(self) -> Part:
@@ -151,7 +151,7 @@ class Overview:
         found: Part = {"problem": None}
         try:
             found |= await self._in_control_thread(control.status, self._client.config)
-            found["queues"] = await self._in_thread(self._client.queues)
+            found["queues"] = await self._in_thread(self._client.jobs.queues)
         except (redis.RedisError, WarmdError) as error:
             found["problem"] = str(error)
         return {**found, "machine": await self._in_thread(self._machine)}

@@ -97,7 +97,7 @@ class AppState:
         )
         self.stopping = asyncio.Event()
         self.agents = AgentRequests()
-        self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
+        self.waiters = Waiters(partial(self.in_thread, self.client.jobs.cancel), self.stopping)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function that blocks on disk or Redis in a thread."""

@@ -161,7 +161,7 @@ class Submitter:
     async def _can_answer(self, job_id: str) -> bool:
         """Whether a recorded job has or will have a result. Queues it if it never was queued."""
         try:
-            rundir = await self._in_thread(self._client.rundir, job_id)
+            rundir = await self._in_thread(self._client.jobs.rundir, job_id)
         except NotFound:
             return False
         job = await self._in_thread(self._client.store.fetch, job_id)
@@ -189,7 +189,7 @@ class Submitter:
         # The job refuses a prompt that is too long as soon: the client waits for it. Tokenizing in
         # this process would let a few such requests delay all others.
         is_awaited = submission.spec.kind == "infer"
-        checked = self._client.check(submission.spec, reads_tokenizer=not is_awaited)
+        checked = self._client.jobs.check(submission.spec, reads_tokenizer=not is_awaited)
         check_ranks(self._client.places, self._client.config, [checked["spec"]])
         document = {**checked, **about}
         try:

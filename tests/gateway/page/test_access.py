@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly(
 
 def test_texts_of_models_and_files_are_never_code(page, daemon):
     job_id = finished(daemon)
-    rundir = daemon.client.rundir(job_id)
+    rundir = daemon.client.jobs.rundir(job_id)
     publish = Publisher(StreamWriter(daemon.client.connection), job_id, rundir.events).publish
     sample = {"prompt": HOSTILE, "completion": HOSTILE, "rewards": {HOSTILE: 1.0}, HOSTILE: HOSTILE}
     with EventLog(rundir.events, execution=1, publish=publish) as log:
@@ -60,7 +60,7 @@ def test_a_user_logs_in_with_the_token_and_scripts_cannot_read_the_cookie(browse
 
 def test_a_page_that_only_reads_has_no_actions_and_its_requests_are_refused(browser, make_gateway):
     gateway = make_gateway(http_page="read")
-    job_id = gateway.client.submit(
+    job_id = gateway.client.jobs.submit(
         spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
     )
     page = Page(browser, gateway.url)
@@ -89,7 +89,7 @@ def test_a_page_of_another_origin_can_change_nothing(page, daemon, browser):
             ".then((r) => r.status, () => 'refused')"
         )
         assert browser.js(script) in ("refused", 403)
-    assert daemon.client.job(job_id)["status"] == "started"
+    assert daemon.client.jobs.get(job_id)["status"] == "started"
 
 
 def test_the_page_can_be_switched_off(make_gateway):
@@ -107,7 +107,7 @@ def test_a_named_user_sees_what_he_may_do_and_is_shut_out_within_seconds(
     secret = tokens.add(file, "eve", "read")
     gateway = make_gateway(http_tokens=file)
     spec = spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
-    job_id = gateway.client.submit(spec)
+    job_id = gateway.client.jobs.submit(spec)
     page = Page(browser, gateway.url)
     page.open()
     browser.wait_for("Log in")

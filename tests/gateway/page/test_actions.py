@@ -35,7 +35,7 @@ def test_pause_continue_kill_resume_and_remove_a_job(page, daemon):
     browser.press(f"Resume {job_id}")
     browser.press("Resume the job")
     browser.wait("document.querySelector('.status.running') !== null", timeout_s=60)
-    assert daemon.client.job(job_id)["execution"] == 2
+    assert daemon.client.jobs.get(job_id)["execution"] == 2
     browser.press(f"Cancel {job_id}")
     browser.press("Cancel the job")
     browser.wait("document.querySelector('.status.stopped') !== null", timeout_s=60)
@@ -55,7 +55,7 @@ def test_a_finished_job_is_trained_further_with_more_steps(page, daemon):
     browser.wait_for("steps: must be at least 6")
     browser.type("dialog input[name=steps]", "8")
     browser.press("Resume the job")
-    wait_until(lambda: daemon.client.job(job_id)["step"] == 8, timeout_s=60)
+    wait_until(lambda: daemon.client.jobs.get(job_id)["step"] == 8, timeout_s=60)
     browser.wait_for("8/8")
 
 
@@ -64,8 +64,8 @@ def test_waiting_jobs_are_reordered(page, daemon):
     first, second = daemon.submit(), daemon.submit()
     browser = page.open()
     browser.press(f"Later {first}")
-    wait_until(lambda: daemon.client.job(first)["position"] == 2)
-    assert daemon.client.job(second)["position"] == 1
+    wait_until(lambda: daemon.client.jobs.get(first)["position"] == 2)
+    assert daemon.client.jobs.get(second)["position"] == 1
     ids = "[...document.querySelectorAll('.cards a.job')].map((a) => a.innerText)"
     wait_until(lambda: browser.js(f"return {ids}")[1:3] == [second, first])
 
@@ -103,9 +103,9 @@ def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemo
 
 def test_evaluations_are_shown_with_their_intervals_and_comparisons(page, daemon):
     options = {"model": "tiny", "dataset": "arithmetic", "samples": 8, "max_tokens": 4}
-    first = daemon.client.submit(spec_class("eval").parse(options))
+    first = daemon.client.jobs.submit(spec_class("eval").parse(options))
     assert daemon.wait(first)["status"] == "finished"
-    second = daemon.client.submit(spec_class("eval").parse({**options, "against": first}))
+    second = daemon.client.jobs.submit(spec_class("eval").parse({**options, "against": first}))
     assert daemon.wait(second)["status"] == "finished"
     browser = page.open("compare")
     browser.wait_for("arithmetic, task reward, 8 questions")
@@ -203,4 +203,4 @@ def test_everything_is_reached_by_the_keyboard(page, daemon):
     browser.wait("document.querySelector('dialog[open]') !== null")
     browser.keys(escape)
     browser.wait("document.querySelector('dialog[open]') === null")
-    assert daemon.client.job(job_id)["status"] == "started"
+    assert daemon.client.jobs.get(job_id)["status"] == "started"

@@ -20,15 +20,17 @@ STAGES = {
 @pytest.fixture(scope="module")
 def groups(daemon: Daemon) -> tuple[str, str]:
     """A finished sweep and a finished curriculum."""
-    sweep_id = daemon.client.submit_sweep(
+    sweep_id = daemon.client.groups.submit_sweep(
         "grpo",
         {**OPTIONS, "eval_samples": 4},
         {"sweep": {"learning_rate": ["1e-5", "1e-4"]}, "seeds": 2},
     )
-    curriculum_id = daemon.client.submit_curriculum("grpo", OPTIONS, STAGES)
+    curriculum_id = daemon.client.groups.submit_curriculum("grpo", OPTIONS, STAGES)
     client = daemon.client
-    wait_until(lambda: client.sweep(sweep_id)["status"] == "finished", timeout_s=120)
-    wait_until(lambda: client.curriculum(curriculum_id)["status"] == "finished", timeout_s=120)
+    wait_until(lambda: client.groups.sweep(sweep_id)["status"] == "finished", timeout_s=120)
+    wait_until(
+        lambda: client.groups.curriculum(curriculum_id)["status"] == "finished", timeout_s=120
+    )
     return sweep_id, curriculum_id
 
 
@@ -57,7 +59,7 @@ def test_sweeps_and_curricula_are_accessible_and_fit_the_screen(page, groups, tm
 def test_a_sweep_is_followed_steered_and_removed(page, daemon):
     given = {"sweep": {"learning_rate": ["1e-5", "1e-4"]}}
     values = {**OPTIONS, "samples": 40, "epochs": STEPS // 40}
-    sweep_id = daemon.client.submit_sweep("grpo", values, given)
+    sweep_id = daemon.client.groups.submit_sweep("grpo", values, given)
     browser = page.open()
     browser.wait_for("Sweeps and curricula")
     browser.open(f"{page.url}/#/sweeps/{sweep_id}")
@@ -110,7 +112,7 @@ def test_a_sweep_is_submitted_from_the_form(page, daemon):
     browser.wait("location.hash.startsWith('#/sweeps/sweep-')")
     sweep_id = browser.js("return location.hash").split("/")[2]
     browser.wait("document.querySelector('.card .status.finished') !== null", timeout_s=120)
-    found = daemon.client.sweep(sweep_id)
+    found = daemon.client.groups.sweep(sweep_id)
     assert (found["name"], found["jobs"], found["halving"]) == ("rates", 4, 2)
     assert [point["values"] for point in found["points"]] == [
         {"learning_rate": 1e-5},
@@ -120,7 +122,7 @@ def test_a_sweep_is_submitted_from_the_form(page, daemon):
 
 
 def test_a_curriculum_is_followed_from_stage_to_stage(page, daemon):
-    curriculum_id = daemon.client.submit_curriculum("grpo", OPTIONS, STAGES)
+    curriculum_id = daemon.client.groups.submit_curriculum("grpo", OPTIONS, STAGES)
     browser = page.open(f"curricula/{curriculum_id}")
     browser.wait_for("evaluating on 8 questions", timeout_s=90)
     browser.wait("document.querySelector('.card .status.finished') !== null", timeout_s=90)
@@ -128,7 +130,7 @@ def test_a_curriculum_is_followed_from_stage_to_stage(page, daemon):
     assert len(rows) == 2
     assert "continue" in rows[0]
     assert "undecided" in rows[0]
-    last = daemon.client.curriculum(curriculum_id)["attempts"][-1]["job"]
+    last = daemon.client.groups.curriculum(curriculum_id)["attempts"][-1]["job"]
     browser.open(f"{page.url}/#/jobs/{last}")
     browser.wait_for(curriculum_id)
     assert browser.problems() == []

@@ -87,7 +87,9 @@ def _leave(browser: Browser) -> Iterator[None]:
 
 
 def submit(gateway: Gateway) -> str:
-    return gateway.client.submit(spec_class("grpo").parse({"model": "tiny", "num_generations": 2}))
+    return gateway.client.jobs.submit(
+        spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
+    )
 
 
 def log_in(browser: Browser, url: str) -> None:
@@ -107,7 +109,7 @@ def test_a_session_has_views_live_streams_actions_files_downloads_and_new_tabs(
     log_in(browser, url)
     job_id = submit(gateway)
     browser.wait_for(job_id)  # without a reload
-    gateway.client.rundir(job_id).log.write_text(LOG)
+    gateway.client.jobs.rundir(job_id).log.write_text(LOG)
     browser.open(f"{url}/#/jobs/{job_id}/log")
     browser.wait_for(LOG.strip())
     browser.save_downloads(tmp_path)
@@ -225,7 +227,7 @@ def test_a_page_of_another_port_or_host_reads_and_changes_nothing(
         assert gateway.status(job_id) == "queued"
         assert gateway.waiting() == []
         assert not list(gateway.home.path.glob("files/*/other.jsonl"))
-        gateway.client.cancel(job_id)
+        gateway.client.jobs.cancel(job_id)
 
 
 def test_a_link_of_another_page_opens_the_dashboard_with_its_session(site, browser, other):

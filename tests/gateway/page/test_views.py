@@ -150,11 +150,11 @@ def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon
 @pytest.mark.nightly(part="page", catches="a view that does not show what a job waits for")
 def test_a_job_that_no_machine_could_run_shows_what_it_waits_for(page, daemon):
     needs = {"gpu": "h200", **model_need("/models/away")}
-    job_id = daemon.client.submit(spec_class("grpo").parse(OPTIONS), Queueing(needs=needs))
-    wait_until(lambda: daemon.client.job(job_id)["missing_model"] == "/models/away")
+    job_id = daemon.client.jobs.submit(spec_class("grpo").parse(OPTIONS), Queueing(needs=needs))
+    wait_until(lambda: daemon.client.jobs.get(job_id)["missing_model"] == "/models/away")
     shown = "waits for a machine with /models/away, gpu=h200"
     for view in ("", "jobs", f"jobs/{job_id}"):
         browser = page.open(view)
         browser.wait(f"document.body.innerText.includes({shown!r})")
-    daemon.client.cancel(job_id)
+    daemon.client.jobs.cancel(job_id)
     browser.wait(f"!document.body.innerText.includes({shown!r})")

@@ -60,8 +60,8 @@ def check(client: Client, folder: Path) -> None:
 
 def run(client: Client, kind: str, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the events of a job, with its id."""
-    job_id = client.submit(spec_class(kind).parse(options))
-    return [event | {"job": job_id} for event in client.follow(job_id) if event is not None]
+    job_id = client.jobs.submit(spec_class(kind).parse(options))
+    return [event | {"job": job_id} for event in client.jobs.follow(job_id) if event is not None]
 
 
 def ended(name: str, events: list[dict[str, Any]]) -> None:

@@ -20,12 +20,12 @@ from . import DEVICE, fact
 def follow(client: Client, job_id: str, *, kill_at: int | None = None) -> list[dict[str, Any]]:
     """Follow a job to its end; kill its process after a step of its first execution."""
     found = []
-    for event in client.follow(job_id):
+    for event in client.jobs.follow(job_id):
         if event is None:
             continue
         found.append(event)
         if event["type"] == "step" and event["step"] == kill_at and event["execution"] == 1:
-            pid = client.rundir(job_id).holder()
+            pid = client.jobs.rundir(job_id).holder()
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
     return found
@@ -35,7 +35,7 @@ def check(client: Client) -> None:
     """Train, kill, resume, generate and verify."""
     steps = 40
     options = {"model": "demo", "samples": steps, "save_every": "2"}
-    job_id = client.submit(spec_class("grpo").parse(options))
+    job_id = client.jobs.submit(spec_class("grpo").parse(options))
     events = follow(client, job_id, kill_at=steps // 2)
     by_type = {event["type"]: event for event in events}
     devices = {event["device"] for event in events if event["type"] == "started"}
@@ -45,7 +45,7 @@ def check(client: Client) -> None:
     blocked = [event["blocked_s"] for event in events if event["type"] == "checkpoint"]
     fact("a checkpoint blocks the training, s (median)", statistics.median(blocked), "< 0.1")
     answers = [
-        client.submit(spec_class("infer").parse({"model": "demo", "prompt": "17+58="}))
+        client.jobs.submit(spec_class("infer").parse({"model": "demo", "prompt": "17+58="}))
         for _ in range(2)
     ]
     for number, answer in enumerate(answers):

@@ -1,0 +1,71 @@
+"""The models of a client: the known names, and the weights that jobs have made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...jobs import KINDS, spec_class
+from ...jobs.errors import SpecError
+from ..host.warm_set import known_models
+from ..runs import weights
+from ..runs.weights import Weights
+
+if TYPE_CHECKING:
+    from .client import Client
+
+
+class Models:
+    """The models of a client's home."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def weights(self, text: str, kind: str | None = None) -> Weights:
+        """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
+
+        `kind`: of the job that starts from them; `-` is then the latest job that trained the same
+        type of model. Raises SpecError, NotFound and CheckpointDamaged.
+        """
+        job, at, step = text.partition("@")
+        if job == "-" and kind is not None:
+            job = self._client.lookup.latest(_kinds_like(kind))
+        rundir = self._client.jobs.rundir(self._client.jobs.find(job))
+        if not at:
+            self.fetch_weights(rundir.path.name, final=True)
+            return weights.final_model(rundir)
+        if not (step.isascii() and step.isdigit()):
+            raise SpecError("init_from", f"must be JOB or JOB@STEP, got {text[:80]!r}")
+        self.fetch_weights(rundir.path.name, int(step))
+        return weights.checkpoint(rundir, int(step))
+
+    def fetch_weights(self, job_id: str, step: int | None = None, *, final: bool = False) -> None:
+        """Make weights of a job whole on this machine, if a run store has them.
+
+        `final`: those of its final model; else of the checkpoint of a step, or of the latest. If
+        the run store cannot be reached, a model or a step that is here is taken as it is.
+        """
+        remote, readable = self._client.remote, self._client.readable
+        if remote is None or readable is None:
+            return
+        if final:
+            readable.fetch_model(job_id)
+        elif step is not None:
+            readable.fetch_checkpoint(job_id, step)
+        else:
+            remote.fetch_checkpoint(job_id, None)
+
+    def names(self) -> list[str]:
+        """Return the names of the configured and the loaded models. Needs no Redis."""
+        return list(
+            {m.name: m for m in self._client.config.models} | known_models(self._client.home)
+        )
+
+
+def _kinds_like(kind: str) -> list[str]:
+    """Return the kinds that train the same type of model."""
+    from ...jobs.training.options import TrainingSpec  # has the options of every training
+
+    trained = {
+        name: spec.trains for name in KINDS if issubclass(spec := spec_class(name), TrainingSpec)
+    }
+    return [name for name, sort in trained.items() if sort == trained.get(kind)]
