@@ -146,7 +146,7 @@ def _mlm_command() -> click.Command:
         else:
             if is_of_job:
                 raise SpecError("job", "must be given alone: its own options are measured")
-            job = client.jobs.find(job)
+            job = client.find(job)
             spec, init = _spec_of(client, job)
         short = replace(
             spec,
@@ -197,7 +197,7 @@ bench.add_command(_mlm_command())
 
 def _spec_of(client: Client, job_id: str) -> tuple[MlmSpec, Weights | None]:
     """The spec of an MLM job, and its initial weights if they are another job's."""
-    document = client.jobs.rundir(job_id).read_spec()
+    document = client.rundir(job_id).read_spec()
     if document["kind"] != "mlm":
         raise SpecError("job", f"must be an mlm job, got {job_id}")
     origin = document.get("init_from")
@@ -209,7 +209,7 @@ def _checkpoint(client: Client, job_id: str) -> int:
     """The step of a job's newest checkpoint; 0 when it has none."""
     from ...daemon.runs.checkpoints import Checkpoints
 
-    found = Checkpoints(client.jobs.rundir(job_id).checkpoints).list()
+    found = Checkpoints(client.rundir(job_id).checkpoints).list()
     return step_of(found[-1]) if found else 0
 
 
@@ -239,7 +239,7 @@ def _finished(
     if status != "finished":
         client.jobs.remove(job_id)
         raise Conflict(f"the measurement was {status}")
-    yield list(events.read(client.jobs.rundir(job_id).events))
+    yield list(events.read(client.rundir(job_id).events))
     client.jobs.remove(job_id)
 
 

@@ -364,7 +364,7 @@ def _export_gguf(chosen: Weights, target: Path, kind: str, *, merge: bool) -> in
 
 def _rundir(app: App, job: str | None) -> RunDir:
     client = app.client()
-    return client.jobs.rundir(client.jobs.find(job, is_training=True))
+    return client.rundir(client.find(job, is_training=True))
 
 
 def _prunable(app: App, job: str | None) -> RunDir:
@@ -374,7 +374,7 @@ def _prunable(app: App, job: str | None) -> RunDir:
 
     client = app.client()
     if job is not None and job != "-":
-        return client.places.current(client.jobs.find(job))
+        return client.places.current(client.find(job))
     found = []
     for job_id in sorted(job_ids(client.home.runs), key=by_time, reverse=True):
         rundir = RunDir(client.home.runs / job_id)

@@ -122,8 +122,8 @@ def _before_and_after(client: Client, text: str) -> tuple[ModelConfig, ModelConf
     from ...configs.config import ModelConfig
 
     job, at, step = text.partition("@")
-    job_id = client.jobs.find(job, is_training=True)
-    document = client.jobs.rundir(job_id).read_spec()
+    job_id = client.find(job, is_training=True)
+    document = client.rundir(job_id).read_spec()
     if "model" not in document or spec_class(document["kind"]).queue != TRAIN:
         raise Conflict(f"job: {job_id} started from no model: there is nothing to compare with")
     weights = client.models.weights(f"{job_id}{at}{step}")

@@ -107,7 +107,7 @@ def submit_curriculum(
         raise SpecError(name, "must not be given together with stages")
     client = app.client()
     if dry_run:
-        plan, _ = curriculum_plans.plan(client, kind, values, given, queueing, init=init)
+        plan, _ = curriculum_plans.plan(client.jobs, kind, values, given, queueing, init=init)
         stages = [
             {
                 "name": stage.name,

@@ -26,8 +26,8 @@ def diff(app: App, one: str, other: str) -> None:
     from ...daemon.reports.diff import differences
 
     client = app.reader()
-    ids = [client.jobs.find(one), client.jobs.find(other)]
-    found = differences(*map(client.jobs.rundir, ids))
+    ids = [client.find(one), client.find(other)]
+    found = differences(*map(client.rundir, ids))
     if app.as_json:
         for difference in found:
             render.json_line(asdict(difference))

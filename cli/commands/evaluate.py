@@ -97,7 +97,7 @@ def _print(client: Client, jobs: Sequence[Mapping[str, Any]]) -> None:
         for line in comparison_lines(job["result"]):
             click.echo(line)
     if finished:
-        path = client.jobs.rundir(finished[-1]["id"]).path / finished[-1]["result"]["report"]
+        path = client.rundir(finished[-1]["id"]).path / finished[-1]["result"]["report"]
         note(f"Report: {path}")
 
 

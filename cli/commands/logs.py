@@ -52,7 +52,7 @@ def logs(app: App, job: str | None, follow: bool, lines: int) -> None:
 
 def _job_log(app: App, job: str) -> Path:
     client = app.client()
-    return client.jobs.rundir(client.jobs.find(job)).log
+    return client.rundir(client.find(job)).log
 
 
 def _read(path: Path, lines: int, *, follow: bool) -> Iterator[str]:

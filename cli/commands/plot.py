@@ -68,7 +68,7 @@ def plot(
     client = app.client()
     found = {}
     for job in dict.fromkeys(_jobs_of(client, jobs)):
-        found[job] = curves_of(job, events.read(client.jobs.rundir(job).events))
+        found[job] = curves_of(job, events.read(client.rundir(job).events))
     available = dict.fromkeys(name for curves in found.values() for name in curves)
     wanted = [
         [curves[name] for curves in found.values() if name in curves]

@@ -73,9 +73,9 @@ def samples(
     if worst is not None and best is not None:
         raise SpecError("best", "must not be given together with worst")
     client = app.reader()
-    job_id = client.jobs.find(job, is_training=True)
+    job_id = client.find(job, is_training=True)
     wanted = completions.Wanted(step=step, row=row, text=text, worst=worst, best=best)
-    found = wanted.select(completions.read(client.jobs.rundir(job_id)))
+    found = wanted.select(completions.read(client.rundir(job_id)))
     if not found:
         by_reward = worst is not None or best is not None
         raise NotFound(_missing(job_id, step, row, text, by_reward=by_reward))

@@ -40,7 +40,7 @@ def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
 
     client = app.reader()
     if text is not None:
-        client.jobs.add_note(client.jobs.find(job), text)
+        client.jobs.add_note(client.find(job), text)
     job_id = client.groups.find_any(job)
     if job_id.startswith(("sweep-", "curriculum-")):
         from .curriculum import show_curriculum
@@ -52,7 +52,7 @@ def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
     if has_source:
         from .source import show_source
 
-        show_source(app, client.jobs.rundir(job_id))
+        show_source(app, client.rundir(job_id))
         return
     found = client.jobs.get(job_id)
     if app.as_json:
@@ -92,7 +92,7 @@ def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
     if (took := took_s(found, client.now())) is not None:
         shown["took"] = render.duration(took)
     with suppress(NotFound, Conflict):  # its files were removed by hand, or are damaged
-        if changed := changed_options(client.jobs.rundir(job_id).read_spec()):
+        if changed := changed_options(client.rundir(job_id).read_spec()):
             shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
     render.print_fields(shown)
     if upgrades := control.upgrades(client.home):
@@ -141,7 +141,7 @@ def result(app: App, job: str | None) -> None:
     has everything.
     """
     client = app.reader()
-    job_id = client.jobs.find(job)
+    job_id = client.find(job)
     values = client.jobs.result(job_id)
     if values is None:
         raise _no_result(app, client.jobs.get(job_id))

@@ -180,7 +180,7 @@ def _like_command() -> click.Command:
         app = click.get_current_context().ensure_object(App)
         request = _Request(**parameters)
         assert request.like is not None
-        return _submit(app, kind_of(app.client().jobs.find(request.like)), {}, request)
+        return _submit(app, kind_of(app.client().find(request.like)), {}, request)
 
     return click.command(
         LIKE,
@@ -211,7 +211,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         name=request.name,
         tags=request.tags,
         front=request.front,
-        after=None if request.after is None else client.jobs.find(request.after),
+        after=None if request.after is None else client.find(request.after),
         at=at,
         delay_s=delay_s,
         needs=needs,

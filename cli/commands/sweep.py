@@ -204,7 +204,7 @@ def submit_sweep(
     if dry_run:
         from ...daemon.client import sweep_plans
 
-        plan, state = sweep_plans.plan(client, kind, values, varied, queueing, init=init)
+        plan, state = sweep_plans.plan(client.jobs, kind, values, varied, queueing, init=init)
         members = [member.changes for member in state.members]
         search = plan.search
         count = search.trials * plan.seeds if search else len(members)

@@ -27,7 +27,7 @@ def verify_resume(app: App, job: str | None, steps: int) -> int:
     from ...daemon.reports.verify_resume import verify
 
     client = app.client()
-    job_id = client.jobs.find(job, is_training=True)
+    job_id = client.find(job, is_training=True)
     verdict = verify(client, job_id, steps=steps, report=note)
     if app.as_json:
         render.json_line(

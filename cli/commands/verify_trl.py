@@ -23,7 +23,7 @@ def verify_trl(app: App, job: str | None, steps: int) -> int:
     from ...daemon.reports.verify_trl import verify
 
     client = app.client()
-    job_id = client.jobs.find(job, is_training=True)
+    job_id = client.find(job, is_training=True)
     with ClockLine(enabled=has_live_lines()) as line:
         verdict = verify(client, job_id, steps=steps, report=line.show if line.enabled else note)
     if app.as_json:

@@ -36,7 +36,7 @@ class Job(Steered):
         `follow=False`: those so far. `after_seq`: only events with a higher `seq`.
         """
         if not follow:
-            yield from events.read(self._client.jobs.rundir(self.id).events, after=after_seq)
+            yield from events.read(self._client.rundir(self.id).events, after=after_seq)
             return
         for event in self._client.jobs.follow(self.id, after_seq=after_seq):
             if event is not None:
@@ -65,7 +65,7 @@ class Job(Steered):
         prompt in this row of the data. `text`: with this text. `worst`, `best`: so many by reward.
         """
         wanted = Wanted(step=step, row=row, text=text, worst=worst, best=best)
-        return wanted.select(completions.read(self._client.jobs.rundir(self.id)))
+        return wanted.select(completions.read(self._client.rundir(self.id)))
 
     def wait(self, *, timeout_s: float | None = None, progress: bool | None = None) -> str:
         """Wait until the job has ended; return its status.

@@ -215,7 +215,7 @@ class Session:
 
         Raises NotFound.
         """
-        return Job(self._client, self._client.jobs.find(job))
+        return Job(self._client, self._client.find(job))
 
     def jobs(
         self,

@@ -42,7 +42,7 @@ def document_of(
 ) -> dict[str, Any]:
     """Check a spec against files and models; return the content of its spec.json.
 
-    `init` and `model` as for Client.submit. `report`: for a model that must be fetched. `on_left`
+    `init` and `model` as for `Jobs.submit`. `report`: for a model that must be fetched. `on_left`
     is called with a note on checks that are left to the job. `reads_tokenizer`: whether prompts are
     counted, which may take a second. Raises SpecError, NotFound or StoreUnavailable.
     """

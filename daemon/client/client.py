@@ -7,7 +7,6 @@ in `reports`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,14 +17,10 @@ if TYPE_CHECKING:
     from .jobs import Jobs
     from .models import Models
     from .nodes import Nodes
-    from .trained import FetchReport
 
 
 class Client(Connection):
     """What commands, programs and the gateway do with a home."""
-
-    fetch_report: FetchReport | None = None  # receives the progress of models that are fetched
-    on_left: Callable[[str], None] | None = None  # receives notes on checks that jobs do later
 
     @cached_property
     def jobs(self) -> Jobs:
@@ -38,7 +33,7 @@ class Client(Connection):
         """Sweeps and curricula."""
         from .groups import Groups
 
-        return Groups(self)
+        return Groups(self, self.jobs)
 
     @cached_property
     def nodes(self) -> Nodes:

@@ -15,16 +15,19 @@ import redis
 from ...configs.config import DaemonConfig
 from ...jobs.errors import SpecError, Unavailable
 from ...jobs.files.shortage import lacks_space
+from ...jobs.ids import is_job_id
 from ..host.home import Home
 from ..lifecycle.find import Lookup, Offline
 from ..lifecycle.places import Places
 from ..queue import key_prefix, keys
 from ..queue.jobs import JobStore
 from ..queue.reasons import reason
+from ..runs.rundir import RunDir
 
 if TYPE_CHECKING:
     from ..store.reading import OnOutdated, ReadableRuns
     from ..store.remote import RemoteRuns
+    from .trained import FetchReport
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,9 @@ def needs_redis(method: Method) -> Method:
 
 class Connection:
     """A home and its Redis, which all parts of a client use."""
+
+    fetch_report: FetchReport | None = None  # receives the progress of models that are fetched
+    on_left: Callable[[str], None] | None = None  # receives notes on checks that jobs do later
 
     def __init__(
         self,
@@ -215,3 +221,20 @@ class Connection:
                 f"{self.home.log} says why"
             )
         return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
+
+    def find(self, text: str | None, *, is_training: bool = False) -> str:
+        """Return the id of the job that an id or a unique prefix of one names.
+
+        `-` or None is the latest job submitted from the command line, never an HTTP request; with
+        `is_training`, the latest training job. Raises SpecError and NotFound.
+        """
+        return self.lookup.find(text, is_training=is_training)
+
+    def rundir(self, job_id: str) -> RunDir:
+        """Return the run directory of a job for reading, perhaps without weights.
+
+        If the run store cannot be reached, the files are those that this machine has.
+        """
+        if self.readable is not None and is_job_id(job_id):
+            self.readable.refresh(job_id)
+        return RunDir.open(self.home.runs, job_id)

@@ -18,14 +18,14 @@ from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..runs.weights import Weights
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .jobs import Jobs
 
 _EVAL = "eval"
 _REFUSED = {"after": "after", "at": "at", "delay_s": "in"}  # of Queueing: the option
 
 
 def plan(
-    client: Client,
+    jobs: Jobs,
     kind: str,
     values: Mapping[str, Any],
     given: Mapping[str, Any],
@@ -47,7 +47,7 @@ def plan(
     found = []
     for stage in stages_of(given.get("stages")):
         try:
-            document = client.jobs.check(spec.parse({**values, **stage.options}), init=init)
+            document = jobs.check(spec.parse({**values, **stage.options}), init=init)
         except SpecError as error:
             raise SpecError("stages", f"{stage.name}: {error}") from error
         found.append(Stage(stage.name, document, stage.has_gate))
@@ -59,7 +59,7 @@ def plan(
             raise SpecError("gate", "must be of a model that generates text, got a new model")
         options = {**gate.options, "model": model, "samples": gate.most_questions}
         try:
-            evaluation = client.jobs.check(spec_class(_EVAL).parse(options), init=init)
+            evaluation = jobs.check(spec_class(_EVAL).parse(options), init=init)
         except SpecError as error:
             raise SpecError("gate", str(error)) from error
     plan = Curriculum(

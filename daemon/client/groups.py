@@ -33,14 +33,16 @@ if TYPE_CHECKING:
     from ..groups.folder import Folder
     from ..groups.sweep import State, Sweep, SweepFolder
     from ..runs.weights import Weights
-    from .client import Client
+    from .connection import Connection
+    from .jobs import Jobs
 
 
 class Groups:
-    """The groups of a client. The methods raise what `Client.asking` does."""
+    """The groups of a client. The methods raise what `Connection.asking` does."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Connection, jobs: Jobs) -> None:
         self._client = client
+        self._jobs = jobs
 
     def overview(self, newest: int) -> list[dict[str, Any]]:
         """Return the newest sweeps and curricula, and all active ones, as `overview` does."""
@@ -49,7 +51,7 @@ class Groups:
     def find_any(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of a job or a group, by id, unique prefix or name. As `find`."""
         if text is None or text == "-":
-            return self._client.jobs.find(text, is_training=is_training)
+            return self._client.find(text, is_training=is_training)
         folders = all_folders(self._client.home)
         matches = [folder.id for folder in folders if folder.id.startswith(text)]
         if not is_id_prefix(text) or not matches:
@@ -62,7 +64,7 @@ class Groups:
         if is_group_id(text):
             kind = kind_of(text)
             raise NotFound(f"{kind}: no {kind} {text!r} in {self._client.home.path}")
-        return self._client.jobs.find(text)
+        return self._client.find(text)
 
     # --- sweeps -----------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class Groups:
 
     def _jobs_of(self, state: State) -> dict[str, dict[str, Any]]:
         ids = [member.id for member in state.members]
-        return {job["id"]: job for job in self._client.jobs.several(ids)}
+        return {job["id"]: job for job in self._jobs.several(ids)}
 
     # --- curricula --------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class Groups:
 
         folder = CurriculumFolder.open(self._client.home, curriculum_id)
         plan, state = folder.read(), folder.state()
-        jobs = {job["id"]: job for job in self._client.jobs.several(state.jobs)}
+        jobs = {job["id"]: job for job in self._jobs.several(state.jobs)}
         attempts = [
             {
                 "stage": plan.stages[attempt.stage].name,
@@ -165,8 +167,7 @@ class Groups:
         from ..groups import actions
 
         return [
-            job["id"]
-            for job in self._client.jobs.several(actions.jobs_of(self._client.home, group_id))
+            job["id"] for job in self._jobs.several(actions.jobs_of(self._client.home, group_id))
         ]
 
     # --- submitting ----------------------------------------------------------------------------
@@ -194,15 +195,14 @@ class Groups:
         from . import sweep_plans
         from .capacity import check_deciding_daemon
 
-        client = self._client
         sweep, state = sweep_plans.plan(
-            client, kind, values, given, queueing, init=init, model=model
+            self._jobs, kind, values, given, queueing, init=init, model=model
         )
         if sweep.halving is not None or sweep.search is not None:
-            check_deciding_daemon(client, SWEEP)
+            check_deciding_daemon(self._client, SWEEP)
         base = sweep.document["spec"]
-        client.jobs.check_ready([base, *({**base, **one.changes} for one in state.members)])
-        found = client.jobs.found(queueing).to_json()
+        self._jobs.check_ready([base, *({**base, **one.changes} for one in state.members)])
+        found = self._jobs.found(queueing).to_json()
         document = _submitted_by(origin, submitted_by, sweep.document)
         sweep = replace(sweep, origin=origin, queueing=found, document=document)
         # The trials of a search are chosen by the daemon, which may import Optuna.
@@ -229,13 +229,12 @@ class Groups:
         from . import curriculum_plans
         from .capacity import check_deciding_daemon
 
-        client = self._client
-        plan, state = curriculum_plans.plan(client, kind, values, given, queueing, init=init)
-        check_deciding_daemon(client, CURRICULUM)
-        client.jobs.check_ready(stage.document["spec"] for stage in plan.stages)
+        plan, state = curriculum_plans.plan(self._jobs, kind, values, given, queueing, init=init)
+        check_deciding_daemon(self._client, CURRICULUM)
+        self._jobs.check_ready(stage.document["spec"] for stage in plan.stages)
         own: dict[str, str] | None = None
         if init is not None:
-            folder = client.home.curricula / plan.id / "init"
+            folder = self._client.home.curricula / plan.id / "init"
             own = {"name": f"{plan.id}:init", "path": str(folder)}
 
         def changed(document: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import redis
 from ...configs.queues import QUEUES, TRAIN
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ...jobs.ids import is_job_id, kind_of
+from ...jobs.ids import kind_of
 from ..groups.folder import CANCELED, PAUSED, RUNNING, is_group_id
 from ..lifecycle import remove, steer
 from ..lifecycle.find import Pending
@@ -31,14 +31,13 @@ from ..queue.jobs import ENDED, JobStatus
 from ..queue.nodes import NodeRegistry
 from ..runs import events, labels as job_labels
 from ..runs.labels import Labels
-from ..runs.rundir import RunDir
 from .connection import needs_redis
 
 if TYPE_CHECKING:
-    from ...configs.config import ModelConfig
+    from ...configs.config import DaemonConfig, ModelConfig
     from ...jobs.spec import Spec
     from ..runs.weights import Weights
-    from .client import Client
+    from .connection import Connection
 
 _RETRY_S = 0.2  # between two attempts to reach Redis
 
@@ -52,30 +51,18 @@ class Template:
 
 
 class Jobs:
-    """The jobs of a client. The methods raise what `Client.asking` does.
+    """The jobs of a client. The methods raise what `Connection.asking` does.
 
     Those that steer, resume or remove a job take the id of a group, too: for all of its jobs.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Connection) -> None:
         self._client = client
 
-    def find(self, text: str | None, *, is_training: bool = False) -> str:
-        """Return the id of the job that an id or a unique prefix of one names.
-
-        `-` or None is the latest job submitted from the command line, never an HTTP request; with
-        `is_training`, the latest training job. Raises SpecError and NotFound.
-        """
-        return self._client.lookup.find(text, is_training=is_training)
-
-    def rundir(self, job_id: str) -> RunDir:
-        """Return the run directory of a job for reading, perhaps without weights.
-
-        If the run store cannot be reached, the files are those that this machine has.
-        """
-        if self._client.readable is not None and is_job_id(job_id):
-            self._client.readable.refresh(job_id)
-        return RunDir.open(self._client.home.runs, job_id)
+    @property
+    def config(self) -> DaemonConfig:
+        """The settings of the home."""
+        return self._client.config
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Return all known fields of a job. Raises NotFound and Conflict."""
@@ -91,7 +78,7 @@ class Jobs:
 
     def labels(self, job_id: str) -> Labels:
         """Return name, tags and notes of a job. Raises NotFound."""
-        return job_labels.read(self.rundir(job_id))
+        return job_labels.read(self._client.rundir(job_id))
 
     def add_note(self, job_id: str, text: str) -> Labels:
         """Add a note to a job; return all labels. Raises NotFound and SpecError."""
@@ -126,7 +113,7 @@ class Jobs:
         Raises NotFound, with the place of the result, if it is not on this machine or was removed.
         """
         try:
-            rundir = self.rundir(job_id)
+            rundir = self._client.rundir(job_id)
         except NotFound:
             if not self._has_finished(job_id):
                 raise
@@ -180,7 +167,7 @@ class Jobs:
         If Redis is unreachable, waits for it as long as the daemon runs: the daemon is restarting
         it, or the machine is overloaded. Raises Unavailable if the daemon has ended.
         """
-        path = self.rundir(job_id).events
+        path = self._client.rundir(job_id).events
         if self._client.is_offline:
             yield from events.read(path, after=after_seq)
             return
@@ -226,7 +213,7 @@ class Jobs:
 
         Raises SpecError, NotFound and Conflict.
         """
-        document = self.rundir(self.find(text)).read_spec()
+        document = self._client.rundir(self._client.find(text)).read_spec()
         if document["kind"] != kind:
             raise SpecError("like", f"must be a {kind} job, got {document['id']}")
         options, init_from = dict(document["spec"]), document.get("init_from")
@@ -277,7 +264,7 @@ class Jobs:
         found: dict[str, Any] = {}
         for name in spec.names_jobs:
             if (text := getattr(spec, name)) is not None:
-                found[name] = self.find(text)
+                found[name] = self._client.find(text)
                 if kind_of(found[name]) != spec.kind:
                     raise SpecError(name, f"must be a job of kind {spec.kind}, got {found[name]}")
         return replace(spec, **found)
@@ -285,7 +272,7 @@ class Jobs:
     def _unfinished(self, spec: Spec, document: dict[str, Any]) -> str | None:
         """Return a job that the spec names and that has no result yet."""
         named = [document["spec"][name] for name in spec.names_jobs]
-        jobs = [job for job in named if job and self.rundir(job).read_result() is None]
+        jobs = [job for job in named if job and self._client.rundir(job).read_result() is None]
         return jobs[0] if jobs else None
 
     def check_ready(self, options: Iterable[Mapping[str, Any]]) -> None:
@@ -317,13 +304,14 @@ class Jobs:
         """
         from ..lifecycle.submit import submit
         from ..runs import git
+        from .models import Models
         from .trained import is_checkpoint
 
         git_state = git.begin_state_of(Path.cwd()) if spec.queue == TRAIN else None
         named = getattr(spec, "model", None)
         if init is None and model is None and named is not None and is_checkpoint(named):
             # Whole, and kept when the checkpoint is pruned.
-            init = self._client.models.weights(named)
+            init = Models(self._client).weights(named)
             spec = type(spec).parse({**spec.to_json(), "model": init.name})
         document = {**self.check(spec, init=init, model=model), "origin": origin}
         self.check_ready([document["spec"]])
@@ -341,7 +329,7 @@ class Jobs:
 
     def found(self, queueing: Queueing) -> Queueing:
         """The same with the whole id of `after` and the time by Redis' clock. Raises NotFound."""
-        after = None if queueing.after is None else self.find(queueing.after)
+        after = None if queueing.after is None else self._client.find(queueing.after)
         now = 0.0 if queueing.delay_s is None else self._client.store.clock()
         return replace(queueing, after=after).begun_at(now)
 
@@ -353,7 +341,7 @@ class Jobs:
         """
         from ..lifecycle.submit import submit
 
-        document = self.rundir(job_id).read_spec()
+        document = self._client.rundir(job_id).read_spec()
         kept = ("python_path", "model", "init_from", "rules")
         copy: dict[str, Any] = {name: document[name] for name in kept if name in document}
         copy["spec"] = {**document["spec"], "report_to": []}
@@ -370,11 +358,11 @@ class Jobs:
         from ..lifecycle.resume import changed_sources
 
         if not is_group_id(job_id):
-            return changed_sources(self.rundir(job_id))
+            return changed_sources(self._client.rundir(job_id))
         files: dict[str, None] = {}
         for member_id in actions.to_resume(self._client.home, job_id):
             with suppress(NotFound):
-                files |= dict.fromkeys(changed_sources(self.rundir(member_id)))
+                files |= dict.fromkeys(changed_sources(self._client.rundir(member_id)))
         return list(files)
 
     @needs_redis
@@ -448,10 +436,12 @@ class Jobs:
 
         Jobs that are removed together may need each other.
         """
+        from ..groups import actions
+
         jobs = []
         for one in ids:
             if is_group_id(one):
-                jobs += self.several(self._client.groups.members(one))
+                jobs += self.several(actions.jobs_of(self._client.home, one))
             else:
                 jobs.append(self.get(one))
         removed = {job["id"] for job in jobs}

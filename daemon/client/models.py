@@ -11,13 +11,13 @@ from ..runs import weights
 from ..runs.weights import Weights
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .connection import Connection
 
 
 class Models:
     """The models of a client's home."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Connection) -> None:
         self._client = client
 
     def weights(self, text: str, kind: str | None = None) -> Weights:
@@ -29,7 +29,7 @@ class Models:
         job, at, step = text.partition("@")
         if job == "-" and kind is not None:
             job = self._client.lookup.latest(_kinds_like(kind))
-        rundir = self._client.jobs.rundir(self._client.jobs.find(job))
+        rundir = self._client.rundir(self._client.find(job))
         if not at:
             self.fetch_weights(rundir.path.name, final=True)
             return weights.final_model(rundir)

@@ -22,11 +22,11 @@ from ..lifecycle.queueing import AT_ONCE, Queueing
 from ..runs.weights import Weights
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .jobs import Jobs
 
 
 def plan(
-    client: Client,
+    jobs: Jobs,
     kind: str,
     values: Mapping[str, Any],
     given: Mapping[str, Any],
@@ -43,7 +43,7 @@ def plan(
     spec = _training_spec(kind)
     options = SweepOptions.parse(given, spec)
     seed = spec.options()["seed"].convert(values.get("seed", spec.options()["seed"].default))
-    documents = _documents(client, spec, {**values, "seed": seed}, options, init, model)
+    documents = _documents(jobs, spec, {**values, "seed": seed}, options, init, model)
     base = documents[0][0]
     specs = [spec.parse(document["spec"]) for of_point in documents for document in of_point]
     steps = sorted({one.steps_total for one in specs if one.steps_total is not None})
@@ -53,7 +53,7 @@ def plan(
     for name in ("halving", "search"):
         if getattr(options, name) is not None and len(steps) > 1:
             raise SpecError(name, f"must go with equal steps, got {steps[0]} and {steps[-1]}")
-    search = _search(client, options)
+    search = _search(jobs, options)
     points = [] if search else options.points
     metric = grid.metric_for(specs[0], options.metric)
     sweep = Sweep(
@@ -85,11 +85,11 @@ def plan(
     return sweep, State(RUNNING, False, points, members, [])
 
 
-def _search(client: Client, options: SweepOptions) -> Search | None:
+def _search(jobs: Jobs, options: SweepOptions) -> Search | None:
     """The requested search; by default as many trials at once as this home has workers."""
     if options.search is None:
         return None
-    workers = sum(worker.queue == TRAIN for worker in client.config.workers)
+    workers = sum(worker.queue == TRAIN for worker in jobs.config.workers)
     return Search(
         sampler=options.search,
         trials=options.trials,
@@ -99,7 +99,7 @@ def _search(client: Client, options: SweepOptions) -> Search | None:
 
 
 def _documents(
-    client: Client,
+    jobs: Jobs,
     spec: type[TrainingSpec],
     values: Mapping[str, Any],
     options: SweepOptions,
@@ -113,9 +113,7 @@ def _documents(
     """
     found = []
     for point in options.points:
-        first = client.jobs.check(
-            spec.parse(grid.variant(values, point, 0)), init=init, model=model
-        )
+        first = jobs.check(spec.parse(grid.variant(values, point, 0)), init=init, model=model)
         of_point = [first]
         for number in range(1, options.seeds):
             changed = spec.parse({**first["spec"], "seed": first["spec"]["seed"] + number})

@@ -24,7 +24,7 @@ def line_of(
     """Return a sweep with the fields of a job that lists show.
 
     `is_active`: whether the process of groups had something to do before `members` were read.
-    `members`: the fields of its jobs, as returned by `Client.job`, by id. `step` and
+    `members`: the fields of its jobs, as returned by `Jobs.get`, by id. `step` and
     `steps_total` are sums over all jobs, None with a time limit.
     """
     found = [members[member.id] for member in state.members if member.id in members]

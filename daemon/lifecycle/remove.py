@@ -191,7 +191,7 @@ def _read_by(rundir: RunDir) -> Iterator[str]:
 
 
 def refuse_removal(job: Mapping[str, Any], needed_by: Sequence[str]) -> None:
-    """Raise Conflict for a job (as `Client.job` returns it) that runs, waits or is needed."""
+    """Raise Conflict for a job (as `Jobs.get` returns it) that runs, waits or is needed."""
     if job["status"] not in (*ENDED, UNREGISTERED):
         raise Conflict(f"job: {job['id']} is {job['status']}: cancel it first")
     if needed_by:

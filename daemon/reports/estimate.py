@@ -173,7 +173,7 @@ def _similar(client: Client, kind: str, spec: Mapping[str, Any]) -> Iterator[_Ru
     runs: list[_Run] = []
     for job_id in sorted(ids, key=by_time, reverse=True)[:_SEARCHED]:
         with suppress(Conflict, OSError):
-            rundir = client.jobs.rundir(job_id)
+            rundir = client.rundir(job_id)
             other = rundir.read_spec()["spec"]
             if _is_alike(spec, other, _GEOMETRY) and (run := _run(rundir, spec, other)):
                 runs.append(run)

@@ -70,7 +70,7 @@ def _evaluations(client: Client) -> Iterator[tuple[str, EvalSpec, dict[str, Any]
         if not job_id.startswith(f"{EvalSpec.kind}-"):
             continue
         with suppress(Conflict, NotFound, SpecError):  # damaged, or of a later version
-            rundir = client.jobs.rundir(job_id)
+            rundir = client.rundir(job_id)
             result = rundir.read_result()
             if result is not None:
                 yield job_id, EvalSpec.parse(rundir.read_spec()["spec"]), result

@@ -71,7 +71,7 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     steps end too soon to be interrupted, Unavailable if no worker takes them.
     """
     total = client.jobs.get(job_id)["steps_total"]
-    spec = client.jobs.rundir(job_id).read_spec()["spec"]
+    spec = client.rundir(job_id).read_spec()["spec"]
     if spec.get("time_limit") is not None:
         raise SpecError("job", f"must have steps, not a time limit, got {job_id}")
     if total is None or "save_every" not in spec:
@@ -85,15 +85,15 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
         straight = scratch.submit(stop_at=steps)
         report(f"{straight}: {steps} steps without interruption")
         scratch.wait(straight)
-        begun = _first(client.jobs.rundir(straight), "begin")
-        window_s = (_last_time(client.jobs.rundir(straight)) - begun["time"]) * 0.8
+        begun = _first(client.rundir(straight), "begin")
+        window_s = (_last_time(client.rundir(straight)) - begun["time"]) * 0.8
         for _ in range(_MAX_TRIES):
             broken = scratch.submit(stop_at=steps // 2)
             report(f"{broken}: stopped after {steps // 2}")
             scratch.wait(broken)
             if scratch.resume_and_kill(broken, stop_at=steps, after_s=random.uniform(0, window_s)):
                 scratch.wait(broken)
-                return _verdict(client.jobs.rundir(straight), client.jobs.rundir(broken), steps)
+                return _verdict(client.rundir(straight), client.rundir(broken), steps)
             scratch.remove(broken)
             window_s /= 2
     raise Conflict(
@@ -148,7 +148,7 @@ class _ScratchJobs:
 
         False if it had ended before, or had saved its last step.
         """
-        rundir = self._client.jobs.rundir(job_id)
+        rundir = self._client.rundir(job_id)
         seq = max(event["seq"] for event in events.read(rundir.events))
         rundir.revise(stop_at=stop_at)
         self._client.jobs.resume(job_id, front=True)

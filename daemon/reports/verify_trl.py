@@ -56,7 +56,7 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     Raises SpecError for a job without a trainer in TRL, NotFound without its model, JobFailed if a
     side fails.
     """
-    rundir = client.jobs.rundir(job_id)
+    rundir = client.rundir(job_id)
     document = rundir.read_spec()
     check_kind(document["kind"])
     if document["spec"].get("time_limit") is not None:

@@ -169,7 +169,7 @@ class Chain:
         return int(self.daemon.events(job_id, "begin")[0]["steps_total"])
 
     def _differences(self, straight: str, killed: str) -> list[str]:
-        runs = [self.daemon.client.jobs.rundir(job) for job in (straight, killed)]
+        runs = [self.daemon.client.rundir(job) for job in (straight, killed)]
         found = []
         for part in ("model", "checkpoints"):
             folders = [run.path / part for run in runs]

@@ -45,7 +45,7 @@ def run(client: Client, jobs: list[str]) -> list[dict[str, float]]:
         while (ended := client.jobs.get(job_id)["ended_at"]) is None:
             time.sleep(0.01)
         times: dict[str, Any] = {
-            event["type"]: event["time"] for event in events.read(client.jobs.rundir(job_id).events)
+            event["type"]: event["time"] for event in events.read(client.rundir(job_id).events)
         }
         found.append({**{name: times[name] for name in MOMENTS}, "ended": ended})
     return found

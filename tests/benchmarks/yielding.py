@@ -89,7 +89,7 @@ def steer(client: Client, job_id: str, ask: Callable[[str], str], type: str) -> 
 
 def number(client: Client, job_id: str, type: str) -> int:
     """How many events of a type there are."""
-    return sum(event["type"] == type for event in events.read(client.jobs.rundir(job_id).events))
+    return sum(event["type"] == type for event in events.read(client.rundir(job_id).events))
 
 
 def watch(client: Client, job_id: str) -> None:

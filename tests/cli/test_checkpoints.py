@@ -32,7 +32,7 @@ class Job:
         # The reward falls from step to step: checkpoint 2 is the best.
         self.id = daemon.submit("behaviours:tires", keep_best="reward")
         daemon.wait(self.id)
-        self.rundir = daemon.client.jobs.rundir(self.id)
+        self.rundir = daemon.client.rundir(self.id)
 
     def checkpoints(self, what: str, *words: str) -> Done:
         return warmd("checkpoints", what, self.id, *words, home=self.home)
@@ -172,7 +172,7 @@ def test_prune_refuses_a_running_job(shared_daemon):
     calls.unlink(missing_ok=True)
     job_id = shared_daemon.submit(reward="behaviours:gated")
     wait_until(lambda: shared_daemon.events(job_id, "step"))
-    wait_until(lambda: Checkpoints(shared_daemon.client.jobs.rundir(job_id).checkpoints).list())
+    wait_until(lambda: Checkpoints(shared_daemon.client.rundir(job_id).checkpoints).list())
     refusal = warmd("checkpoints", "prune", job_id, "--yes", home=shared_daemon.home.path)
     gate.unlink()
     assert refusal.is_refusal(2)
@@ -272,7 +272,7 @@ def test_an_unknown_job_and_one_without_checkpoints_are_refused(shared_daemon, w
     assert warmd("checkpoints", what, "grpo-20200101-000000-aaaa", *rest, home=home).is_refusal(2)
     job_id = shared_daemon.submit(samples=1, save_every="9m")
     shared_daemon.wait(job_id)
-    rundir = shared_daemon.client.jobs.rundir(job_id)
+    rundir = shared_daemon.client.rundir(job_id)
     shutil.rmtree(rundir.checkpoints)
     (rundir.path / "result.json").unlink()
     done = warmd("checkpoints", what, job_id, *rest, home=home)

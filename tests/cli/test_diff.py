@@ -11,7 +11,7 @@ def test_diff_shows_options_data_code_and_results_that_differ_and_nothing_else(d
         data.write_text("".join(rows))
         ids.append(desk.submit("--dataset", str(data), "--learning-rate", rate))
         run = desk.begin()
-        rundir = desk.client.jobs.rundir(ids[-1])
+        rundir = desk.client.rundir(ids[-1])
         rundir.write_result({"steps": 4, "metrics": {"reward": reward}}, revision=1)
         run.finish({"steps": 4, "metrics": {"reward": reward}})
     found = desk.rows("diff", *ids)
@@ -34,7 +34,7 @@ def test_diff_of_a_job_with_itself_is_empty(desk):
 
 def test_show_source_names_folder_versions_and_the_copy_of_each_module(desk):
     job_id = desk.submit()
-    rundir = desk.client.jobs.rundir(job_id)
+    rundir = desk.client.rundir(job_id)
     source.record_execution(rundir, 1)
     [shown] = desk.rows("show", job_id, "--source")
     assert shown["folder"]
@@ -44,7 +44,7 @@ def test_show_source_names_folder_versions_and_the_copy_of_each_module(desk):
 
 def test_show_source_of_a_job_of_an_earlier_version_is_one_line(desk):
     job_id = desk.submit()
-    (desk.client.jobs.rundir(job_id).path / "source" / "source.json").unlink()
+    (desk.client.rundir(job_id).path / "source" / "source.json").unlink()
     done = desk.warmd("show", job_id, "--source")
     assert done.is_refusal(2)
     assert desk.warmd("diff", job_id, job_id).code == 0

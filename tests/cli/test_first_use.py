@@ -131,7 +131,7 @@ def test_jobs_can_be_read_while_no_daemon_runs(desk):
     finished, failed = desk.submit(), desk.submit()
     first = desk.begin()
     first.step(1)
-    desk.client.jobs.rundir(finished).write_result({"steps": 4}, revision=1)
+    desk.client.rundir(finished).write_result({"steps": 4}, revision=1)
     first.finish({"steps": 4})
     desk.begin().fail("no memory")
     waiting = desk.submit()

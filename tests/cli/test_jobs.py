@@ -58,7 +58,7 @@ def test_queue_and_tail_give_the_same_eta_with_the_evaluations_to_come(desk):
     run.log.emit("eval", step=1, seconds=100.0)
     run.step(2)
     tail = Progress()
-    for event in events.read(desk.client.jobs.rundir(job_id).events):
+    for event in events.read(desk.client.rundir(job_id).events):
         tail.update(event)
     (row,) = desk.rows("queue")
     assert row["eta_s"] == pytest.approx(tail.eta_s(time.time()), abs=1)

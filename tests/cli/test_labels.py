@@ -101,7 +101,7 @@ def test_a_job_like_another_has_its_options_and_those_given(desk):
     first = desk.submit("--learning-rate", "1e-4", "--name", "base")
     done = desk.warmd("submit", "--like", "base", "--set", "learning_rate=2e-4", "--name", "next")
     assert done.code == 0, done.err
-    specs = [desk.client.jobs.rundir(j).read_spec()["spec"] for j in (first, done.out.strip())]
+    specs = [desk.client.rundir(j).read_spec()["spec"] for j in (first, done.out.strip())]
     assert specs[1] == {**specs[0], "learning_rate": 2e-4}
     assert desk.rows("show", "next")[0]["kind"] == "grpo"
     again = desk.warmd("submit", "grpo", "--like", first, "--learning-rate", "3e-4", "--json")

@@ -19,7 +19,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     run = desk.begin()
     run.step(1)
     run.finish({"steps": 1})
-    rundir = desk.client.jobs.rundir(job_id)  # a work horse writes the result there
+    rundir = desk.client.rundir(job_id)  # a work horse writes the result there
     rundir.write_result({"steps": 1}, revision=rundir.read_spec()["revision"])
     desk.close()
     (desk.home.path / "daemon.lock").touch()  # a daemon leaves one

@@ -66,7 +66,7 @@ def test_run_and_submit_take_the_prompt_as_argument_option_or_stdin(daemon, monk
     assert run(daemon, "a", "--prompt", "b").is_refusal(2)
     done = warmd("submit", "infer", "1+1=", "--model", "tiny", "--wait", home=daemon.home.path)
     assert done.code == 0
-    spec = daemon.client.jobs.rundir(done.out.strip()).read_spec()["spec"]
+    spec = daemon.client.rundir(done.out.strip()).read_spec()["spec"]
     assert spec["prompt"] == "1+1="
 
 
@@ -103,7 +103,7 @@ def test_ctrl_c_cancels_the_job(daemon, endless):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    job_id = daemon.client.jobs.find("-")
+    job_id = daemon.client.find("-")
     assert job_id in errors
     assert daemon.wait(job_id)["status"] == "stopped"
 
@@ -113,8 +113,8 @@ def test_chat_includes_the_earlier_messages(daemon, talker, monkeypatch):
     type_in(monkeypatch, "hi\n\nand more\n")
     done = warmd("chat", talker, "--temperature", "0", "--max-tokens", "5", home=daemon.home.path)
     assert (done.code, done.err) == (0, "")
-    job = daemon.client.jobs.find("-")
-    spec = daemon.client.jobs.rundir(job).read_spec()["spec"]
+    job = daemon.client.find("-")
+    spec = daemon.client.rundir(job).read_spec()["spec"]
     assert [role in spec["messages"] for role in ("hi", "assistant", "and more")] == [True] * 3
     assert spec["reply"] == "message"
 

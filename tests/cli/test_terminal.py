@@ -34,7 +34,7 @@ def test_names_of_columns(tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_log_of_a_job(desk: Desk, job: str):
-    log = desk.client.jobs.rundir(job).log
+    log = desk.client.rundir(job).log
     log.write_text(f"{ATTACK}\n")
     assert_harmless(seen_on_a_terminal("logs", job, **desk.environ))
     assert "\x1b]0;title" in desk.warmd("logs", job).out  # not on a terminal
@@ -49,7 +49,7 @@ def test_messages_of_errors(tmp_path: Path):
 def test_results_and_events(desk: Desk, job: str):
     run = desk.begin()
     run.log.emit("warning", message=ATTACK)
-    desk.client.jobs.rundir(job).write_result({"title": ATTACK}, revision=1)
+    desk.client.rundir(job).write_result({"title": ATTACK}, revision=1)
     run.finish({"title": ATTACK})
     assert_harmless(seen_on_a_terminal("result", job, **desk.environ))
     assert_harmless(seen_on_a_terminal("tail", job, **desk.environ))

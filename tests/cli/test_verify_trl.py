@@ -90,7 +90,7 @@ def verified(desk: Desk, job_id: str, *options: str) -> Done:
 )
 def test_a_job_of_each_kind_equals_stock_trl(desk, tiny_model, kind, options, changed):
     job_id = submitted(desk, tiny_model, kind, *options)
-    desk.client.jobs.rundir(job_id).annotate(rules=0)  # as of an earlier version
+    desk.client.rundir(job_id).annotate(rules=0)  # as of an earlier version
     before = {path for path in desk.home.path.rglob("*") if "redis" not in str(path)}
     done = verified(desk, job_id, "--json")
     assert done.code == 0, done.out + done.err

@@ -46,7 +46,7 @@ def test_the_peak_memory_of_a_job_is_within_the_estimate(shared_daemon, tmp_path
     assert computed.source == "computed"
     job_id = client.jobs.submit(spec)
     assert shared_daemon.wait(job_id)["status"] == "finished"
-    (finished,) = events.newest(shared_daemon.client.jobs.rundir(job_id).events, 1)
+    (finished,) = events.newest(shared_daemon.client.rundir(job_id).events, 1)
     assert computed.low < finished["peak_bytes"] < computed.high
     measured = estimate(client, spec, client.jobs.check(spec))
     assert measured.jobs == (job_id,)

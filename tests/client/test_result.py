@@ -33,7 +33,7 @@ def finished(place: Workplace) -> str:
 
 def test_the_result_is_read_from_disk_and_redis_has_no_copy(place: Workplace):
     job_id = finished(place)
-    place.client.jobs.rundir(job_id).write_result({"text": "b"}, revision=1)
+    place.client.rundir(job_id).write_result({"text": "b"}, revision=1)
     assert place.client.jobs.result(job_id) == {"text": "b"}
     record = place.store.fetch(job_id)
     assert record is not None
@@ -48,7 +48,7 @@ def test_a_job_that_has_not_ended_has_no_result(place: Workplace):
 
 def test_a_result_that_was_removed_is_named_with_the_command_that_restores_it(place: Workplace):
     job_id = finished(place)
-    path = place.client.jobs.rundir(job_id).path / "result.json"
+    path = place.client.rundir(job_id).path / "result.json"
     advice = rf"{path} was removed or is damaged: `warmd resume {job_id}`"
     with pytest.raises(NotFound, match=advice):
         place.client.jobs.result(job_id)
@@ -56,7 +56,7 @@ def test_a_result_that_was_removed_is_named_with_the_command_that_restores_it(pl
 
 def test_a_run_directory_that_is_not_here_is_looked_for_on_the_nodes(place: Workplace):
     job_id = finished(place)
-    shutil.rmtree(place.client.jobs.rundir(job_id).path)
+    shutil.rmtree(place.client.rundir(job_id).path)
     other = NodeRecord(
         machine="elsewhere",
         version="1",

@@ -678,7 +678,7 @@ def test_an_encoder_that_a_job_has_trained_is_loaded_trained_on_and_encoded_with
     train = {**options, "steps": 2, "validation": 0.0, "eval_every": 0}
     first = daemon.client.jobs.submit(spec_class("mlm").parse({**train, **small}))
     assert daemon.wait(first)["status"] == "finished"
-    folder = daemon.client.jobs.rundir(first).path / "model"
+    folder = daemon.client.rundir(first).path / "model"
     home = daemon.home.path
     loaded = warmd("load", f"enc={folder}", home=home)
     assert loaded.code == 0, loaded.err
@@ -691,7 +691,7 @@ def test_an_encoder_that_a_job_has_trained_is_loaded_trained_on_and_encoded_with
     assert np.array(result["embeddings"]).shape == (2, 16)
     assert result["timings"]["queued_s"] >= 0
     # A checkpoint will do as well as a finished model.
-    (checkpoint,) = (daemon.client.jobs.rundir(second).path / "checkpoints").glob("*-2")
+    (checkpoint,) = (daemon.client.rundir(second).path / "checkpoints").glob("*-2")
     again = warmd(
         "submit", "encode", "--model", str(checkpoint), *texts, "--wait", "--json", home=home
     )

@@ -46,7 +46,7 @@ def test_processes_started_by_a_reward_end_with_the_job(clean):
     job = clean.submit("behaviours:leaves_processes", samples=3, save_every=1)
     assert clean.wait(job)["status"] == "finished"
     assert left_behind(clean) == []
-    log = clean.client.jobs.rundir(job).log.read_text()
+    log = clean.client.rundir(job).log.read_text()
     assert "processes that the job had left running" in log
 
 
@@ -93,7 +93,7 @@ def test_a_reward_that_forks_and_returns_twice_is_trained_on_once(clean):
     assert [event["step"] for event in clean.events(job, "step")] == [1, 2, 3, 4, 5, 6]
     numbers = [event["seq"] for event in clean.events(job)]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert "was forked by the job's code" in clean.client.jobs.rundir(job).log.read_text()
+    assert "was forked by the job's code" in clean.client.rundir(job).log.read_text()
 
 
 def test_a_reward_may_score_in_a_pool_of_processes(clean):
@@ -110,7 +110,7 @@ def test_an_error_message_of_ten_megabytes_fails_the_job_once_and_is_truncated(c
         f"reward behaviours:long_message failed at {here / 'behaviours.py'}:"
     )
     assert len(job["error"]) < 1500
-    rundir = clean.client.jobs.rundir(job["id"])
+    rundir = clean.client.rundir(job["id"])
     assert rundir.events.stat().st_size < 20_000
     log = rundir.log.read_text()
     assert "in long_message" in log
@@ -134,11 +134,11 @@ def test_a_resident_worker_imports_user_code_afresh_for_each_job_and_ends_its_pr
         (folder / "mine.py").write_text(code.format(number=number))
         job = daemon.submit("mine:f", folder=folder, samples=1)
         assert daemon.wait(job)["status"] == "finished"
-        assert f"scored by {number}" in daemon.client.jobs.rundir(job).log.read_text()
+        assert f"scored by {number}" in daemon.client.rundir(job).log.read_text()
     (tmp_path / "0" / "mine.py").write_text(code.format(number=3))
     job = daemon.submit("mine:f", folder=tmp_path / "0", samples=1)
     assert daemon.wait(job)["status"] == "finished"
-    assert "scored by 3" in daemon.client.jobs.rundir(job).log.read_text()
+    assert "scored by 3" in daemon.client.rundir(job).log.read_text()
     job = daemon.submit("behaviours:pooled", samples=2)
     assert daemon.wait(job)["status"] == "finished"
     horse = psutil.Process(daemon.pid("horse"))

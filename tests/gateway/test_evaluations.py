@@ -58,7 +58,7 @@ def test_a_retry_with_a_key_is_the_same_evaluation(gateway, http):
     headers = {"idempotency-key": "one"}
     jobs = [http.post("/v1/warmd/evaluations", json=body, headers=headers).json() for _ in range(2)]
     assert jobs[0]["id"] == jobs[1]["id"]
-    assert gateway.client.jobs.rundir(jobs[0]["id"]).read_spec()["origin"] == "http"
+    assert gateway.client.rundir(jobs[0]["id"]).read_spec()["origin"] == "http"
 
 
 def test_differences_are_those_of_warmd_diff(gateway, http):

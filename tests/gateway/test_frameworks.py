@@ -6,6 +6,7 @@ They talk to a small model that a job of this module trains to call tools.
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import tool_caller
 from daemons import Daemon
 from environments import environment
+from needs import needs
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
@@ -34,6 +36,7 @@ CALLERS = {
     "with_litellm": ["litellm"],
     "with_instructor": ["instructor"],
     "with_inspect_ai": ["inspect-ai", "openai"],
+    "with_smolagents": ["smolagents[openai]"],
 }
 RERANKERS = {"with_cohere": ["cohere"]}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first test trains a model
@@ -54,7 +57,7 @@ def url(daemons: Callable[..., Daemon], tmp_path_factory: pytest.TempPathFactory
     control.load_model(daemon.config, ModelConfig(name="start", path=str(start)))
     first = trained(daemon, dataset=str(short), **tool_caller.SHORT)
     job = trained(daemon, first, dataset=str(rows), **tool_caller.TRAINING)
-    path = daemon.client.jobs.rundir(job).path / "model"
+    path = daemon.client.rundir(job).path / "model"
     control.load_model(daemon.config, ModelConfig(name="tools", path=str(path)))
     yield f"{wait_until(lambda: daemon.status()['http']['url'])}/v1"
     daemon.close()
@@ -100,6 +103,19 @@ def test_a_client_does_a_task_with_the_tools_that_a_trained_model_calls(
     tmp_path: Path, url: str, script: str
 ):
     check(tmp_path, script, CALLERS[script], url)
+
+
+@pytest.mark.nightly(
+    part="callers", catches="an answer that OpenAI's client for Node does not understand"
+)
+def test_openais_client_for_node_does_the_task(tmp_path: Path, url: str):
+    needs(shutil.which("npm"), "npm")
+    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path)]
+    subprocess.run([*install, "openai", "zod"], check=True)
+    script = shutil.copy(SCRIPTS / "with_openai_node.mjs", tmp_path)
+    ran = subprocess.run(["node", script, url], capture_output=True, text=True, timeout=300)
+    logger.info("%s", ran.stdout)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
 
 
 @pytest.mark.nightly(

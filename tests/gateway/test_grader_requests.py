@@ -110,7 +110,7 @@ def test_openais_calls_for_reinforcement_with_graders_queue_a_job(gateway):
         )
         assert (job.training_file, job.validation_file) == (train, held_out)
         gateway.client.jobs.cancel(job.id)
-        spec = gateway.client.jobs.rundir(job.id).read_spec()["spec"]
+        spec = gateway.client.rundir(job.id).read_spec()["spec"]
         assert (spec["samples"], spec["reward"]) == (3, ["grader"])
         assert orjson.loads(spec["grader"]) == grader
     broken: Any = {**method, "reinforcement": {"grader": {**CHECK, "reference": "{{item.x}}"}}}

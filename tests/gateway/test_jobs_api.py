@@ -38,7 +38,7 @@ def submit(gateway: Gateway, kind: str = "grpo") -> str:
 
 
 def log_steps(gateway: Gateway, job_id: str, count: int) -> None:
-    with EventLog(gateway.client.jobs.rundir(job_id).events, execution=1) as log:
+    with EventLog(gateway.client.rundir(job_id).events, execution=1) as log:
         for step in range(1, count + 1):
             log.emit(
                 "step", step=step, loss=float(step), tokens=10, samples=[{"prompt": str(step)}]
@@ -329,7 +329,7 @@ def test_a_sweep_over_http_is_shown_steered_and_removed(gateway, http):
     assert (sweep["jobs"], sweep["rungs"], sweep["metric"]) == (6, [3, 9], "reward")
     job_id = sweep["points"][0]["jobs"][0]["id"]
     # A request must not name code: the job imports from no folder.
-    assert gateway.client.jobs.rundir(job_id).read_spec()["python_path"] == []
+    assert gateway.client.rundir(job_id).read_spec()["python_path"] == []
     listed = http.get("/v1/warmd/jobs", params={"tag": sweep["id"]}).json()["data"]
     assert {job["sweep"] for job in listed} == {sweep["id"]}
     assert [one["id"] for one in http.get(url).json()["data"]] == [sweep["id"]]
@@ -393,7 +393,7 @@ def test_a_curriculum_over_http_is_shown_steered_and_removed(gateway, http):
         "grpo",
     )
     [attempt] = found["attempts"]
-    document = gateway.client.jobs.rundir(attempt["job"]).read_spec()
+    document = gateway.client.rundir(attempt["job"]).read_spec()
     # A request must not name code: the job imports from no folder.
     assert (document["python_path"], document["origin"]) == ([], "http")
     assert (document["spec"]["samples"], document["spec"]["epochs"]) == (9, 2)

@@ -71,7 +71,7 @@ def send(gateway: Gateway, name: str, body: bytes, length: int, *more: str) -> s
 
 def prompts(gateway: Gateway) -> list[str]:
     """The prompts of the waiting jobs, in order."""
-    documents = [gateway.client.jobs.rundir(job).read_spec() for job in gateway.waiting()]
+    documents = [gateway.client.rundir(job).read_spec() for job in gateway.waiting()]
     return [str(document["spec"]["prompt"]) for document in documents]
 
 

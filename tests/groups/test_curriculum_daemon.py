@@ -88,7 +88,7 @@ def outcome(daemon: Daemon, found: dict[str, Any]) -> list[Any]:
             attempt["stage"],
             attempt["decision"],
             attempt["comparison"],
-            (daemon.client.jobs.rundir(attempt["job"]).path / weights).read_bytes(),
+            (daemon.client.rundir(attempt["job"]).path / weights).read_bytes(),
         )
         for attempt in found["attempts"]
     ]
@@ -123,7 +123,7 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_an_uninterrup
             with contextlib.suppress(Exception):  # it may have ended just now
                 if "warmd.daemon.groups" in process.cmdline():
                     process.kill()
-        holder = daemon.client.jobs.rundir(job_id).holder()
+        holder = daemon.client.rundir(job_id).holder()
         if holder is not None:
             os.kill(holder, signal.SIGKILL)
         if number == 2:
@@ -171,5 +171,5 @@ def test_a_new_masked_language_model_of_the_first_stage_is_trained_further_by_th
     found = ended(shared_daemon, curriculum_id)
     assert found["status"] == "finished", found["problem"]
     first, second = (attempt["job"] for attempt in found["attempts"])
-    spec = shared_daemon.client.jobs.rundir(second).read_spec()["spec"]
+    spec = shared_daemon.client.rundir(second).read_spec()["spec"]
     assert (spec["model"], spec["tokenizer"], spec["mlm_rate"]) == (first, None, 0.3)

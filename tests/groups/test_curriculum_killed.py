@@ -65,7 +65,7 @@ def finish(desk: Desk, queue: str, result: dict[str, Any]) -> str:
     taken = store.begin(popped, queue, "w")
     assert taken is not None
     job, started = taken
-    rundir = desk.client.jobs.rundir(job.id)
+    rundir = desk.client.rundir(job.id)
     with EventLog(rundir.events, execution=1) as log:
         log.emit("begin", learning_rate=rundir.read_spec()["spec"].get("learning_rate"))
         rundir.write_result(result, revision=rundir.read_spec()["revision"])
@@ -137,7 +137,7 @@ def test_a_worse_stage_is_rolled_back_once_wherever_the_process_was_killed(desk,
         first, second = state(desk, curriculum_id).attempts
         assert (first.decision, second.stage, second.number) == ("roll back", 0, 1)
         assert queued(desk, "train") == [second.job]
-        assert desk.client.jobs.rundir(second.job).read_spec()["spec"]["learning_rate"] == 5e-5
+        assert desk.client.rundir(second.job).read_spec()["spec"]["learning_rate"] == 5e-5
         folder = CurriculumFolder(desk.home, curriculum_id)
         [event] = [e for e in events.read(folder.events) if e["type"] == "gate"]
         assert (event["decision"], event["verdict"]) == ("roll back", "worse")
@@ -155,7 +155,7 @@ def test_an_undecided_gate_uses_more_questions_and_then_passes_the_stage(desk):
     first, second = state(desk, curriculum_id).attempts
     assert [one.questions for one in first.rounds] == [40, 80]
     assert (first.decision, second.stage) == ("continue", 1)
-    spec = desk.client.jobs.rundir(second.job).read_spec()
+    spec = desk.client.rundir(second.job).read_spec()
     assert spec["model"]["path"] == str(desk.home.runs / first.job / "model")
     assert spec["spec"]["samples"] == 8
 

@@ -33,7 +33,7 @@ def reward_of(rate: float) -> float:
 def play(desk) -> None:
     """Run the next job to its end, with the reward of its learning rate."""
     run = desk.begin()
-    reward = reward_of(desk.client.jobs.rundir(run.id).read_spec()["spec"]["learning_rate"])
+    reward = reward_of(desk.client.rundir(run.id).read_spec()["spec"]["learning_rate"])
     for number in range(1, 10):
         run.log.emit("step", step=number, steps_total=9, loss=0.5, reward=reward)
     run.finish({})

@@ -25,7 +25,7 @@ def options(daemon: Daemon) -> dict[str, Any]:
     job_id = daemon.submit("tiny:digit_share", eval_samples=4)
     daemon.client.jobs.kill(job_id)
     daemon.wait(job_id)
-    return dict(daemon.client.jobs.rundir(job_id).read_spec()["spec"])
+    return dict(daemon.client.rundir(job_id).read_spec()["spec"])
 
 
 def submit(daemon: Daemon, values: dict[str, Any], **given: Any) -> str:
@@ -51,8 +51,8 @@ def check_straight(daemon: Daemon, values: dict[str, Any], sweep: dict[str, Any]
         with contextlib.chdir(SUPPORT):
             straight = daemon.client.jobs.submit(spec_class("grpo").parse(given))
         daemon.wait(straight)
-        swept = daemon.client.jobs.rundir(job["id"])
-        alone = daemon.client.jobs.rundir(straight)
+        swept = daemon.client.rundir(job["id"])
+        alone = daemon.client.rundir(straight)
         weights = "model/model.safetensors"
         assert (swept.path / weights).read_bytes() == (alone.path / weights).read_bytes()
         assert steps_of(swept) == steps_of(alone)

@@ -43,7 +43,7 @@ def test_a_submission_killed_anywhere_is_finished_with_each_job_queued_once(desk
         members = desk.client.groups.sweep_members(sweep_id)
         assert queued(desk) == members, f"killed at line {line}"
         for job_id in members:
-            rundir = desk.client.jobs.rundir(job_id)
+            rundir = desk.client.rundir(job_id)
             assert rundir.read_spec()["sweep"] == sweep_id
             assert labels.read(rundir).tags == (sweep_id,)
             assert (rundir.path / "source" / "source.json").is_file()
@@ -64,7 +64,7 @@ def test_a_decision_killed_anywhere_is_made_once_and_the_best_continues_once(des
         advance_killed(desk, sweep_id, line)
         advance(desk, sweep_id)
         assert queued(desk) == [best], f"killed at line {line}"
-        assert desk.client.jobs.rundir(best).read_spec()["stop_at"] is None
+        assert desk.client.rundir(best).read_spec()["stop_at"] is None
         folder = SweepFolder(desk.home, sweep_id)
         [decision] = folder.state().decisions
         assert (decision.step, decision.kept) == (3, [1])

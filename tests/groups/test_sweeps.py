@@ -41,7 +41,7 @@ def test_each_job_has_the_options_of_its_point_and_a_seed_of_its_own(desk):
     sweep_id = submit(desk, *AXIS, "--seeds", "2", "--seed", "7")
     found = []
     for job_id in desk.client.groups.sweep_members(sweep_id):
-        spec = desk.client.jobs.rundir(job_id).read_spec()["spec"]
+        spec = desk.client.rundir(job_id).read_spec()["spec"]
         found.append((spec["learning_rate"], spec["seed"]))
     assert found == [(rate, seed) for rate in (1e-6, 1e-5, 1e-4) for seed in (7, 8)]
 
@@ -63,7 +63,7 @@ def test_an_array_replaces_the_index_in_text_options(desk, tmp_path):
     data = str(tmp_path / "part-{index}.jsonl")
     sweep_id = submit(desk, "--array", "3", "--dataset", data)
     specs = [
-        desk.client.jobs.rundir(job_id).read_spec()["spec"]
+        desk.client.rundir(job_id).read_spec()["spec"]
         for job_id in desk.client.groups.sweep_members(sweep_id)
     ]
     assert [spec["dataset"] for spec in specs] == [

@@ -57,14 +57,14 @@ def test_the_latest_job_is_known_without_redis_data(desk):
     desk.submit()
     latest = desk.submit()
     lose_redis(desk)
-    assert desk.client.jobs.find(None) == latest
+    assert desk.client.find(None) == latest
 
 
 @pytest.mark.slow
 def test_a_finished_job_from_elsewhere_stays_finished(desk, tmp_path):
     job_id = desk.submit()
     run = desk.begin()
-    desk.client.jobs.rundir(job_id).write_result({"steps": 4}, revision=1)
+    desk.client.rundir(job_id).write_result({"steps": 4}, revision=1)
     run.finish({"steps": 4})
     lose_redis(desk)
     assert desk.rows("result", job_id) == [{"steps": 4}]
@@ -87,14 +87,14 @@ def test_a_copied_job_finds_its_initial_weights_in_its_new_folder(desk, other):
     branch = desk.submit_branch(desk.train())
     shutil.copytree(desk.home.runs / branch, other.home.runs / branch)
     assert other.warmd("resume", branch).out == f"{branch} queued\n"
-    spec = other.client.jobs.rundir(branch).read_spec()
+    spec = other.client.rundir(branch).read_spec()
     assert spec["model"]["path"] == str(other.home.runs / branch / "init")
 
 
 @pytest.mark.slow
 def test_a_job_whose_model_is_not_on_this_machine_is_refused(desk):
     job_id = desk.submit()
-    shutil.rmtree(Path(desk.client.jobs.rundir(job_id).read_spec()["model"]["path"]))
+    shutil.rmtree(Path(desk.client.rundir(job_id).read_spec()["model"]["path"]))
     lose_redis(desk)
     done = desk.warmd("resume", job_id)
     assert done.is_refusal(2)
@@ -120,7 +120,7 @@ def test_of_two_redis_on_one_folder_the_last_to_resume_owns_the_job(desk, other)
     shutil.rmtree(other.home.runs)
     other.home.runs.symlink_to(desk.home.runs)
     assert other.warmd("resume", job_id).out == f"{job_id} queued\n"
-    rundir = desk.client.jobs.rundir(job_id)
+    rundir = desk.client.rundir(job_id)
     assert adopt.is_foreign(desk.client.connection, rundir)
     assert not adopt.is_foreign(other.client.connection, rundir)
     # The first one's worker refuses it: see Worker._begin. Its user takes it back by resume.
@@ -135,7 +135,7 @@ def test_a_worker_of_the_other_redis_does_not_run_a_job_that_was_taken_over(
 ):
     daemon = shared_daemon
     job_id = daemon.submit(at=datetime.now().astimezone() + timedelta(seconds=2))
-    daemon.client.jobs.rundir(job_id).annotate(redis="another")
+    daemon.client.rundir(job_id).annotate(redis="another")
     job = daemon.wait(job_id)
     assert job["status"] == "failed"
     assert "was taken over by another Redis" in job["error"]

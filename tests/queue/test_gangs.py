@@ -380,7 +380,7 @@ def test_a_job_of_several_nodes_that_cannot_be_read_fails_instead_of_gathering(
     )
     assert place.store.set_aside(popped, TRAIN, NAME, needs)
     if is_damaged:
-        (place.client.jobs.rundir(job_id).path / "spec.json").write_text("{")
+        (place.client.rundir(job_id).path / "spec.json").write_text("{")
     held = place.held(place.store, WorkerConfig(name="train-0", queue=TRAIN), labels)
     JobTaker(held, Leaving(held, max_jobs=None), labels).take()
     if not is_damaged:

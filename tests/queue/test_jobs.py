@@ -279,17 +279,17 @@ def test_jobs_of_another_application_stay_in_their_queue(daemon: Daemon):
 @pytest.mark.parametrize("text", ["../../x", "grpo-2026/..", "a" * 500, "", "grpo\n", "GRPO*"])
 def test_hostile_id_is_refused(daemon: Daemon, text: str):
     with pytest.raises((SpecError, NotFound)):
-        daemon.client.jobs.find(text)
+        daemon.client.find(text)
 
 
 def test_a_job_is_found_by_a_prefix_of_its_id(daemon: Daemon):
     job_id = daemon.submit()
     daemon.wait(job_id)
-    assert daemon.client.jobs.find(job_id[:-1]) == job_id
-    assert daemon.client.jobs.find(None) == job_id
-    assert daemon.client.jobs.find("-") == job_id
+    assert daemon.client.find(job_id[:-1]) == job_id
+    assert daemon.client.find(None) == job_id
+    assert daemon.client.find("-") == job_id
     with pytest.raises(NotFound):
-        daemon.client.jobs.find("grpo-19990101")
+        daemon.client.find("grpo-19990101")
 
 
 def test_bad_spec_queues_nothing_and_leaves_no_files(daemon: Daemon):

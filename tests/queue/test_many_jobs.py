@@ -148,7 +148,7 @@ def test_a_job_requeued_by_rqs_tools_is_not_counted_as_ended(desk: Desk):
 def test_the_latest_job_is_never_an_answer(desk: Desk):
     latest = desk.submit()
     end(desk.client, 30)
-    assert desk.client.jobs.find(None) == latest
+    assert desk.client.find(None) == latest
     assert [job["id"] for job in desk.rows("show")] == [latest]
     assert desk.warmd("logs", "-").err.count(latest) == 1  # no log yet, of that job
     desk.client.jobs.cancel(latest)

@@ -29,7 +29,7 @@ def finished(desk: Desk, *, days_ago: float = 0, model: bool = False) -> str:
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_bytes(b"{}")
         (folder / name / "weights").write_bytes(bytes(100_000))
-    desk.client.jobs.rundir(job_id).write_result({"steps": 4}, revision=1)
+    desk.client.rundir(job_id).write_result({"steps": 4}, revision=1)
     run.finish({"steps": 4})
     age(desk, job_id, days_ago)
     return job_id
@@ -106,7 +106,7 @@ def test_rm_refuses_a_job_while_another_job_needs_it(desk):
     run = begin(desk, reader)
     run.fail("no reason")
     assert desk.warmd("rm", parent).is_refusal(2)  # it may be resumed
-    desk.client.jobs.rundir(reader).write_result({"steps": 4}, revision=1)
+    desk.client.rundir(reader).write_result({"steps": 4}, revision=1)
     assert desk.warmd("rm", parent).code == 0
     desk.warmd("cancel", behind)
     assert desk.warmd("rm", first).code == 0
@@ -252,7 +252,7 @@ def test_a_job_is_needed_by_the_path_that_it_has_on_another_machine(desk: Desk):
     assert remove.owner_of(desk.home.runs, elsewhere) == job_id
     assert remove.owner_of(desk.home.runs, "/models/base/model") is None
     reader = desk.submit("--lora", "4")
-    rundir = desk.client.jobs.rundir(reader)
+    rundir = desk.client.rundir(reader)
     rundir.annotate(model={"name": job_id, "path": elsewhere})
     rundir.write_result({}, revision=1)
     found = remove.dependents(desk.home.runs, [reader])

@@ -66,7 +66,7 @@ def test_a_spec_of_an_earlier_version_has_no_digest_and_is_read(rundir: RunDir):
 
 def test_show_says_that_a_spec_is_damaged(desk):
     job_id = desk.submit()
-    path = desk.client.jobs.rundir(job_id).path / "spec.json"
+    path = desk.client.rundir(job_id).path / "spec.json"
     path.write_bytes(path.read_bytes().replace(b'"samples": 4', b'"samples": 6'))
     [found] = desk.rows("show", job_id)
     assert found["problem"] == f"{path}: damaged, or changed by hand: then remove its digest"

@@ -205,7 +205,7 @@ def test_a_job_that_fails_after_its_last_step_keeps_the_save_in_flight(
         daemon.start()
         job_id = daemon.client.jobs.submit(drill.DrillSpec.parse({"then": "leave"}))
         assert daemon.wait(job_id)["status"] == "failed"
-    latest = Checkpoints(daemon.client.jobs.rundir(job_id).checkpoints).latest()
+    latest = Checkpoints(daemon.client.rundir(job_id).checkpoints).latest()
     assert latest is not None
     assert latest.name == "checkpoint-1"
 

@@ -114,7 +114,7 @@ def test_a_damaged_record_counts_as_none_and_is_replaced(rundir):
 def test_a_job_of_the_daemon_keeps_the_module_of_its_reward(shared_daemon):
     job_id = shared_daemon.submit(samples=2, save_every=2)
     assert shared_daemon.wait(job_id)["status"] == "finished"
-    rundir = shared_daemon.client.jobs.rundir(job_id)
+    rundir = shared_daemon.client.rundir(job_id)
     [execution] = source.read(rundir).executions
     (path,) = (path for path in execution.files if path.endswith("/behaviours.py"))
     kept = source.kept_file(rundir, execution.files[path])

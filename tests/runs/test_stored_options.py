@@ -60,7 +60,7 @@ def test_a_stored_evaluation_keeps_the_prompt_of_its_task(stored, template):
 
 def test_a_job_of_an_earlier_version_resumes_with_its_prompt(desk, questions):
     job_id = desk.submit("--dataset", questions)
-    rundir = desk.client.jobs.rundir(job_id)
+    rundir = desk.client.rundir(job_id)
     assert rundir.read_spec()["spec"]["template"] == "{question}"
     without_template(rundir.path / "spec.json")
     desk.client.jobs.cancel(job_id)
@@ -77,7 +77,7 @@ def test_jobs_that_an_old_sweep_submits_later_have_its_prompt(desk):
     without_template(folder.path / "plan.json")
     with folder.changing():
         submit_all(desk.client.places, folder)
-    stored = [desk.client.jobs.rundir(one).path / "spec.json" for one in queued(desk)]
+    stored = [desk.client.rundir(one).path / "spec.json" for one in queued(desk)]
     assert stored
     for path in stored:
         assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
@@ -97,6 +97,6 @@ def test_jobs_that_an_old_curriculum_submits_later_have_its_prompt(desk, questio
     run.finish({})
     driver.advance(desk.client.places, folder)
     evaluation = folder.state().attempts[0].rounds[0].before
-    path = desk.client.jobs.rundir(evaluation).path / "spec.json"
+    path = desk.client.rundir(evaluation).path / "spec.json"
     assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
     assert folder.read().stages[1].document["spec"]["template"] == FORMER_TEMPLATE

@@ -623,13 +623,13 @@ def test_local_files_are_shown_while_the_store_is_unreachable(
     client = Client(config, on_offline=lambda: None, on_outdated=outdated.append)
     server.proxy.cut()
     try:
-        assert client.jobs.find(job_id) == job_id
+        assert client.find(job_id) == job_id
         assert client.jobs.result(job_id) == {"steps": 2, "metrics": {}}
         assert client.jobs.get(job_id)["step"] == 2
         [said] = outdated  # once, and no further request: each could take long
         assert said.startswith(f"run store {other.bucket.name}: ")
         with pytest.raises(StoreUnavailable):
-            client.jobs.rundir(elsewhere)
+            client.rundir(elsewhere)
         with pytest.raises(StoreUnavailable):
             client.places.current(job_id)  # what changes a job does not decide on old files
         with pytest.raises(StoreUnavailable):

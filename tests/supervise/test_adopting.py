@@ -134,7 +134,7 @@ def test_a_job_submitted_by_http_or_bench_is_adopted_as_such(desk: Desk):
     lose_all(desk)
     assert sorted(adopt(desk).adopted) == sorted([job_id, copy])
     assert queue_of(desk) == [copy, job_id]
-    assert desk.client.jobs.find(None) == job_id
+    assert desk.client.find(None) == job_id
 
 
 def test_running_jobs_are_queued_before_all_others(desk: Desk):
@@ -154,7 +154,7 @@ def test_running_jobs_are_queued_before_all_others(desk: Desk):
 def test_paused_jobs_stay_paused_and_canceled_and_ended_ones_ended(desk: Desk):
     finished, failed, stopped, held, canceled, parked, back = (desk.submit() for _ in range(7))
     run = desk.begin()
-    desk.client.jobs.rundir(finished).write_result({"steps": 4}, revision=1)
+    desk.client.rundir(finished).write_result({"steps": 4}, revision=1)
     run.finish({"steps": 4})
     desk.begin().fail("no reason")
     desk.begin().stop()
@@ -259,7 +259,7 @@ def test_a_resume_whose_end_redis_has_lost_too_is_recorded_as_ended(desk: Desk, 
         desk.warmd("resume", job_id)
         run = desk.begin(execution=2)
         if end == "finished":
-            desk.client.jobs.rundir(job_id).write_result({"steps": 4}, revision=1)
+            desk.client.rundir(job_id).write_result({"steps": 4}, revision=1)
             run.finish({"steps": 4})
         else:
             run.stop()
@@ -316,7 +316,7 @@ def test_jobs_of_another_home_or_redis_are_not_adopted(desk: Desk, tmp_path: Pat
         assert other.warmd("resume", job_id).out == f"{job_id} queued\n"
         lose_all(other)
         assert adopt(other).adopted == [job_id]
-        document = other.client.jobs.rundir(job_id).read_spec()["queueing"]
+        document = other.client.rundir(job_id).read_spec()["queueing"]
         spoil(other, job_id, queueing={**document, "redis": "elsewhere:6379/0"})
         lose_all(other)
         assert not adopt(other).describe()
@@ -326,10 +326,10 @@ def test_jobs_of_another_home_or_redis_are_not_adopted(desk: Desk, tmp_path: Pat
 
 def test_a_job_that_starts_from_weights_is_adopted_with_them(desk: Desk):
     branch = desk.submit_branch(desk.train())
-    model_of = desk.client.jobs.rundir(branch).read_spec()["model"]
+    model_of = desk.client.rundir(branch).read_spec()["model"]
     lose_all(desk)
     assert adopt(desk).adopted == [branch]
-    assert desk.client.jobs.rundir(branch).read_spec()["model"] == model_of
+    assert desk.client.rundir(branch).read_spec()["model"] == model_of
     # Killed before the weights were there, it was not accepted, and is not queued.
     spoil(desk, branch, queueing=None)
     lose_all(desk)
@@ -431,7 +431,7 @@ def test_a_job_that_is_being_submitted_is_left_to_its_client(desk: Desk):
 def test_a_damaged_run_directory_is_named_and_does_not_keep_the_others(desk: Desk):
     damaged, whole, gone = (desk.submit() for _ in range(3))
     (desk.home.runs / damaged / "spec.json").write_bytes(b"{")
-    model = Path(desk.client.jobs.rundir(gone).read_spec()["model"]["path"])
+    model = Path(desk.client.rundir(gone).read_spec()["model"]["path"])
     lose_all(desk)
     found = adopt(desk, repairs=["a"])
     assert found.adopted == [whole, gone]
@@ -482,7 +482,7 @@ def test_after_a_power_loss_that_took_the_queue_all_jobs_end_as_they_would_have(
     assert [job["status"] for job in jobs] == ["finished", "scheduled", "canceled"]
     assert daemon.client.jobs.get(running)["execution"] == 2
     model = "model/model.safetensors"
-    weights = [daemon.client.jobs.rundir(job).path / model for job in (running, alone)]
+    weights = [daemon.client.rundir(job).path / model for job in (running, alone)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     started = [daemon.events(job_id, "started")[-1]["time"] for job_id in (running, waiting)]
     assert started == sorted(started)

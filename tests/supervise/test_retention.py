@@ -163,14 +163,14 @@ def test_keep_answers_forever_removes_nothing(queue):
 def test_an_interrupted_removal_is_finished(queue):
     half, resumed = (answered(queue, hours_ago=1) for _ in range(2))
     for job_id in (half, resumed):
-        path = queue.client.jobs.rundir(job_id).path
+        path = queue.client.rundir(job_id).path
         path.rename(path.with_name(f".removed-{job_id}"))
     job = queue.client.store.fetch(resumed)
     assert job is not None
     assert queue.client.store.enqueue_again(job)
     clear(queue)
     assert traces(queue, half) == []
-    assert queue.client.jobs.rundir(resumed)
+    assert queue.client.rundir(resumed)
     queue.drop_waiting()
 
 

@@ -202,7 +202,7 @@ class Cluster:
     def events(self, job_id: str, type: str) -> list[dict[str, Any]]:
         from warmd.daemon.runs import events
 
-        found = events.read(self.client.jobs.rundir(job_id).events)
+        found = events.read(self.client.rundir(job_id).events)
         return [event for event in found if event["type"] == type]
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ class Daemon:
         """The job's events so far, from its run directory."""
         from warmd.daemon.runs import events
 
-        found = events.read(self.client.jobs.rundir(job_id).events)
+        found = events.read(self.client.rundir(job_id).events)
         return [event for event in found if type is None or event["type"] == type]
 
     def streamed(self, job_id: str) -> list[dict[str, Any]]:

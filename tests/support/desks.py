@@ -62,7 +62,7 @@ class Desk:
         """Submit a training and finish it, with a model; return its id."""
         job_id = self.submit()
         run = self.begin()
-        rundir = self.client.jobs.rundir(job_id)
+        rundir = self.client.rundir(job_id)
         shutil.copytree(self.model, rundir.path / "model")
         rundir.write_result({"steps": 4}, revision=1)
         run.finish({"steps": 4})
@@ -96,7 +96,7 @@ class Run:
         assert taken is not None
         self.job, started = taken
         self.execution = started.claim
-        self.rundir = desk.client.jobs.rundir(job_id)
+        self.rundir = desk.client.rundir(job_id)
         path = self.rundir.events
         writer = StreamWriter(desk.client.connection)
         publisher = Publisher(writer, job_id, path)

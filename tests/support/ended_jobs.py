@@ -73,7 +73,7 @@ def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
         ),
         "status": lambda: (client.jobs.queues(), client.jobs.all(JobFilter(statuses=["started"]))),
         "show": lambda: client.jobs.get(waiting),
-        "the latest job": lambda: client.jobs.find(None),
+        "the latest job": lambda: client.find(None),
         "the only job that runs": client.jobs.pending,
         "jobs --limit --all": lambda: client.jobs.all(JobFilter(limit=FEW)),
         "jobs --limit": lambda: client.jobs.all(JobFilter(limit=FEW, kinds=("grpo", "eval"))),

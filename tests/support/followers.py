@@ -23,7 +23,7 @@ class Training:
         self._gateway = gateway
         spec = spec_class("grpo").parse({"model": "tiny", "samples": 1})
         self.id = gateway.client.jobs.submit(spec)
-        self._path = gateway.client.jobs.rundir(self.id).events
+        self._path = gateway.client.rundir(self.id).events
         self._writer = StreamWriter(gateway.client.connection)
         self._publisher = Publisher(self._writer, self.id, self._path)
         self._followers: list[Follower] = []

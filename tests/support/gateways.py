@@ -169,7 +169,7 @@ class Execution:
         self.gateway = gateway
         self.job = job
         self.started = started
-        self.rundir = gateway.client.jobs.rundir(job.id)
+        self.rundir = gateway.client.rundir(job.id)
         self._writer = StreamWriter(gateway.client.connection)
         self._publisher = Publisher(self._writer, job.id, self.rundir.events)
         self.emit("started", pid=1, threads=1, queued_s=0.0)

@@ -243,7 +243,7 @@ class Storm:
         if job["status"] != "finished":
             yield f"{job['status']}: {job['error']}"
             return
-        rundir = self.machines.client.jobs.rundir(job_id)
+        rundir = self.machines.client.rundir(job_id)
         found = list(events.read(rundir.events))
         if [e["seq"] for e in found] != list(range(1, len(found) + 1)):
             yield "events are missing or twice"

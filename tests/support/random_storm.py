@@ -292,7 +292,7 @@ class Storm:
         if job["status"] != "finished":
             yield f"{job['status']}: {job['error']}"
             return
-        rundir = self.daemon.client.jobs.rundir(job_id)
+        rundir = self.daemon.client.rundir(job_id)
         logged = list(events.read(rundir.events))
         if [e["seq"] for e in logged] != list(range(1, len(logged) + 1)):
             yield "events are missing or twice"

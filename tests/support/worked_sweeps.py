@@ -31,7 +31,7 @@ def planned(desk: Desk, **given: Any) -> str:
     from warmd.daemon.groups.sweep import SweepFolder
 
     values = {"model": desk.grpo[3], "samples": 9, "num_generations": 2}
-    sweep, state = sweep_plans.plan(desk.client, "grpo", values, given)
+    sweep, state = sweep_plans.plan(desk.client.jobs, "grpo", values, given)
     with SweepFolder.creating(desk.home, sweep, state):
         pass
     return sweep.id

@@ -119,7 +119,7 @@ def test_damaged_run_directories_affect_only_their_own_jobs(battered: Daemon):
 def test_a_job_killed_after_writing_its_result_finishes_once(battered: Daemon, types: list[str]):
     with frozen(battered, "worker"):
         job_id = battered.submit()
-        rundir = battered.client.jobs.rundir(job_id)
+        rundir = battered.client.rundir(job_id)
         with events.EventLog(rundir.events, execution=1) as log:
             for type in ("started", *types):
                 log.emit(type)

@@ -54,7 +54,7 @@ def pair(tiny_model: Path, server: S3Server) -> Iterator[Cluster]:
 
 def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
     cluster.client.models.fetch_weights(job_id, final=True)
-    return load_file(cluster.client.jobs.rundir(job_id).path / "model" / "model.safetensors")
+    return load_file(cluster.client.rundir(job_id).path / "model" / "model.safetensors")
 
 
 @pytest.mark.nightly(
@@ -127,7 +127,7 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
     run("checkpoints", "export", job_id, "exported", "--step", str(listed[0]["step"]))
     assert is_model(machines.folder / "exported")
     run("show", job_id, "--note", "seen from the desk")
-    machines.client.jobs.rundir(job_id)
+    machines.client.rundir(job_id)
     assert [note.text for note in machines.client.jobs.labels(job_id).notes] == [
         "seen from the desk"
     ]

@@ -28,7 +28,7 @@ class Origin:
         self.daemon = daemon
         self.id = daemon.submit(keep=100)
         daemon.wait(self.id)
-        self.rundir = daemon.client.jobs.rundir(self.id)
+        self.rundir = daemon.client.rundir(self.id)
 
     def branch(self, at: str = "", *words: str, kind: str = "grpo") -> Done:
         options = {
@@ -117,7 +117,7 @@ def test_without_a_step_a_branch_begins_with_the_final_model(shared_daemon, orig
 def test_the_latest_job_is_the_latest_that_trained_the_same_type_of_model(shared_daemon, origin):
     answer = warmd("submit", "infer", "1+1=", "--model", "tiny", home=shared_daemon.home.path)
     shared_daemon.wait(answer.out.strip())
-    assert shared_daemon.client.jobs.find("-") == answer.out.strip()
+    assert shared_daemon.client.find("-") == answer.out.strip()
     latest = max(
         (
             job["id"]
@@ -178,7 +178,7 @@ def test_a_trained_masked_model_can_be_trained_further_by_mlm(shared_daemon, tmp
         home=shared_daemon.home.path,
     )
     job = finished(shared_daemon, second)
-    checkpoint = Path(shared_daemon.client.jobs.rundir(job_id).checkpoints / "checkpoint-2")
+    checkpoint = Path(shared_daemon.client.rundir(job_id).checkpoints / "checkpoint-2")
     began, ended = (
         AutoModelForMaskedLM.from_pretrained(folder).state_dict()
         for folder in (checkpoint, Path(job["run_dir"]) / "model")
@@ -222,7 +222,7 @@ def test_a_damaged_checkpoint_is_refused(shared_daemon):
 def test_a_job_without_a_final_model_names_its_checkpoints(shared_daemon, origin):
     with_steps = shared_daemon.submit(reward="behaviours:raises", retries=0)
     shared_daemon.wait(with_steps)
-    rundir = shared_daemon.client.jobs.rundir(with_steps)
+    rundir = shared_daemon.client.rundir(with_steps)
     (rundir.path / "result.json").unlink()
     refusal = warmd("submit", "grpo", "--init-from", with_steps, home=shared_daemon.home.path)
     assert refusal.is_refusal(2)

@@ -198,7 +198,7 @@ def resume(shared_daemon: Daemon, finished: str) -> Callable[..., Any]:
 
 
 def test_a_finished_job_of_the_same_length_is_not_changed(shared_daemon, finished, resume):
-    spec_file = shared_daemon.client.jobs.rundir(finished).path / "spec.json"
+    spec_file = shared_daemon.client.rundir(finished).path / "spec.json"
     before = spec_file.read_bytes()
     for words in ((), ("--steps", "6")):
         assert resume(*words).out == f"{finished} finished\n"
@@ -245,7 +245,7 @@ def test_changes_take_effect_and_are_recorded(shared_daemon):
     }
     [revised] = shared_daemon.events(job_id, "revised")
     assert revised["changes"] == changes
-    document = shared_daemon.client.jobs.rundir(job_id).read_spec()
+    document = shared_daemon.client.rundir(job_id).read_spec()
     assert [r["changes"] for r in document["revisions"]] == [changes]
     assert document["revisions"][0]["revision"] == document["revision"]
     saved = [event["step"] for event in shared_daemon.events(job_id, "checkpoint")]
@@ -282,7 +282,7 @@ def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
         thread.join()
     assert outcomes.count("queued") == 1
     assert all("nothing to resume" in outcome for outcome in outcomes if outcome != "queued")
-    document = shared_daemon.client.jobs.rundir(job_id).read_spec()
+    document = shared_daemon.client.rundir(job_id).read_spec()
     assert len(document["revisions"]) == 1
     result = shared_daemon.wait(job_id)["result"]
     assert result["steps"] == document["spec"]["steps"]
@@ -291,7 +291,7 @@ def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
 def test_a_spec_edited_by_hand_fails_by_name_and_the_checkpoints_stay(shared_daemon):
     job_id = shared_daemon.submit(samples=4)
     shared_daemon.wait(job_id)
-    rundir = shared_daemon.client.jobs.rundir(job_id)
+    rundir = shared_daemon.client.rundir(job_id)
     checkpoints = sorted(os.listdir(rundir.checkpoints))
     document = orjson.loads((rundir.path / "spec.json").read_bytes())
     document["spec"] |= {"steps": 8, "temperature": 0.5}

@@ -55,7 +55,7 @@ def assert_as_planned(daemon: Daemon, job: Any, learning_rate: float) -> dict[st
 def kill_in_its_steps(daemon: Daemon, job_id: str) -> int:
     """Kill the process of a job after its first plan; return the step that it had done."""
     wait_until(lambda: daemon.events(job_id, "plan"), timeout_s=60)
-    holder = daemon.client.jobs.rundir(job_id).holder()
+    holder = daemon.client.rundir(job_id).holder()
     assert holder is not None
     os.kill(holder, signal.SIGKILL)
     wait_until(lambda: len(daemon.events(job_id, "started")) > 1, timeout_s=60)

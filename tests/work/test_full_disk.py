@@ -193,7 +193,7 @@ def test_the_daemon_reloads_while_a_job_waits(full: Daemon):
 @pytest.mark.parametrize("how", ["cancel", pytest.param("kill", marks=SHORT)])
 def test_a_waiting_job_can_be_stopped(full: Daemon, how: str):
     job_id = hold_and_fill(full)
-    getattr(full.client, how)(job_id)
+    getattr(full.client.jobs, how)(job_id)
     assert full.wait(job_id)["status"] == "stopped"
     assert full.streamed(job_id)[-1]["type"] == "stopped"
     make_room(full.home.runs)

@@ -57,7 +57,7 @@ def test_a_job_that_arrives_late_goes_back_to_the_queue_of_a_busy_worker(place: 
 
 def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(place: Workplace):
     job_id = place.submit()
-    rundir = place.client.jobs.rundir(job_id)
+    rundir = place.client.rundir(job_id)
     adopt.take_over(place.connection, rundir)  # Redis is asked whose it is
     pop(place, job_id)
     begun = place.store.begin(job_id.encode(), "infer", NAME)

@@ -159,7 +159,7 @@ def test_a_job_that_has_taken_all_descriptors_continues_in_a_new_process(
     pids = [event["pid"] for event in sturdy.events(job_id, "started")]
     assert [pid == horse.process.pid for pid in pids] == [True, False]
     assert weights(sturdy, job_id) == weights(sturdy, undisturbed)
-    assert "Too many open files" in sturdy.client.jobs.rundir(job_id).log.read_text()
+    assert "Too many open files" in sturdy.client.rundir(job_id).log.read_text()
 
 
 def test_a_job_that_waits_for_descriptors_can_be_canceled(sturdy: Daemon, limit: Limit):

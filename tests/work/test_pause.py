@@ -132,7 +132,7 @@ def test_held_job_whose_process_ends_stays_paused(daemon: Daemon, victim: str):
 @pytest.mark.parametrize("how", ["cancel", "kill"])
 def test_a_held_job_can_be_canceled_and_killed(daemon: Daemon, how: str):
     job_id = pause(daemon)
-    getattr(daemon.client, how)(job_id)
+    getattr(daemon.client.jobs, how)(job_id)
     job = daemon.wait(job_id)
     assert (job["status"], job["paused"]) == ("stopped", False)
     with pytest.raises(Conflict, match="not paused"):

@@ -22,7 +22,7 @@ def test_a_hanging_step_is_reported_with_its_stack_and_the_job_continues(sturdy)
     stall = stall_of(sturdy, job)
     assert (stall["activity"], stall["step"]) == ("step", 7)
     assert "behaviours.py" in stall["stack"].split(" < ")[0]
-    assert "most recent call first" in sturdy.client.jobs.rundir(job).log.read_text()
+    assert "most recent call first" in sturdy.client.rundir(job).log.read_text()
     (sturdy.folder / "gate").unlink()
     assert sturdy.wait(job)["status"] == "finished"
     assert [event["step"] for event in sturdy.events(job, "step")] == list(range(1, 11))

@@ -66,7 +66,7 @@ def _checked(body: CreateEvaluation, state: AppState) -> Submission:
     state.model_index.check(body.model)
     if body.against is not None:
         try:
-            state.client.jobs.rundir(body.against)
+            state.client.rundir(body.against)
         except NotFound:
             problem = f"must be the id of an evaluation, got {body.against[:80]!r}"
             raise SpecError("against", problem) from None

@@ -94,7 +94,7 @@ async def list_job_events(
     limit: Annotated[int, Query(ge=1, le=_MAX_EVENTS)] = 200,
 ) -> Any:
     """List the newest events of a job."""
-    rundir = await state.in_thread(state.client.jobs.rundir, job_id)
+    rundir = await state.in_thread(state.client.rundir, job_id)
     return {"data": (await state.in_thread(events.newest, rundir.events, limit))[::-1]}
 
 
@@ -111,7 +111,7 @@ async def stream_job_events(
     send, else after `after`. The event `state` has the job's status and queue position; after the
     event `end` nothing follows.
     """
-    await state.in_thread(state.client.jobs.rundir, job_id)
+    await state.in_thread(state.client.rundir, job_id)
     seen = int(last_event_id) if last_event_id is not None else after or 0
     return live.response(_events_of(state, job_id, seen))
 
@@ -142,7 +142,7 @@ async def show_curves(
     """Return all metrics of a job between two steps, in at most `points` points."""
 
     def read() -> dict[str, Any]:
-        path = state.client.jobs.rundir(job_id).events
+        path = state.client.rundir(job_id).events
         return downsample(events.read(path), points=points, first=first or 0, last=last)
 
     return await state.in_thread(read)
@@ -158,7 +158,7 @@ def _completions(client: Client, job_id: str, step: int | None) -> dict[str, Any
     steps: dict[int, None] = {}
     samples: list[dict[str, Any]] = []
     shown = None
-    for one in completions.read(client.jobs.rundir(job_id)):
+    for one in completions.read(client.rundir(job_id)):
         steps[one["step"]] = None
         if step is not None and one["step"] != step:
             continue
@@ -184,7 +184,7 @@ async def list_job_checkpoints(job_id: str, state: StateDep) -> Any:
     """List the checkpoints of a job."""
 
     def read() -> dict[str, Any]:
-        found = Checkpoints(state.client.jobs.rundir(job_id).checkpoints)
+        found = Checkpoints(state.client.rundir(job_id).checkpoints)
         best = found.best_one()
         return {"data": [_checkpoint(found, path, path == best) for path in found.list()]}
 
@@ -212,7 +212,7 @@ async def show_log(job_id: str, state: StateDep) -> Response:
     """Return the end of a job's log: the output of libraries and of your code."""
 
     def read() -> bytes:
-        path = state.client.jobs.rundir(job_id).log
+        path = state.client.rundir(job_id).log
         if not path.is_file():
             return b""
         with open(path, "rb") as file:

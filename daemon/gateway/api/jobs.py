@@ -144,7 +144,7 @@ async def show_job(job_id: str, state: StateDep) -> Any:
     """Show a job with its options."""
 
     def detail() -> dict[str, Any]:
-        document = state.client.jobs.rundir(job_id).read_spec()
+        document = state.client.rundir(job_id).read_spec()
         return {
             "job": state.client.jobs.get(job_id),
             "options": document["spec"],
@@ -160,7 +160,7 @@ async def compare_jobs(job_id: str, other_id: str, state: StateDep) -> Any:
     """Compare two jobs: options, model, data, code, versions and results."""
 
     def compare() -> dict[str, Any]:
-        one, other = map(state.client.jobs.rundir, (job_id, other_id))
+        one, other = map(state.client.rundir, (job_id, other_id))
         return {"data": differences(one, other)}
 
     return await state.in_thread(compare)
@@ -220,7 +220,7 @@ async def remove_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) 
     """Remove an ended job: its files, checkpoints and trained model."""
 
     def remove() -> dict[str, Any]:
-        state.client.jobs.rundir(job_id)
+        state.client.rundir(job_id)
         needed_by = state.client.jobs.needed().get(job_id, [])
         refuse_removal(state.client.jobs.get(job_id), needed_by)
         return {"id": job_id, "bytes": state.client.jobs.remove(job_id)}
@@ -229,5 +229,5 @@ async def remove_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) 
 
 
 async def _outcome(state: AppState, job_id: str, act: Callable[[str], str]) -> dict[str, str]:
-    await state.in_thread(state.client.jobs.rundir, job_id)  # NotFound, also for an invalid id
+    await state.in_thread(state.client.rundir, job_id)  # NotFound, also for an invalid id
     return {"id": job_id, "outcome": await state.in_thread(act, job_id)}

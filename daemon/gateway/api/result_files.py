@@ -50,7 +50,7 @@ def describe(client: Client, job_id: str) -> FileObject:
 
 def content(client: Client, job_id: str) -> bytes:
     """Return a result file: a row for each step. Raises NotFound."""
-    rundir = client.jobs.rundir(job_id)
+    rundir = client.rundir(job_id)
     if rundir.read_result() is None:
         raise NotFound(f"file_id: {job_id} has not finished: it has no result file yet")
     columns = columns_of(events.read(rundir.events))

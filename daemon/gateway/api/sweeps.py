@@ -209,7 +209,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
         request = _read_request(body, state)
         with _named_by_request(request.kind):
             sweep, planned = sweep_plans.plan(
-                state.client, request.kind, request.values, request.given, request.queueing
+                state.client.jobs, request.kind, request.values, request.given, request.queueing
             )
         search = sweep.search
         ranges = {name: one.text for name, one in search.ranges.items()} if search else {}

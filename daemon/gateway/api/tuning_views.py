@@ -38,19 +38,19 @@ _COMMON = {"seq", "execution", "time", "type"}  # fields of every event
 def _check(client: Client, job_id: str) -> None:
     if not is_job_id(job_id) or method_of(kind_of(job_id)) is None:
         raise NotFound(f"fine_tuning_job_id: no training job {job_id[:80]!r}")
-    client.jobs.rundir(job_id)
+    client.rundir(job_id)
 
 
 def view(client: Client, job_id: str) -> dict[str, Any]:
     """Return a job. Raises NotFound unless it is a training job."""
     _check(client, job_id)
-    document = client.jobs.rundir(job_id).read_spec()
+    document = client.rundir(job_id).read_spec()
     created = int(datetime.fromisoformat(document["created"]).timestamp())
     spec, about = document["spec"], document.get(ABOUT) or {}
     kind = document["kind"]
     job = client.jobs.get(job_id)
     status = _status(job)
-    made = client.jobs.rundir(job_id).path / "model"
+    made = client.rundir(job_id).path / "model"
     http = method_of(kind)
     assert http is not None
     hidden = {"model", "seed", http.training_file, http.validation_file}
@@ -109,7 +109,7 @@ def _estimated_finish(client: Client, job: dict[str, Any]) -> int | None:
 def events_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
     """Return a page of a job's events, newest first, starting after the id `after`."""
     _check(client, job_id)
-    found = [_event(job_id, event) for event in events.read(client.jobs.rundir(job_id).events)]
+    found = [_event(job_id, event) for event in events.read(client.rundir(job_id).events)]
     return _page(found[::-1], after, limit)
 
 
@@ -138,7 +138,7 @@ def _event(job_id: str, event: dict[str, Any]) -> dict[str, Any]:
 def checkpoints_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
     """Return a page of a job's checkpoints, newest first."""
     _check(client, job_id)
-    rundir = client.jobs.rundir(job_id)
+    rundir = client.rundir(job_id)
     steps = {
         event["step"]: event for event in events.read(rundir.events) if event["type"] == "step"
     }

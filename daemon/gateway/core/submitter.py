@@ -161,7 +161,7 @@ class Submitter:
     async def _can_answer(self, job_id: str) -> bool:
         """Whether a recorded job has or will have a result. Queues it if it never was queued."""
         try:
-            rundir = await self._in_thread(self._client.jobs.rundir, job_id)
+            rundir = await self._in_thread(self._client.rundir, job_id)
         except NotFound:
             return False
         job = await self._in_thread(self._client.store.fetch, job_id)

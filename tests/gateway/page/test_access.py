@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly(
 
 def test_texts_of_models_and_files_are_never_code(page, daemon):
     job_id = finished(daemon)
-    rundir = daemon.client.jobs.rundir(job_id)
+    rundir = daemon.client.rundir(job_id)
     publish = Publisher(StreamWriter(daemon.client.connection), job_id, rundir.events).publish
     sample = {"prompt": HOSTILE, "completion": HOSTILE, "rewards": {HOSTILE: 1.0}, HOSTILE: HOSTILE}
     with EventLog(rundir.events, execution=1, publish=publish) as log:

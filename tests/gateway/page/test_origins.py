@@ -109,7 +109,7 @@ def test_a_session_has_views_live_streams_actions_files_downloads_and_new_tabs(
     log_in(browser, url)
     job_id = submit(gateway)
     browser.wait_for(job_id)  # without a reload
-    gateway.client.jobs.rundir(job_id).log.write_text(LOG)
+    gateway.client.rundir(job_id).log.write_text(LOG)
     browser.open(f"{url}/#/jobs/{job_id}/log")
     browser.wait_for(LOG.strip())
     browser.save_downloads(tmp_path)

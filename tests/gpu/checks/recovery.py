@@ -25,7 +25,7 @@ def follow(client: Client, job_id: str, *, kill_at: int | None = None) -> list[d
             continue
         found.append(event)
         if event["type"] == "step" and event["step"] == kill_at and event["execution"] == 1:
-            pid = client.jobs.rundir(job_id).holder()
+            pid = client.rundir(job_id).holder()
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
     return found
