@@ -33,7 +33,7 @@ from ..models.replies import Delta, Reply, thinking_tags
 from ..models.response_templates import Described, described, loaded
 from . import batch_file, forced_calls
 from .forced_calls import CallForm
-from .options import MESSAGE, NO_CALLS, InferSpec, parameters_of
+from .options import MESSAGE, NO_CALLS, REQUIRED, InferSpec, parameters_of
 from .token_texts import TokenTexts
 from .tokenization import Prompt, encode, room
 
@@ -405,7 +405,8 @@ def _grammar_of_calls(
         if (known := _described(warm)) is not None:
             form = form.trimmed(added, partial(_is_call, known, tokenizer))
         if forced:
-            grammar = forced_calls.forced(form, named, added)
+            is_single = spec.tool_choice != REQUIRED or not spec.parallel_tool_calls
+            grammar = forced_calls.forced(form, named, added, is_single=is_single)
         elif spec.json_schema:
             grammar = forced_calls.or_json(form, named, added, spec.json_schema)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,8 @@ _TOOL = {
 
 
 Tools = Sequence[Mapping[str, Any]]
+
+_CALLS = r"call (/\s+/? call)*"  # what templates write between calls is white space
 
 
 class NoGrammar(Exception):
@@ -83,12 +86,18 @@ class CallForm:
         return cls(text[:name], between, behind, bool(arguments["space"]))
 
 
-def forced(form: CallForm, tools: Tools, added: Mapping[str, int]) -> str:
-    """Return the llguidance grammar of a call of one of the tools.
+def forced(form: CallForm, tools: Tools, added: Mapping[str, int], *, is_single: bool) -> str:
+    """Return the llguidance grammar of one or several calls of the tools.
+
+    One with `is_single`, and where calls are plain text, which nothing ends.
 
     `tools`: names and JSON Schemas of the arguments. `added`: the tokens by their texts that the
     tokenizer does not make of smaller ones. Raises SpecError for a schema.
     """
+    with suppress(NoGrammar):
+        _first_token(form, added)
+        if not is_single:
+            return _compiled(f"start: {_CALLS}\n", form, tools, added)
     return _compiled("start: call\n", form, tools, added)
 
 
@@ -107,7 +116,7 @@ def or_json(form: CallForm, tools: Tools, added: Mapping[str, int], schema: str)
     """Return the grammar of either JSON that follows `schema`, or calls. Raises as `among_text`."""
     _first_token(form, added)
     answer = json.loads(json_schemas.narrowed(schema)) | _spelling()
-    rules = f"start: answer | call (/\\s+/? call)*\nanswer: %json {json.dumps(answer)}\n"
+    rules = f"start: answer | {_CALLS}\nanswer: %json {json.dumps(answer)}\n"
     return _compiled(rules, form, tools, added)
 
 

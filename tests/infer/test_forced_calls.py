@@ -75,13 +75,15 @@ def test_a_forced_call_follows_the_schema_of_its_tool(qwen: tiny.Surroundings, s
 
 
 def test_a_forced_call_goes_before_a_schema_of_the_text(qwen: tiny.Surroundings):
-    [choice] = answer(qwen, tool_choice="required", json_schema='{"type": "integer"}')["choices"]
+    options = {"tool_choice": "required", "parallel_tool_calls": False}
+    [choice] = answer(qwen, **options, json_schema='{"type": "integer"}')["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("", "tool_calls")
     assert choice["calls"][0]["name"] in ("length", "stop")
 
 
 def test_one_of_the_tools_is_called_where_a_call_is_required(qwen: tiny.Surroundings):
-    found = answer(qwen, tool_choice="required", n=8, temperature=2.0)["choices"]
+    options = {"tool_choice": "required", "parallel_tool_calls": False}
+    found = answer(qwen, **options, n=8, temperature=2.0)["choices"]
     assert {choice["calls"][0]["name"] for choice in found} <= {"length", "stop"}
     assert all(len(choice["calls"]) == 1 for choice in found)
 
@@ -172,6 +174,20 @@ def test_a_model_whose_calls_are_plain_text_takes_no_schema_with_tools(
         is_allowed(qwen, "")
     with pytest.raises(JobFailed, match=r"tool_choice: must be auto .* as its name and JSON"):
         is_allowed(qwen, "", tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("options", "follows"),
+    [
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, False),
+        ({"tool_choice": "function stop"}, False),
+    ],
+)
+def test_several_calls_may_come_where_calls_are_required(qwen, options, follows):
+    call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    assert is_allowed(qwen, f"{call}<|im_end|>", **options)
+    assert is_allowed(qwen, f"{call}\n{call}<|im_end|>", **options) is follows
 
 
 def test_a_file_of_tools_goes_with_a_choice(tmp_path: Path):

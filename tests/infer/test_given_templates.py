@@ -51,7 +51,8 @@ def unknown(qwen: tiny.Surroundings) -> Iterator[tiny.Surroundings]:
 
 
 def called(place: tiny.Surroundings, **options: Any) -> Any:
-    [choice] = run(InferSpec.parse({**ASKED, **options}), place.ctx)["choices"]
+    asked = InferSpec.parse({**ASKED, "parallel_tool_calls": False, **options})
+    [choice] = run(asked, place.ctx)["choices"]
     return [call["name"] for call in choice["calls"]]
 
 

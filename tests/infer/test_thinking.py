@@ -141,9 +141,8 @@ def test_a_forced_call_takes_precedence(qwen):
     tool = {"name": "stop", "parameters": {"type": "object", "additionalProperties": False}}
     options = {"tools": orjson.dumps([{"type": "function", "function": tool}]).decode()}
     try:
-        found = answer(
-            qwen, **options, tool_choice="required", thinking_token_budget=1, max_tokens=90
-        )
+        options |= {"tool_choice": "required", "parallel_tool_calls": False}
+        found = answer(qwen, **options, thinking_token_budget=1, max_tokens=90)
     finally:
         tokenizer.chat_template = template
         del tokenizer.response_template

@@ -187,7 +187,7 @@ class Task:
 def function(random: Random, name: str, types: dict[str, str], says: Sequence[str] = ()) -> Row:
     """A tool with a schema as one of many clients writes it."""
     has_titles, is_strict = random.random() < 0.5, random.random() < 0.3
-    has_descriptions = random.random() < 0.3
+    has_descriptions, is_of_zod = random.random() < 0.3, random.random() < 0.25
     properties: Row = {}
     for key, type in types.items():
         about = {"type": type}
@@ -195,12 +195,16 @@ def function(random: Random, name: str, types: dict[str, str], says: Sequence[st
             about["title"] = key.replace("_", " ").title()
         if has_descriptions:
             about["description"] = random.choice((f"the {key}", f"The {key} to use.", key))
+        if is_of_zod and type == "integer":
+            about |= {"minimum": -(2**53 - 1), "maximum": 2**53 - 1}
         properties[key] = _shuffled(random, about) if random.random() < 0.5 else about
     parameters: Row = {"type": "object", "properties": properties}
     if types or random.random() < 0.5:
         parameters["required"] = list(types)
     if is_strict or random.random() < 0.4:
         parameters["additionalProperties"] = False
+    if is_of_zod:
+        parameters["$schema"] = "http://json-schema.org/draft-07/schema#"
     if has_titles and random.random() < 0.6:
         parameters["title"] = random.choice((name, f"{name}_args", name.title()))
     made: Row = {"name": name}
