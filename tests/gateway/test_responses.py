@@ -93,6 +93,31 @@ def test_reasoning_text_and_calls_are_items_whole_and_streamed(thinking, backgro
     assert deltas == ["Let", " me"]
 
 
+def test_items_that_a_client_has_parsed_may_be_sent_back(thinking, background):
+    def read(items: Any) -> Any:
+        asked: Any = {"model": "tiny", "input": items, "tools": [TOOL]}
+        with thinking.openai().responses.stream(**asked) as stream:
+            return [item.to_dict() for item in stream.get_final_response().output]
+
+    answer = background.submit(read, "?")
+    thinking.take().finish_with_calls()
+    items = answer.result(10)
+    calls = [item for item in items if item["type"] == "function_call"]
+    assert all("parsed_arguments" in call for call in calls)
+    (message,) = [item for item in items if item["type"] == "message"]
+    message["content"][0] |= {"parsed": None}  # by OpenAI's client for Node
+    sent = [{"type": "message", "role": "user", "content": "?"}, *items]
+    sent += [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "3"}
+        for call in calls
+    ]
+    again = background.submit(read, sent)
+    job = thinking.take()
+    assert "parsed" not in job.spec["messages"]
+    job.finish_with_calls()
+    assert again.result(10)
+
+
 def test_the_events_of_a_stream_follow_openais_order(thinking, background):
     answer = background.submit(events_of, thinking)
     thinking.take().finish_with_calls()

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ..core.sampling import Ignored, Unsupported
 from .chat import MAX_PARTS, ImagePart, ImageURL, Message, TextPart
-from .tools import SentFunction, SentToolCall
+from .tools import Added, SentFunction, SentToolCall
 
 
 class _Item(BaseModel):
@@ -50,6 +50,7 @@ class OutputText(BaseModel):
     text: str
     annotations: Unsupported = None
     logprobs: Ignored = None
+    parsed: Added = None
 
 
 Part = Annotated[InputText | InputImage | OutputText, Field(discriminator="type")]
@@ -77,6 +78,7 @@ class FunctionCall(_Item):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Added = None
 
 
 class FunctionCallOutput(_Item):
