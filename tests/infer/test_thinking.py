@@ -139,7 +139,8 @@ def test_a_forced_call_takes_precedence(qwen):
     opens = "{% if add_generation_prompt %}{{ '<think>' }}{% endif %}"
     tokenizer.chat_template = template + opens
     tool = {"name": "stop", "parameters": {"type": "object", "additionalProperties": False}}
-    options = {"tools": orjson.dumps([{"type": "function", "function": tool}]).decode()}
+    options: dict[str, Any] = {}
+    options["tools"] = orjson.dumps([{"type": "function", "function": tool}]).decode()
     try:
         options |= {"tool_choice": "required", "parallel_tool_calls": False}
         found = answer(qwen, **options, thinking_token_budget=1, max_tokens=90)

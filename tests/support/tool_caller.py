@@ -190,7 +190,7 @@ def function(random: Random, name: str, types: dict[str, str], says: Sequence[st
     has_descriptions, is_of_zod = random.random() < 0.3, random.random() < 0.25
     properties: Row = {}
     for key, type in types.items():
-        about = {"type": type}
+        about: Row = {"type": type}
         if has_titles:
             about["title"] = key.replace("_", " ").title()
         if has_descriptions:
