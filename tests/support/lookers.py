@@ -153,7 +153,7 @@ def leaves(task: dict[str, Any]) -> float:
 def asks_badly(task: dict[str, Any]) -> float:
     """Some tasks ask for a form that cannot be had; then all ask for one that can."""
     text = forced(task, "a", **BAD_FORMS[task["form"]]) if task["form"] else ""
-    expected = {"": "", "bomb": "takes more than"}.get(task["form"], "unsupported")
+    expected = {"": "", "bomb": "compiles in time, got"}.get(task["form"], "unsupported")
     assert expected in text, text
     again = forced(task, "a", extra_body={"structured_outputs": {"regex": "b{3}"}})
     assert again == "bbb", again
