@@ -21,7 +21,7 @@ from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.ids import kind_of
 from ..groups.folder import CANCELED, PAUSED, RUNNING, is_group_id
-from ..lifecycle import remove, steer
+from ..lifecycle import steer
 from ..lifecycle.find import Pending
 from ..lifecycle.follow import follow as follow_events
 from ..lifecycle.queueing import AT_ONCE, Queueing
@@ -437,6 +437,7 @@ class Jobs:
         Jobs that are removed together may need each other.
         """
         from ..groups import actions
+        from ..lifecycle import remove
 
         jobs = []
         for one in ids:
@@ -454,6 +455,8 @@ class Jobs:
     @needs_redis
     def remove(self, job_id: str) -> int:
         """Remove an ended job, or a group with all its jobs; return the bytes freed."""
+        from ..lifecycle import remove
+
         if not is_group_id(job_id):
             return remove.remove(self._client.places, job_id)
         from ..groups import actions
@@ -467,19 +470,27 @@ class Jobs:
     @needs_redis
     def finish_removals(self) -> dict[str, int]:
         """Finish interrupted removals; return the bytes freed for each job."""
+        from ..lifecycle import remove
+
         return remove.finish_all(self._client.places)
 
     @needs_redis
     def remove_resume_state(self, job_id: str) -> int:
         """As `remove.remove_resume_state`."""
+        from ..lifecycle import remove
+
         return remove.remove_resume_state(self._client.places, job_id)
 
     @needs_redis
     def ended(self, statuses: Collection[str], *, before: float) -> list[str]:
         """As `remove.ended`."""
+        from ..lifecycle import remove
+
         return remove.ended(self._client.places, statuses, before=before)
 
     @needs_redis
     def needed(self) -> dict[str, list[str]]:
         """As `remove.needed`."""
+        from ..lifecycle import remove
+
         return remove.needed(self._client.places)
