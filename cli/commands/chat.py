@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 def chat(app: App, /, model: str | None, **given: Any) -> int:
     """Chat with MODEL.
 
-    Every line is a message. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the
+    Default: the latest trained model that can, or the only loaded one. Every line is a message. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the
     chat. Thinking is dimmed, and each tool call is a line. The model needs a chat template.
     """
     values = {
@@ -48,6 +49,9 @@ def chat(app: App, /, model: str | None, **given: Any) -> int:
     if values.get("actions", "none") == "none":
         values.setdefault("reply", "message")
     client = app.client()
+    if "model" not in values:
+        values["model"] = _chosen(app, client)
+        note(f"model {values['model']}: another by `{app.command('chat MODEL')}`")
     name = _checked(app, client, values)
     if sys.stdin.isatty():
         note(f"Chat with {name}. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
@@ -72,6 +76,21 @@ def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
         raise SpecError("messages", f"{problem}; {cure}, or complete text: {complete}") from error
     client.jobs.queues()  # raises Unavailable before anything is typed
     return str(spec.model)
+
+
+def _chosen(app: App, client: Client) -> str:
+    """Return the latest trained model that can chat, else the only loaded one. Raises SpecError."""
+    for job_id in client.jobs.trainings(_MOST_TRIED):
+        with suppress(WarmdError):
+            if (client.rundir(job_id).path / "model").is_dir() and _can_chat(client, job_id):
+                return job_id
+    able = [name for name in client.models.names() if _can_chat(client, name)]
+    if len(able) == 1:
+        return able[0]
+    if able:
+        raise SpecError("model", f"must be one of {', '.join(able)}, got none")
+    cure = app.command("load NAME=PATH")
+    raise SpecError("model", f"must be given: none that can chat is loaded or trained; {cure}")
 
 
 def _can_chat(client: Client, model: str) -> bool:
@@ -114,6 +133,7 @@ def message_of(answer: Answer) -> dict[str, Any]:
     return {**message, "tool_calls": tool_calls_of(answer.calls)} if answer.calls else message
 
 
+_MOST_TRIED = 20  # trainings, the newest first
 _LEAVE = ("/bye", "/exit", "/quit")
 
 

@@ -89,8 +89,10 @@ def start(
     except KeyboardInterrupt:
         note(f"\nThe daemon continues to start. See: {app.command('status')}")
         return EXIT_INTERRUPTED
-    if sys.stderr.isatty() and not app.as_json:
-        _note_addresses(config)
+    if app.as_json:
+        return 0
+    _note_addresses(config)
+    if sys.stderr.isatty():
         note(f"Next: {app.command('run PROMPT')}, or {app.command('submit grpo --help')}")
     return 0
 

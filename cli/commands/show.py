@@ -74,7 +74,7 @@ def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
         elif name == "eta_s":
             shown["eta"] = render.duration(value)
         elif name == "result":
-            shown |= _summary(value)
+            shown |= _summary(value) | _evaluations(value)
         elif name == "missing_model":
             shown["waits for"] = f"a machine with {value}"
         elif name == "awaited_nodes":
@@ -92,8 +92,12 @@ def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
     if (took := took_s(found, client.now())) is not None:
         shown["took"] = render.duration(took)
     with suppress(NotFound, Conflict):  # its files were removed by hand, or are damaged
-        if changed := changed_options(client.rundir(job_id).read_spec()):
+        rundir = client.rundir(job_id)
+        if changed := changed_options(rundir.read_spec()):
             shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
+        if (trained := rundir.path / "model").is_dir():
+            shown["trained"] = render.one_line(str(trained))
+            shown["use it"] = f"{app.command(f'run --model {job_id} PROMPT')}; over HTTP by its id"
     render.print_fields(shown)
     if upgrades := control.upgrades(client.home):
         note(f"upgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
@@ -122,6 +126,16 @@ def _summary(result: Mapping[str, Any]) -> dict[str, str]:
         return shown | {f"answer {i}": render.one_line(t) for i, t in enumerate(texts[1:], 2)}
     values = [render.phrase(f"{k} {v}") for k, v in _flat(result) if "." not in k]
     return {"result": ", ".join(values)}
+
+
+def _evaluations(result: Mapping[str, Any]) -> dict[str, str]:
+    """The evaluations before and after a training, each as one field."""
+    found = {"evaluated before": result.get("eval_before"), "after": result.get("eval_after")}
+    return {
+        name: ", ".join(render.phrase(f"{k} {v}") for k, v in _flat(values))
+        for name, values in found.items()
+        if isinstance(values, dict)
+    }
 
 
 def answers_of(result: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from ...jobs.errors import SpecError
+from ...jobs.ids import kind_of
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.job_argument import job_argument
 from ..view import render
@@ -28,9 +30,16 @@ EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
 @click.command()
 @job_argument
 @click.option("--samples", is_flag=True, help="Show completions of each GRPO step as well.")
+@click.option(
+    "-n",
+    "newest",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Of the events until now show the newest N.  [default: all]",
+)
 @common_options
 @click.pass_obj
-def tail(app: App, job: str | None, samples: bool) -> int:
+def tail(app: App, job: str | None, samples: bool, newest: int | None) -> int:
     """Follow JOB until it ends.
 
     Shows all events of the job, from the first. JOB can also be a sweep or a curriculum. Ctrl-C
@@ -38,6 +47,10 @@ def tail(app: App, job: str | None, samples: bool) -> int:
     """
     client = app.reader()
     job_id = client.groups.find_any(job)
+    kind = kind_of(job_id)
+    for name, is_given in (("samples", samples), ("n", newest is not None)):
+        if is_given and kind in ("curriculum", "sweep"):
+            raise SpecError(name, f"must go with a job, got a {kind}")
     if job_id.startswith("curriculum-"):
         from .curriculum import follow_curriculum
 
@@ -46,21 +59,28 @@ def tail(app: App, job: str | None, samples: bool) -> int:
         from .sweep import follow as follow_sweep
 
         return follow_sweep(app, client, job_id)
-    return follow(app, client, job_id, sys.stdout, has_samples=samples)
+    return follow(app, client, job_id, sys.stdout, has_samples=samples, newest=newest)
 
 
 def follow(
-    app: App, client: Client, job_id: str, stream: TextIO, *, has_samples: bool = False
+    app: App,
+    client: Client,
+    job_id: str,
+    stream: TextIO,
+    *,
+    has_samples: bool = False,
+    newest: int | None = None,
 ) -> int:
     """Show the events of a job on `stream` until it ends; return the exit code of its end.
 
     With --json every event is a line on stdout. On a terminal a live line on stderr replaces the
-    events of steps, rows and pieces of text.
+    events of steps, rows and pieces of text. `newest`: of the events until now, show as many.
     """
     live = LiveLine(enabled=not app.as_json and stream.isatty() and has_live_lines())
     try:
         with live:
-            _show_events(app, client, job_id, stream, live, has_samples=has_samples)
+            hidden = _hidden(client, job_id, newest)
+            _show_events(app, client, job_id, stream, live, has_samples=has_samples, hidden=hidden)
     except KeyboardInterrupt:
         if not live.enabled:
             note("")  # the terminal printed ^C without a line break
@@ -90,10 +110,14 @@ def _show_events(
     live: LiveLine,
     *,
     has_samples: bool,
+    hidden: int,
 ) -> None:
+    """`hidden`: the number up to which events are not shown."""
     progress = Progress()
     for event in client.jobs.follow(job_id):
-        if event is not None and app.as_json:
+        if event is not None and event["seq"] <= hidden:
+            progress.update(event)
+        elif event is not None and app.as_json:
             render.json_line(event)
         elif event is not None:
             progress.update(event)
@@ -109,6 +133,15 @@ def _show_events(
                     click.echo(line, file=stream)
         if live.enabled:
             live.draw(_line(client, job_id, progress, is_silent=event is None))
+
+
+def _hidden(client: Client, job_id: str, newest: int | None) -> int:
+    """Return the number of the last event before the newest ones; 0 where all are wanted."""
+    if newest is None:
+        return 0
+    from ...daemon.runs import events
+
+    return max(0, events.last_seq(client.rundir(job_id).events) - newest)
 
 
 def _is_live(event: dict[str, Any]) -> bool:

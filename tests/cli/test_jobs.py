@@ -6,6 +6,7 @@ the output of the command line.
 
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from breadth import mostly_slow
 from terminal import seen_on_a_terminal
 from waiting import wait_until
+from worked_sweeps import planned
 
 from warmd.cli.commands import watch
 from warmd.cli.view.progress import Progress
@@ -87,6 +89,28 @@ def test_show_takes_an_id_a_prefix_or_nothing_for_the_latest(desk):
     assert f"run_dir       {desk.home.runs / first}\n" in desk.warmd("show", first).out
 
 
+def test_show_of_a_training_has_its_evaluations_and_how_to_use_it(desk):
+    job_id, run = desk.submit(), desk.begin()
+    trained = desk.client.rundir(job_id).path / "model"
+    shutil.copytree(desk.model, trained)
+    evaluations = {"eval_before": {"loss": 2.5, "n": 9}, "eval_after": {"loss": 1.25, "n": 9}}
+    run.finish({"steps": 4, **evaluations})
+    lines = [line.split(maxsplit=1) for line in desk.warmd("show", job_id).out.splitlines()]
+    assert ["evaluated", "before  loss 2.5, n 9"] in lines
+    assert ["after", "loss 1.25, n 9"] in lines
+    assert ["trained", str(trained)] in lines
+    (use,) = [text for name, text in lines if name == "use"]
+    assert f"warmd run --model {job_id} PROMPT" in use
+
+
+def test_tail_of_a_sweep_refuses_what_only_a_job_has(desk):
+    sweep_id = planned(desk, sweep={"learning_rate": ["1e-3", "1e-2"]})
+    for option in (["--samples"], ["-n", "3"]):
+        done = desk.warmd("tail", sweep_id, *option)
+        assert done.is_refusal(2)
+        assert "must go with a job, got a sweep" in done.err
+
+
 @pytest.mark.parametrize(
     "command",
     mostly_slow(["show", "tail", "result", "cancel", "resume", "logs"], but=["show", "resume"]),
@@ -121,6 +145,11 @@ def test_tail_shows_a_job_from_its_first_event_to_its_end_and_exits_with_0(desk)
     lines = desk.warmd("tail", run.id).out.splitlines()
     assert "step 1/4  loss 1  reward 0.5" in lines[2]
     assert lines[4].endswith("finished at step 2  steps 2")
+    for number in (0, 2, 9):
+        newest = desk.warmd("tail", run.id, "-n", str(number))
+        assert newest.out.splitlines() == lines[len(lines) - min(number, 5) :]
+        assert newest.code == 0
+    assert desk.warmd("tail", run.id, "-n", "-1").is_refusal(2)
 
 
 def test_tail_exits_with_1_for_a_failed_job_and_4_for_a_stopped_or_canceled_one(desk):

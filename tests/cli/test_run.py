@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +111,21 @@ def test_ctrl_c_cancels_the_job(daemon, endless):
 
 
 @pytest.mark.slow
+def test_a_loaded_model_may_stand_before_the_prompt(daemon):
+    options = ("--temperature", "0", "--max-tokens", "8")
+    done = warmd("run", "tiny", "1+1=", *options, home=daemon.home.path)
+    assert done.code == 0
+    assert done.out == run(daemon, "1+1=", "--max-tokens", "8").out
+
+
+@pytest.mark.parametrize("words", [["nobody", "1 + 1"], ["tiny", "1", "+"]])
+def test_words_that_begin_with_no_loaded_model_are_refused_with_both_spellings(daemon, words):
+    done = warmd("run", *words, home=daemon.home.path)
+    assert done.is_refusal(2)
+    assert f"`warmd run --model {words[0]} {shlex.quote(words[1])}" in done.err
+    assert f"`warmd run {shlex.quote(' '.join(words))}" in done.err
+
+
 def test_chat_includes_the_earlier_messages(daemon, talker, monkeypatch):
     type_in(monkeypatch, "hi\n\nand more\n")
     done = warmd("chat", talker, "--temperature", "0", "--max-tokens", "5", home=daemon.home.path)
@@ -124,6 +141,21 @@ def test_chat_with_a_model_without_a_chat_template_is_refused(daemon, monkeypatc
     done = warmd("chat", "tiny", home=daemon.home.path)
     assert done.is_refusal(2)
     assert "messages: must go with a chat template, got tiny" in done.err
+
+
+def test_chat_takes_the_latest_trained_model_that_can(desk, talker, monkeypatch):
+    older, job_id, newest = (desk.train() for _ in range(3))
+    type_in(monkeypatch, "")
+    done = desk.warmd("chat")
+    assert done.is_refusal(2)
+    assert "model: must be given: none that can chat is loaded or trained; " in done.err
+    for one in (older, job_id):
+        shutil.copytree(talker, desk.client.rundir(one).path / "model", dirs_exist_ok=True)
+    type_in(monkeypatch, "")
+    done = desk.warmd("chat")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith(f"model {job_id}: another by `warmd chat MODEL")
+    assert newest > job_id
 
 
 def test_stopped_daemon_is_exit_code_3(tmp_path: Path, talker: str) -> None:
