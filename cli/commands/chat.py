@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 def chat(app: App, /, model: str | None, **given: Any) -> int:
     """Chat with MODEL.
 
-    Default: the latest trained model that can, or the only loaded one. Every line is a message. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the
-    chat. Thinking is dimmed, and each tool call is a line. The model needs a chat template.
+    Default: the latest trained model that can, or the only loaded one. Every line is a message.
+    Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the chat. Thinking is dimmed,
+    and each tool call is a line. The model needs a chat template.
     """
     values = {
         **app.config().defaults.get("infer", {}),
