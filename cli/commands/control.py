@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import click
 
 from ...configs import gpus
 from ...configs.values import ConfigError
+from ...jobs.errors import Conflict
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.given import GivenPath
 from ..view import render
@@ -86,6 +88,11 @@ def start(
                 if progress["stage"] == "ready":
                     progress["seconds"] = time.monotonic() - begun
                 _show_progress(app, progress, line)
+    except Conflict as error:
+        if not models:
+            raise
+        load = app.command(f"load {shlex.quote(models[0])}")
+        raise Conflict(f"{error}; the running one loads a model by `{load}`") from error
     except KeyboardInterrupt:
         note(f"\nThe daemon continues to start. See: {app.command('status')}")
         return EXIT_INTERRUPTED

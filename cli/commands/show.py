@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,11 @@ from ...jobs.errors import Conflict, JobFailed, NotFound
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..view import render
+from ..view.plan import quoted
 from .jobs import took_s
+
+if TYPE_CHECKING:
+    from ...daemon.runs.rundir import RunDir
 
 _TIMES = ("created_at", "enqueued_at", "scheduled_at", "started_at", "paused_at", "ended_at")
 
@@ -95,6 +99,8 @@ def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
         rundir = client.rundir(job_id)
         if changed := changed_options(rundir.read_spec()):
             shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
+        if (begin := _begin(rundir)) is not None:
+            shown |= _effective(found["kind"], begin)
         if (trained := rundir.path / "model").is_dir():
             shown["trained"] = render.one_line(str(trained))
             shown["use it"] = f"{app.command(f'run --model {job_id} PROMPT')}; over HTTP by its id"
@@ -117,6 +123,33 @@ def changed_options(document: Mapping[str, Any]) -> dict[str, str]:
         and name in options
         and value != (list(d) if isinstance(d := options[name].default, tuple) else d)
     }
+
+
+def _begin(rundir: RunDir) -> dict[str, Any] | None:
+    """Return the `begin` event of the latest execution."""
+    from ...daemon.runs import events
+
+    found = None
+    for event in events.read(rundir.events):
+        if event["type"] == "begin":
+            found = event
+    return found
+
+
+def _effective(kind: str, begin: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a job as they took effect, also by default, and its first prompt."""
+    options = spec_class(kind).options() if kind in KINDS else {}
+    found = {
+        name: value
+        for name, value in begin.items()
+        if name in options and name != "model" and isinstance(value, int | float | str)
+    }
+    shown = {}
+    if found:
+        shown["in effect"] = ", ".join(render.phrase(f"{k} {v}") for k, v in _flat(found))
+    if (prompt := begin.get("first_prompt")) is not None:
+        shown["first prompt"] = quoted(prompt)
+    return shown
 
 
 def _summary(result: Mapping[str, Any]) -> dict[str, str]:

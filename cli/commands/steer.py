@@ -105,6 +105,9 @@ def resume(
     for file in client.jobs.changed_sources(job_id):
         note(f"warning: {file} changed since the latest checkpoint; --strict would refuse this")
     _report(app, job_id, outcome)
+    if outcome == "finished" and "steps" in options:
+        longer = app.command(f"resume {job_id} --steps N")
+        note(f"nothing is left to do: with more steps it goes on: {longer}")
 
 
 def _report(app: App, job_id: str, outcome: str) -> None:

@@ -70,7 +70,7 @@ def _shown(default: Any) -> str:
         return " ".join(default) or "none"
     if isinstance(default, bool) or default is None:
         return str(default).lower()
-    return repr(default) if "\n" in str(default) else str(default)
+    return repr(default) if "\n" in str(default) else str(default) or "none"
 
 
 INIT_FROM = GroupedOption(

@@ -94,13 +94,21 @@ def test_show_of_a_training_has_its_evaluations_and_how_to_use_it(desk):
     trained = desk.client.rundir(job_id).path / "model"
     shutil.copytree(desk.model, trained)
     evaluations = {"eval_before": {"loss": 2.5, "n": 9}, "eval_after": {"loss": 1.25, "n": 9}}
+    run.log.emit("begin", learning_rate=0.0003, batch_size=2, first_prompt="1 +\n")
     run.finish({"steps": 4, **evaluations})
-    lines = [line.split(maxsplit=1) for line in desk.warmd("show", job_id).out.splitlines()]
-    assert ["evaluated", "before  loss 2.5, n 9"] in lines
-    assert ["after", "loss 1.25, n 9"] in lines
-    assert ["trained", str(trained)] in lines
-    (use,) = [text for name, text in lines if name == "use"]
+    lines = [" ".join(line.split()) for line in desk.warmd("show", job_id).out.splitlines()]
+    assert {
+        "evaluated before loss 2.5, n 9",
+        "after loss 1.25, n 9",
+        f"trained {trained}",
+        "in effect learning_rate 0.0003, batch_size 2",
+        r'first prompt "1 +\n"',
+    } <= set(lines)
+    (use,) = [line for line in lines if line.startswith("use it ")]
     assert f"warmd run --model {job_id} PROMPT" in use
+    again = desk.warmd("resume", job_id)
+    assert (again.code, again.out) == (0, f"{job_id} finished\n")
+    assert f"with more steps it goes on: warmd resume {job_id} --steps N" in again.err
 
 
 def test_tail_of_a_sweep_refuses_what_only_a_job_has(desk):

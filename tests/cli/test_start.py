@@ -28,5 +28,10 @@ def test_a_start_that_is_piped_tells_the_address(tiny_model: Path):
         try:
             assert started.returncode == 0
             assert f"HTTP API: http://127.0.0.1:{port}/v1\n" in started.stderr
+            again = run("start", "--model", f"other={tiny_model}")
+            assert again.returncode == 2
+            assert (
+                f"the running one loads a model by `warmd load other={tiny_model}" in again.stderr
+            )
         finally:
             assert run("stop").returncode == 0
