@@ -119,7 +119,8 @@ class CommandGroup(click.Group):
         if name in former.COMMANDS:
             raise former.Replaced(ctx.ensure_object(App), name, args[1:])
         if name not in COMMANDS and not name.startswith("-"):
-            hint = suggest.sentence([f"warmd {n}" for n in suggest.commands(name, COMMANDS)])
+            known = [*COMMANDS, "--help", "--version"]
+            hint = suggest.sentence([f"warmd {n}" for n in suggest.commands(name, known)])
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 

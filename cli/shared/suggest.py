@@ -13,6 +13,7 @@ HABITS = {
     "down": "stop",
     "follow": "tail",
     "generate": "run",
+    "help": "--help",
     "history": "jobs",
     "info": "show",
     "inspect": "show",
@@ -30,6 +31,8 @@ HABITS = {
     "top": "queue",
     "train": "submit",
     "up": "start",
+    "version": "--version",
+    "wait": "tail",
     "watch": "tail",
 }
 

@@ -113,6 +113,8 @@ def test_help_takes_little_longer_than_importing_click():
     ("arguments", "words"),
     [
         (["nope"], "No such command 'nope'"),
+        (["help"], "Did you mean 'warmd --help'?"),
+        (["wait", "job"], "Did you mean 'warmd tail'?"),
         (["start", "--modle", "x"], "'--model'"),
         (["jobs", "--status", "asleep"], "'asleep' is not one of"),
         (["jobs", "--limit", "0"], "--limit"),
