@@ -9,6 +9,7 @@ import click
 
 from ..shared.app import App, common_options
 from ..shared.job_argument import complete_job
+from ..shared.names import names_of
 from ..view import render
 
 
@@ -33,7 +34,8 @@ def diff(app: App, one: str, other: str) -> None:
             render.json_line(asdict(difference))
         return
     rows = [[d.section, d.name, _text(d.one), _text(d.other)] for d in found]
-    render.print_table(["IN", "WHAT", *ids], rows, empty="nothing differs")
+    names = names_of(client, ids)
+    render.print_table(["IN", "WHAT", *map(names.__getitem__, ids)], rows, empty="nothing differs")
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ...jobs.errors import SpecError
 from ..shared.app import App, common_options, note
 from ..shared.given import GivenPath
 from ..shared.job_argument import complete_job
+from ..shared.names import names_of
 from ..view import render
 from ..view.chart import chart, key
 
@@ -75,14 +76,15 @@ def plot(
         for name in chosen(metrics, available)
     ]
     if png is not None:
-        _write_png(wanted, png, smooth)
+        _write_png(wanted, names_of(client, found), png, smooth)
         note(f"wrote {png}")
     if app.as_json:
         for curve in (curve for curves in wanted for curve in curves):
             render.json_line(curve.__dict__)
     elif png is None:
+        names = names_of(client, found)
         for curves in wanted:
-            click.echo("\n".join(_drawn(app, curves, smooth)))
+            click.echo("\n".join(_drawn(app, curves, names, smooth)))
 
 
 def _jobs_of(client: Client, jobs: Sequence[str]) -> Iterator[str]:
@@ -97,7 +99,9 @@ def _jobs_of(client: Client, jobs: Sequence[str]) -> Iterator[str]:
             yield found
 
 
-def _drawn(app: App, curves: Sequence[Curve], smooth: int | None) -> list[str]:
+def _drawn(
+    app: App, curves: Sequence[Curve], names: Mapping[str, str], smooth: int | None
+) -> list[str]:
     """One metric: a line with its name and latest values, its chart, and a legend."""
     is_terminal = sys.stdout.isatty()
     in_color = is_terminal and app.color is not False
@@ -108,14 +112,14 @@ def _drawn(app: App, curves: Sequence[Curve], smooth: int | None) -> list[str]:
     raw = [(curve.steps, curve.values) for curve in curves] if max(spans) > 1 else []
     title = curves[0].metric
     if len(curves) == 1:
-        title += f"  {_latest(curves[0])}  {curves[0].job}"
+        title += f"  {_latest(curves[0])}  {names[curves[0].job]}"
     if raw:
         title += f"  (smoothed over {max(spans)} steps)"
     drawn = [click.style(title[:width], bold=True)]
     drawn += chart(lines, width=width, height=_HEIGHT, in_color=in_color, faint=raw)
     if len(curves) > 1:
         drawn += [
-            key(f"{curve.job}  {_latest(curve)}"[: width - 2], number, in_color=in_color)
+            key(f"{names[curve.job]}  {_latest(curve)}"[: width - 2], number, in_color=in_color)
             for number, curve in enumerate(curves)
         ]
     return drawn
@@ -125,7 +129,9 @@ def _latest(curve: Curve) -> str:
     return f"{render.number(curve.values[-1])} at step {curve.steps[-1]}"
 
 
-def _write_png(wanted: Sequence[Sequence[Curve]], path: Path, smooth: int | None) -> None:
+def _write_png(
+    wanted: Sequence[Sequence[Curve]], names: Mapping[str, str], path: Path, smooth: int | None
+) -> None:
     """Write one PNG file, a chart for each metric. Raises SpecError without matplotlib."""
     from io import BytesIO
 
@@ -139,7 +145,8 @@ def _write_png(wanted: Sequence[Sequence[Curve]], path: Path, smooth: int | None
             marker = "o" if len(curve.steps) < 30 else None
             span = smooth or span_of(curve)
             values = smoothed(curve.values, span)
-            (line,) = axes.plot(curve.steps, values, label=curve.job, marker=marker, markersize=3)
+            label = names[curve.job]
+            (line,) = axes.plot(curve.steps, values, label=label, marker=marker, markersize=3)
             if span > 1:
                 axes.plot(curve.steps, curve.values, color=line.get_color(), alpha=0.25)
         axes.set_ylabel(curves[0].metric)

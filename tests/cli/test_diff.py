@@ -48,3 +48,22 @@ def test_show_source_of_a_job_of_an_earlier_version_is_one_line(desk):
     done = desk.warmd("show", job_id, "--source")
     assert done.is_refusal(2)
     assert desk.warmd("diff", job_id, job_id).code == 0
+
+
+def test_jobs_are_shown_by_their_names_and_with_ids_where_two_have_the_same(desk):
+    ids = []
+    for name, rate in (("slow", "1e-4"), ("fast", "2e-4"), ("slow", "3e-4")):
+        ids.append(desk.submit("--name", name, "--learning-rate", rate))
+        run = desk.begin()
+        run.step(1)
+        run.step(2)
+        run.finish({"steps": 2})
+    one, other, same = ids
+    head = desk.warmd("diff", one, other).out.splitlines()[0]
+    assert head.split() == ["IN", "WHAT", "slow", "fast"]
+    head = desk.warmd("diff", one, same).out.splitlines()[0]
+    assert head.split() == ["IN", "WHAT", "slow", one, "slow", same]
+    drawn = desk.warmd("plot", one, other, "--metric", "loss").out
+    assert "slow  0.5 at step 2" in drawn
+    assert "fast  0.5 at step 2" in drawn
+    assert one not in drawn
