@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...jobs import spec_class
-from ...jobs.errors import SpecError
+from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.eval.summary import count_words
 from ...jobs.intervals import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
@@ -94,20 +95,34 @@ def _print(client: Client, jobs: Sequence[Mapping[str, Any]]) -> None:
     ]
     render.print_table(["MODEL", "METRIC", ">VALUE", "95 % INTERVAL", ">N", "JOB"], rows)
     for job in finished:
-        for line in comparison_lines(job["result"]):
+        for line in comparison_lines(job["result"], _other_model(client, job["result"])):
             click.echo(line)
     if finished:
         path = client.rundir(finished[-1]["id"]).path / finished[-1]["result"]["report"]
         note(f"Report: {path}")
 
 
-def comparison_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return the comparison of a result in words, a line for each metric."""
+def _other_model(client: Client, result: Mapping[str, Any]) -> str | None:
+    """Return the model of the evaluation that a result is compared with."""
+    with suppress(NotFound, Conflict):  # its files were removed since
+        if result.get("against") is not None:
+            return str(client.jobs.get(result["against"])["model"])
+    return None
+
+
+def comparison_lines(result: Mapping[str, Any], other: str | None = None) -> list[str]:
+    """Return the comparison of a result in words, a line for each metric.
+
+    `other`: the model of the other evaluation; None: its id is shown.
+    """
     lines = []
+    against = result.get("against") if other is None else render.one_line(other)
+    if other == result["model"]:
+        against = f"{against} ({result.get('against')})"
     for name, found in (result["comparison"] or {}).items():
         p = "" if found["p"] is None else f", p {found['p']:.3g}"
         lines.append(
-            f"{render.one_line(result['model'])} against {result['against']}: {name} "
+            f"{render.one_line(result['model'])} against {against}: {name} "
             f"{found['difference']:+.4g} "
             f"({interval_words(found['low'], found['high'], '+.4g')}; "
             f"{found['gained']} better, {found['lost']} worse{p}): {found['words']}"

@@ -9,6 +9,7 @@ import click
 import pytest
 from hypothesis import given, strategies as st
 
+from warmd.cli.commands import evaluate
 from warmd.cli.view import render
 from warmd.cli.view.describe import describe
 from warmd.cli.view.progress import Progress
@@ -345,3 +346,13 @@ def test_before_the_first_step_the_live_line_shows_the_phase():
     begin = {"seq": 2, "execution": 1, "time": 0.0, "type": "begin", "step": None}
     progress.update({**begin, "steps_total": 80})
     assert progress.line(1.0, 80).endswith("0/80  starting")
+
+
+def test_a_comparison_names_the_other_model_and_its_evaluation_where_both_are_the_same():
+    found = {"difference": 0.1, "low": 0.0, "high": 0.2, "gained": 3, "lost": 1, "p": 0.5}
+    result = {"model": "a", "against": "eval-1", "comparison": {"reward": {**found, "words": "x"}}}
+    heads = [
+        evaluate.comparison_lines(result, other)[0].partition(":")[0] for other in (None, "b", "a")
+    ]
+    assert heads == ["a against eval-1", "a against b", "a against a (eval-1)"]
+    assert evaluate.comparison_lines({"model": "a", "comparison": None}) == []
