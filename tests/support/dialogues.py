@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -58,13 +59,14 @@ def exact(turns: dict[Hashable, list[Turn]]) -> dict[Hashable, Any]:
 def check(
     turns: dict[Hashable, list[Turn]], plans: Plans, model: Any, ends: Collection[int] = (END,)
 ) -> None:
-    """Check that turns are those of the model without a cache."""
+    """Check that turns are those of the model without a cache, computed in float64."""
+    exact = deepcopy(model).double()
     for key, (prompt, given) in plans.items():
         ids = list(prompt)
         for number, turn in enumerate(turns[key]):
             ids += given[number - 1] if number else []
             for place, token in enumerate(turn.segment.ids):
-                logits = model(torch.tensor([ids])).logits[:, -1].float()
+                logits = exact(torch.tensor([ids])).logits[:, -1].float()
                 uniform_ = torch.tensor([numbers(key, number)[place]], dtype=torch.float64)
                 drawn, nats = SAMPLER.draw(logits, uniform_)
                 assert token == int(drawn)
