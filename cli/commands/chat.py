@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def chat(app: App, /, model: str | None, **given: Any) -> int:
     """Chat with MODEL.
 
-    Default: the latest trained model that can, or the only loaded one. Every line is a message.
-    Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the chat. Thinking is dimmed,
-    and each tool call is a line. The model needs a chat template.
+    Default: the latest trained model with a chat template, else the only loaded one. Every line is
+    a message. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the chat. Thinking
+    is dimmed, and each tool call is a line.
     """
     values = {
         **app.config().defaults.get("infer", {}),
@@ -52,7 +52,8 @@ def chat(app: App, /, model: str | None, **given: Any) -> int:
     client = app.client()
     if "model" not in values:
         values["model"] = _chosen(app, client)
-        note(f"model {values['model']}: another by `{app.command('chat MODEL')}`")
+        other = app.command("chat MODEL")
+        note(f"Model: {values['model']}. `{other}` chooses another one.")
     name = _checked(app, client, values)
     if sys.stdin.isatty():
         note(f"Chat with {name}. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
@@ -80,7 +81,10 @@ def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
 
 
 def _chosen(app: App, client: Client) -> str:
-    """Return the latest trained model that can chat, else the only loaded one. Raises SpecError."""
+    """Return the latest trained model with a chat template, else the only loaded one.
+
+    Raises SpecError.
+    """
     for job_id in client.jobs.trainings(_MOST_TRIED):
         with suppress(WarmdError):
             if (client.rundir(job_id).path / "model").is_dir() and _can_chat(client, job_id):
@@ -89,9 +93,9 @@ def _chosen(app: App, client: Client) -> str:
     if len(able) == 1:
         return able[0]
     if able:
-        raise SpecError("model", f"must be one of {', '.join(able)}, got none")
-    cure = app.command("load NAME=PATH")
-    raise SpecError("model", f"must be given: none that can chat is loaded or trained; {cure}")
+        raise SpecError("model", f"must be given, one of {', '.join(able)}")
+    load = app.command("load NAME=PATH")
+    raise SpecError("model", f"no trained or loaded model has a chat template: load one: {load}")
 
 
 def _can_chat(client: Client, model: str) -> bool:

@@ -92,7 +92,7 @@ def start(
         if not models:
             raise
         load = app.command(f"load {shlex.quote(models[0])}")
-        raise Conflict(f"{error}; the running one loads a model by `{load}`") from error
+        raise Conflict(f"{error}; to load a model into the running daemon: {load}") from error
     except KeyboardInterrupt:
         note(f"\nThe daemon continues to start. See: {app.command('status')}")
         return EXIT_INTERRUPTED

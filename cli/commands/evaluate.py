@@ -103,7 +103,7 @@ def _print(client: Client, jobs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _other_model(client: Client, result: Mapping[str, Any]) -> str | None:
-    """Return the model of the evaluation that a result is compared with."""
+    """Return the model of the evaluation that a result is compared with, if it is known."""
     with suppress(NotFound, Conflict):  # its files were removed since
         if result.get("against") is not None:
             return str(client.jobs.get(result["against"])["model"])
@@ -113,7 +113,7 @@ def _other_model(client: Client, result: Mapping[str, Any]) -> str | None:
 def comparison_lines(result: Mapping[str, Any], other: str | None = None) -> list[str]:
     """Return the comparison of a result in words, a line for each metric.
 
-    `other`: the model of the other evaluation; None: its id is shown.
+    `other`: the model of the other evaluation; None: the evaluation's id is shown.
     """
     lines = []
     against = result.get("against") if other is None else render.one_line(other)

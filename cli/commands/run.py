@@ -47,14 +47,14 @@ def _run(
 
 
 def _model_of(app: App, names: Sequence[str], words: Sequence[str]) -> str:
-    """Return the model before the prompt, which must be loaded. Raises SpecError."""
+    """Return the model of the words MODEL PROMPT. Raises SpecError unless it is loaded."""
     model = words[0]
     if len(words) == 2 and model in names:
         return model
     shown = [render.one_line(shlex.quote(text)) for text in (*words[:2], " ".join(words))]
     raise SpecError(
         "prompt",
-        f"must be one argument, or follow a loaded model ({', '.join(names)}): "
+        f"must be one argument, or follow a loaded model ({', '.join(names) or 'none'}): "
         f"`{app.command(f'run --model {shown[0]} {shown[1]}')}` or "
         f"`{app.command(f'run {shown[2]}')}`",
     )

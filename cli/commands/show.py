@@ -103,7 +103,9 @@ def show(app: App, job: str | None, has_source: bool, text: str | None) -> None:
             shown |= _effective(found["kind"], begin)
         if (trained := rundir.path / "model").is_dir():
             shown["trained"] = render.one_line(str(trained))
-            shown["use it"] = f"{app.command(f'run --model {job_id} PROMPT')}; over HTTP by its id"
+            if getattr(spec_class(found["kind"]), "trains", None) == "decoder":
+                run = app.command(f"run --model {job_id} PROMPT")
+                shown["use"] = f"{run}, or model={job_id} over HTTP"
     render.print_fields(shown)
     if upgrades := control.upgrades(client.home):
         note(f"upgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
@@ -137,7 +139,7 @@ def _begin(rundir: RunDir) -> dict[str, Any] | None:
 
 
 def _effective(kind: str, begin: Mapping[str, Any]) -> dict[str, str]:
-    """The options of a job as they took effect, also by default, and its first prompt."""
+    """The effective values of options, also of those with a computed default; the first prompt."""
     options = spec_class(kind).options() if kind in KINDS else {}
     found = {
         name: value

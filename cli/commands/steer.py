@@ -107,7 +107,7 @@ def resume(
     _report(app, job_id, outcome)
     if outcome == "finished" and "steps" in options:
         longer = app.command(f"resume {job_id} --steps N")
-        note(f"nothing is left to do: with more steps it goes on: {longer}")
+        note(f"all steps are done; train for more steps with: {longer}")
 
 
 def _report(app: App, job_id: str, outcome: str) -> None:

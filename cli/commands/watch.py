@@ -35,7 +35,7 @@ EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
     "newest",
     metavar="N",
     type=click.IntRange(min=0),
-    help="Of the events until now show the newest N.  [default: all]",
+    help="Number of past events to show before following, the newest ones.  [default: all]",
 )
 @common_options
 @click.pass_obj
@@ -74,7 +74,7 @@ def follow(
     """Show the events of a job on `stream` until it ends; return the exit code of its end.
 
     With --json every event is a line on stdout. On a terminal a live line on stderr replaces the
-    events of steps, rows and pieces of text. `newest`: of the events until now, show as many.
+    events of steps, rows and pieces of text. `newest`: number of past events to show; None: all.
     """
     live = LiveLine(enabled=not app.as_json and stream.isatty() and has_live_lines())
     try:
@@ -112,7 +112,7 @@ def _show_events(
     has_samples: bool,
     hidden: int,
 ) -> None:
-    """`hidden`: the number up to which events are not shown."""
+    """Show the events of a job whose `seq` is greater than `hidden`."""
     progress = Progress()
     for event in client.jobs.follow(job_id):
         if event is not None and event["seq"] <= hidden:
@@ -136,7 +136,7 @@ def _show_events(
 
 
 def _hidden(client: Client, job_id: str, newest: int | None) -> int:
-    """Return the number of the last event before the newest ones; 0 where all are wanted."""
+    """Return the `seq` of the last past event that is not shown; 0: all are shown."""
     if newest is None:
         return 0
     from ...daemon.runs import events

@@ -1,4 +1,4 @@
-"""Names of jobs where several are shown beside each other."""
+"""Display names of jobs in tables, legends and headings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def names_of(client: Client, ids: Iterable[str]) -> dict[str, str]:
-    """Return what jobs are called, by id: the name, with the id if others have it; else the id."""
+    """Return the display name of each job by its id.
+
+    It is the job's name, followed by the id where several of the jobs have that name; the id for a
+    job without a name.
+    """
     found = {job_id: client.jobs.labels(job_id).name for job_id in ids}
     times = Counter(found.values())
     names = {}

@@ -46,7 +46,7 @@ class _Part(Protocol):
 
 
 def needs_redis(method: Method) -> Method:
-    """Let a method of a part of a client raise what `Connection.asking` raises."""
+    """Decorator: run a method of a part of a client in `Connection.asking`."""
 
     @wraps(method)
     def wrapper(self: _Part, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The groups of a client, which are sweeps and curricula: found, read and submitted.
+"""Sweeps and curricula of a client: finding, reading and submitting them.
 
 A command that reads takes as long as its imports: what submits is imported where it is used.
 """
@@ -45,7 +45,7 @@ class Groups:
         self._jobs = jobs
 
     def overview(self, newest: int) -> list[dict[str, Any]]:
-        """Return the newest sweeps and curricula, and all active ones, as `overview` does."""
+        """Return the newest sweeps and curricula, and all active ones: see `folder.overview`."""
         return overview(self._client.home, newest)
 
     def find_any(self, text: str | None, *, is_training: bool = False) -> str:
@@ -187,8 +187,8 @@ class Groups:
     ) -> str:
         """Check and queue all jobs of a sweep; return its id.
 
-        Arguments as for `sweep_plans.plan` and `Jobs.submit`; `submitted_by`: the name of the token
-        by which they came over HTTP. Once the folder of the sweep is there, the daemon finishes the
+        Arguments as for `sweep_plans.plan` and `Jobs.submit`; `submitted_by`: the name of the HTTP
+        request's token. Once the folder of the sweep is there, the daemon finishes the
         submission if this process does not. Raises SpecError, NotFound and Unavailable.
         """
         from ..groups.sweep import SweepFolder
@@ -203,7 +203,7 @@ class Groups:
         base = sweep.document["spec"]
         self._jobs.check_ready([base, *({**base, **one.changes} for one in state.members)])
         found = self._jobs.found(queueing).to_json()
-        document = _submitted_by(origin, submitted_by, sweep.document)
+        document = _with_origin(sweep.document, origin, submitted_by)
         sweep = replace(sweep, origin=origin, queueing=found, document=document)
         # The trials of a search are chosen by the daemon, which may import Optuna.
         return self._begin(SweepFolder, sweep, state, init, advance=sweep.search is None)
@@ -238,7 +238,7 @@ class Groups:
             own = {"name": f"{plan.id}:init", "path": str(folder)}
 
         def changed(document: dict[str, Any]) -> dict[str, Any]:
-            document = _submitted_by(origin, submitted_by, document)
+            document = _with_origin(document, origin, submitted_by)
             if own is None:
                 return document
             return {**document, "model": {**document["model"], **own}}
@@ -283,9 +283,12 @@ def _name_of(folder: Folder) -> Any:
     return None
 
 
-def _submitted_by(origin: str, name: str | None, document: dict[str, Any]) -> dict[str, Any]:
-    """A job's spec.json as it comes from `origin`; `name`: of the token, over HTTP."""
+def _with_origin(document: dict[str, Any], origin: str, token: str | None) -> dict[str, Any]:
+    """Return the spec.json of a job with what depends on the origin of its submission.
+
+    `origin`: one of rundir.ORIGINS. `token`: the name of the HTTP request's token, if it has one.
+    """
     if origin != "http":
         return document
-    # Without a folder to import from: a request must not name code.
-    return {**document, "python_path": [], "submitted_by": name}
+    # No folder to import modules from: an HTTP request must not name code.
+    return {**document, "python_path": [], "submitted_by": token}

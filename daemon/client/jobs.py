@@ -1,4 +1,4 @@
-"""The jobs of a client: found, read, submitted, steered and removed.
+"""Jobs of a client: finding, reading, submitting, steering and removing them.
 
 A command that reads takes as long as its imports: what submits, resumes or concerns groups is
 imported where it is used.
@@ -53,7 +53,7 @@ class Template:
 class Jobs:
     """The jobs of a client. The methods raise what `Connection.asking` does.
 
-    Those that steer, resume or remove a job take the id of a group, too: for all of its jobs.
+    Methods that steer, resume or remove a job also take the id of a group, for all of its jobs.
     """
 
     def __init__(self, client: Connection) -> None:

@@ -1,16 +1,15 @@
-"""One execution of a job, from its start in Redis to its end: a machine of four states.
+"""State machine of one execution of a job, from its start in Redis to its end.
 
-state      it has                              what comes next
-PREPARING  no request for a horse, or none     `prepare` or `Downloaded`: READY
-           with a model that is here
-READY      a request                           `give`: RUNNING
-RUNNING    a horse, which may still start      `detach`, a shortage: READY
-ENDED      `settle`: its end, for Redis        the worker drops it when the end is in Redis
+State      Condition                                      Next state
+PREPARING  the run directory or the model is not here     READY: `prepare`, `Downloaded`
+READY      the request for a horse is complete            RUNNING: `give`
+RUNNING    a horse has the request                        READY: `detach`, a shortage
+ENDED      `settle` is the change in Redis that ends it   none
 
-Every state but the last goes to ENDED: by an outcome or the death of the horse, by a request to
-stop, by ranks on other nodes, or because the job cannot be run. The attempt sends stop and pause
-requests to the horse and handles its messages. The worker makes the change `settle` as soon as
-Redis is reachable.
+Each of the first three states changes to ENDED by an outcome or the death of the horse, a request
+to stop, the end of ranks on other nodes, or a job that cannot be run. The attempt sends stop and
+pause requests to the horse and handles its messages. The worker calls `settle` as soon as Redis is
+reachable, and then drops the attempt.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from ..runs.rundir import RunDir
 from .attempt_log import AttemptLog
 from .horse import Horse
 from .run_fetches import RunFetch
-from .time_limit import TimeLimit
+from .timeout import Timeout
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ _LONGEST_PAUSE_S = 10.0
 
 
 class State(Enum):
-    """How far an execution is: see the module."""
+    """The state of an execution; the module's docstring describes each."""
 
     PREPARING = auto()
     READY = auto()
@@ -83,7 +82,7 @@ class State(Enum):
     ENDED = auto()
 
 
-NEXT = {
+_NEXT = {
     State.PREPARING: {State.READY, State.ENDED},
     State.READY: {State.RUNNING, State.ENDED},
     State.RUNNING: {State.READY, State.ENDED},
@@ -129,7 +128,7 @@ class Attempt:
         self._store_problem: str | None = None
         self._stall_error = ""  # the job's error if a stall ends it
         self._step: int | None = None  # of its latest step event
-        self._limit = TimeLimit(job.timeout if job.timeout and job.timeout > 0 else None)
+        self._timeout = Timeout(job.timeout if job.timeout and job.timeout > 0 else None)
         self._has_stepped = False  # beyond all earlier executions: only such steps are reported
         self._is_paused = False
         self._conclude_ranks: Callable[[], None] | None = None  # if ranks elsewhere end it
@@ -137,7 +136,7 @@ class Attempt:
         self._is_record_gone = False  # whether Redis no longer has the job either
 
     def _become(self, state: State) -> None:
-        assert state in NEXT[self.state], f"{self.job.id}: {self.state} to {state}"
+        assert state in _NEXT[self.state], f"{self.job.id}: {self.state} to {state}"
         self.state = state
 
     def set_rundir(self, rundir: RunDir) -> None:
@@ -166,19 +165,19 @@ class Attempt:
         self.request = replace(self.request, gang=plan)
 
     def give(self, horse: Horse) -> None:
-        """Let a horse run the job, in place of another that was not forked."""
+        """Let a horse run the job. It replaces a horse that the zygote did not fork."""
         if self.state is not State.RUNNING:
             self._become(State.RUNNING)
         self.horse = horse
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is known, which is not in Redis yet."""
+        """Whether the execution has ended; its end may still have to be written to Redis."""
         return self.state is State.ENDED
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may have killed a horse that it shared: it gets one of its own."""
+        """Whether the job may have killed a horse that it shared; it gets one of its own."""
         return self.started.suspect
 
     @property
@@ -251,7 +250,7 @@ class Attempt:
         requested, self.requested = self.requested, set()
         self.horse = None
         self._is_paused = False
-        self._limit.drop_deadline()
+        self._timeout.clear_deadline()
         if self.state is State.RUNNING:
             self._become(State.READY)
         if "release" in requested:
@@ -273,13 +272,13 @@ class Attempt:
             return
         if reason == "kill" and not self.horse.is_resident:
             self.horse.kill(self.job.id)
-            self._limit.allow(0.0)  # once more, if it has not started yet
+            self._timeout.set_deadline(0.0)  # once more, if it has not started yet
             return
         grace_s = {"kill": _KILL_GRACE_S, "timeout": _TIMEOUT_GRACE_S}.get(reason)
         if reason == "cancel" and self.job.origin == INFER:  # a training may save for long
             grace_s = STUCK_S
         if grace_s is not None:
-            self._limit.allow(grace_s)
+            self._timeout.set_deadline(grace_s)
         self.horse.send(StopJob(self.job.id, reason))
 
     def check_time_limit(self) -> None:
@@ -287,9 +286,9 @@ class Attempt:
 
         Pauses do not count, nor does waiting for what the machine lacks.
         """
-        if self._limit.is_over:
+        if self._timeout.is_over:
             self.stop("timeout")
-        if self._limit.is_past_deadline and self.horse is not None:
+        if self._timeout.is_past_deadline and self.horse is not None:
             self.horse.kill(self.job.id)
 
     def check_progress(self) -> None:
@@ -308,7 +307,7 @@ class Attempt:
             ) + (f": {stall.message}" if stall.message is not None else "")
             self.stop("stall")
             # The activity may still end: wait for the same time again.
-            self._limit.allow_again(max(_TIMEOUT_GRACE_S, stall.seconds))
+            self._timeout.move_deadline(max(_TIMEOUT_GRACE_S, stall.seconds))
 
     def catch_up(self) -> None:
         """Copy the events that the stream missed while Redis was unreachable."""
@@ -344,7 +343,7 @@ class Attempt:
 
     def handle(self, message: Message) -> None:
         """Handle a message about the job from the horse, the zygote or a download."""
-        if self.has_ended:  # it was to stop during a download
+        if self.has_ended:  # the job was stopped during its download, which ends later
             return
         match message:
             case JobEvent():
@@ -384,9 +383,9 @@ class Attempt:
                 self._has_stepped = True
                 self._step = event["step"]
             case "paused":
-                self._limit.set_idle("paused", True)
+                self._timeout.set_idle("paused", True)
             case "unpaused":
-                self._limit.set_idle("paused", False)
+                self._timeout.set_idle("paused", False)
 
     # --- what the machine lacks -------------------------------------------------------------
 
@@ -415,7 +414,7 @@ class Attempt:
                 log.warning("%s: waits for %s", self.job.id, waits_for)
             else:
                 log.info("%s: no longer waits", self.job.id)
-            self._limit.set_idle("waiting", waits_for is not None)
+            self._timeout.set_idle("waiting", waits_for is not None)
             self.waits_for = waits_for
 
     def restore_events(self) -> None:
@@ -641,7 +640,7 @@ class Attempt:
         return found[-1] if found else None
 
     def _conclude_timeout(self) -> None:
-        error = f"took longer than its time limit of {self._limit.limit_s:g} s"
+        error = f"took longer than its time limit of {self._timeout.seconds:g} s"
         if self._retry(error):
             return
         self._log_event("failed", error=error, traceback=None)

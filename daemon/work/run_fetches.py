@@ -70,7 +70,7 @@ class RunFetch:
         self._canceled.set()
 
     def progress_if_due(self) -> dict[str, Any] | None:
-        """Return the fields of an event of progress; None if there is none, or one was just now."""
+        """Return the fields of a progress event; None without progress or within _REPORT_S."""
         if not self.total_bytes or time.monotonic() - self._reported_at < _REPORT_S:
             return None
         self._reported_at = time.monotonic()

@@ -120,7 +120,7 @@ class Seat:
         )
 
     def give(self, horse: Horse) -> None:
-        """Let a horse run the ranks, in place of another that was not forked."""
+        """Let a horse run the ranks. It replaces a horse that the zygote did not fork."""
         self.horse = horse
 
     def leave(self) -> None:

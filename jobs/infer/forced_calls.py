@@ -31,7 +31,7 @@ _TOOL = {
 
 Tools = Sequence[Mapping[str, Any]]
 
-_CALLS = r"call (/\s+/? call)*"  # what templates write between calls is white space
+_CALLS = r"call (/\s+/? call)*"  # templates separate calls by white space or nothing
 
 
 class NoGrammar(Exception):
@@ -87,18 +87,19 @@ class CallForm:
 
 
 def forced(form: CallForm, tools: Tools, added: Mapping[str, int], *, is_single: bool) -> str:
-    """Return the llguidance grammar of one or several calls of the tools.
+    """Return the llguidance grammar of one call of the tools, or of several.
 
-    One with `is_single`, and where calls are plain text, which nothing ends.
-
-    `tools`: names and JSON Schemas of the arguments. `added`: the tokens by their texts that the
-    tokenizer does not make of smaller ones. Raises SpecError for a schema.
+    Only one call is allowed with `is_single`, and where calls begin with plain text: there nothing
+    separates a second call from text. `tools`: names and JSON Schemas of the arguments. `added`:
+    the tokens by their texts that the tokenizer does not make of smaller ones. Raises SpecError for
+    a schema.
     """
-    with suppress(NoGrammar):
-        _first_token(form, added)
-        if not is_single:
-            return _compiled(f"start: {_CALLS}\n", form, tools, added)
-    return _compiled("start: call\n", form, tools, added)
+    calls = "call"
+    if not is_single:
+        with suppress(NoGrammar):
+            _first_token(form, added)
+            calls = _CALLS
+    return _compiled(f"start: {calls}\n", form, tools, added)
 
 
 def among_text(form: CallForm, tools: Tools, added: Mapping[str, int], ends: Iterable[int]) -> str:

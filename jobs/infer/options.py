@@ -319,7 +319,7 @@ class InferSpec(PrecisionSpec):
 
     @property
     def forced_tools(self) -> list[dict[str, Any]]:
-        """The tools of which some are called; none if the model decides. Raises SpecError."""
+        """The tools of which at least one is called; [] if the model decides. Raises SpecError."""
         if self.tool_choice in (AUTO, NO_CALLS):
             return []
         tools = self.inputs.tools or []

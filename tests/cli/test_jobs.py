@@ -104,11 +104,11 @@ def test_show_of_a_training_has_its_evaluations_and_how_to_use_it(desk):
         "in effect learning_rate 0.0003, batch_size 2",
         r'first prompt "1 +\n"',
     } <= set(lines)
-    (use,) = [line for line in lines if line.startswith("use it ")]
+    (use,) = [line for line in lines if line.startswith("use ")]
     assert f"warmd run --model {job_id} PROMPT" in use
     again = desk.warmd("resume", job_id)
     assert (again.code, again.out) == (0, f"{job_id} finished\n")
-    assert f"with more steps it goes on: warmd resume {job_id} --steps N" in again.err
+    assert f"train for more steps with: warmd resume {job_id} --steps N" in again.err
 
 
 def test_tail_of_a_sweep_refuses_what_only_a_job_has(desk):

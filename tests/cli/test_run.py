@@ -148,13 +148,13 @@ def test_chat_takes_the_latest_trained_model_that_can(desk, talker, monkeypatch)
     type_in(monkeypatch, "")
     done = desk.warmd("chat")
     assert done.is_refusal(2)
-    assert "model: must be given: none that can chat is loaded or trained; " in done.err
+    assert "model: no trained or loaded model has a chat template: load one: " in done.err
     for one in (older, job_id):
         shutil.copytree(talker, desk.client.rundir(one).path / "model", dirs_exist_ok=True)
     type_in(monkeypatch, "")
     done = desk.warmd("chat")
     assert (done.code, done.out) == (0, "")
-    assert done.err.startswith(f"model {job_id}: another by `warmd chat MODEL")
+    assert done.err.startswith(f"Model: {job_id}. `warmd chat MODEL")
     assert newest > job_id
 
 

@@ -1,4 +1,4 @@
-"""`warmd start` without a terminal: what a script or a log sees."""
+"""`warmd start` without a terminal: the output that scripts and logs get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_a_start_that_is_piped_tells_the_address(tiny_model: Path):
             again = run("start", "--model", f"other={tiny_model}")
             assert again.returncode == 2
             assert (
-                f"the running one loads a model by `warmd load other={tiny_model}" in again.stderr
+                f"to load a model into the running daemon: warmd load other={tiny_model}"
+                in again.stderr
             )
         finally:
             assert run("stop").returncode == 0

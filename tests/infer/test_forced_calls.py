@@ -190,6 +190,28 @@ def test_several_calls_may_come_where_calls_are_required(qwen, options, follows)
     assert is_allowed(qwen, f"{call}\n{call}<|im_end|>", **options) is follows
 
 
+def test_two_calls_in_a_row_are_read_in_every_family_whose_calls_can_be_required():
+    read = set()
+    for family in tool_chats.FAMILIES:
+        tokenizer = tool_chats.tokenizer(tool_chats.source_of(family))
+        try:
+            form = CallForm.of(ChatTemplate.of(tokenizer), ["<eos>"])
+        except (NoGrammar, JobFailed):
+            continue  # `required` is refused with the reason
+        known = described(tokenizer)
+        assert known is not None, family
+        form = form.trimmed(tokenizer.get_added_vocab(), lambda _: False)
+        for between in ("", "\n"):
+            reply = Reply(
+                known.template, tokenizer, (), [], seed="", is_limited=not known.is_of_trl
+            )
+            reply.add(form.text("one", '{"a": 1}') + between + form.text("two", "{}"))
+            reply.finish(None, is_whole=True)
+            assert [call["name"] for call in reply.told.calls] == ["one", "two"], family
+        read.add(family)
+    assert {"qwen2_5", "qwen3", "llama3_1"} <= read
+
+
 def test_a_file_of_tools_goes_with_a_choice(tmp_path: Path):
     (tmp_path / "tools.json").write_text(orjson.dumps(TOOLS).decode())
     given = {"messages": '[{"role": "user", "content": "?"}]', "reply": "message"}

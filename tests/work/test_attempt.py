@@ -1,4 +1,4 @@
-"""An execution of a job: what its states allow, and that its first end is its end."""
+"""States of an execution: allowed transitions, and an end that is final."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The running time of an execution, its limit, and the deadline for a job that is to stop."""
+"""The timeout of an execution, and the deadline by which a job that was asked to stop must end."""
 
 from __future__ import annotations
 
 import time
 
 
-class TimeLimit:
-    """Measures the running time of one execution, from now on."""
+class Timeout:
+    """Measures the running time of one execution from now on, without pauses and waits."""
 
-    def __init__(self, limit_s: float | None) -> None:
-        """`limit_s`: the longest running time; None: no limit."""
-        self.limit_s = limit_s
+    def __init__(self, seconds: float | None) -> None:
+        """`seconds`: the longest running time; None: unlimited."""
+        self.seconds = seconds
         self._began = time.monotonic()
         self._idle: set[str] = set()  # why its time does not count: "paused", "waiting"
         self._idle_since = 0.0
@@ -18,7 +18,7 @@ class TimeLimit:
         self._deadline: float | None = None
 
     def set_idle(self, why: str, is_idle: bool) -> None:
-        """Set whether the time does not count for this reason."""
+        """Stop counting the time for the reason `why`, or count it again."""
         now = time.monotonic()
         if self._idle:
             self._idle_s += now - self._idle_since
@@ -30,27 +30,27 @@ class TimeLimit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the limit is exceeded."""
-        if self.limit_s is None:
+        """Whether the running time exceeds the timeout."""
+        if self.seconds is None:
             return False
         now = time.monotonic()
         idle_s = self._idle_s + (now - self._idle_since if self._idle else 0.0)
-        return now - self._began - idle_s > self.limit_s
+        return now - self._began - idle_s > self.seconds
 
-    def allow(self, grace_s: float) -> None:
-        """Set a deadline after this time, or keep an earlier one."""
+    def set_deadline(self, grace_s: float) -> None:
+        """Set the deadline `grace_s` seconds from now, unless an earlier one is set."""
         deadline = time.monotonic() + grace_s
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
-    def allow_again(self, grace_s: float) -> None:
-        """Set a deadline after this time, in place of an earlier one."""
+    def move_deadline(self, grace_s: float) -> None:
+        """Set the deadline `grace_s` seconds from now, also where an earlier one is set."""
         self._deadline = time.monotonic() + grace_s
 
-    def drop_deadline(self) -> None:
-        """Forget the deadline."""
+    def clear_deadline(self) -> None:
+        """Remove the deadline."""
         self._deadline = None
 
     @property
     def is_past_deadline(self) -> bool:
-        """Whether the job should have stopped."""
+        """Whether the deadline has passed."""
         return self._deadline is not None and time.monotonic() > self._deadline
