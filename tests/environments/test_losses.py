@@ -32,6 +32,10 @@ LOSSES: dict[str, dict[str, Any]] = {
     "off-policy mask": {"off_policy_mask_threshold": 0.1},
     "delta": {"delta": 2.0, "loss_type": "grpo"},
 }
+# A loss is a mean of terms of about this size and rounds by it: CISPO and VESPO multiply advantages
+# by log-probabilities, about -ln(81). TRL's own VESPO differs by 4.5e-6 from that of its model in
+# float64.
+TERMS = {"cispo": 4.4, "vespo": 4.4}
 OTHERS = pytest.mark.nightly(part="oracles", catches="a loss that differs from TRL's on episodes")
 CASES = [
     pytest.param(loss, rounds, marks=[] if (loss, rounds) == ("grpo", 2) else OTHERS)
@@ -78,5 +82,5 @@ def test_steps_on_episodes_are_those_of_trl(tmp_path, tiny_model, loss, rounds):
     norms = [one["warmd"]["grad_norm"] for one in found["steps"]]
     assert max(norms) > 0
     for one in found["steps"]:
-        for name in ("loss", "grad_norm"):
-            assert one["warmd"][name] == pytest.approx(one["trl"][name], rel=1e-5, abs=2e-6)
+        for name, size in (("loss", TERMS.get(loss, 1.0)), ("grad_norm", 1.0)):
+            assert one["warmd"][name] == pytest.approx(one["trl"][name], rel=1e-5, abs=2e-6 * size)

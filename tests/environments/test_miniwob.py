@@ -95,12 +95,9 @@ def number_of(text: str, seen: str) -> str:
     return found[1]
 
 
-def servers_and_browsers(below: psutil.Process | None = None) -> list[psutil.Process]:
-    """The environments' servers below a process (None: this one) and what they have started.
-
-    Not all that is below this process: it has the servers of other tests, which live on.
-    """
-    servers = running("warmd.jobs.environments.server", below=below)
+def servers_and_browsers(parent: psutil.Process | None = None) -> list[psutil.Process]:
+    """The environment servers of a process (None: this one) and the processes they started."""
+    servers = running("warmd.jobs.environments.server", parent=parent)
     found = [*servers, *(each for one in servers for each in one.children(recursive=True))]
     names = [one.name() for one in found]
     assert "chromium" in names and "chromedriver" in names  # noqa: PT018

@@ -30,7 +30,7 @@ ENDLESS = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% 
 
 
 def renderers() -> list[psutil.Process]:
-    """The processes that render for this one; other tests' daemons may be its children, too."""
+    """The processes that render for this one."""
     return running(template_renderer.__name__)
 
 

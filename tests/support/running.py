@@ -1,4 +1,4 @@
-"""The processes of a module among the descendants of a process."""
+"""The children of a process that run a module."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from contextlib import suppress
 import psutil
 
 
-def running(module: str, *, below: psutil.Process | None = None) -> list[psutil.Process]:
-    """Return the descendants of a process (None: this one) that run `-m module`.
+def running(module: str, *, parent: psutil.Process | None = None) -> list[psutil.Process]:
+    """Return the children of `parent` (None: this process) that run `-m module`.
 
-    Those that have ended, also those of other tests that nobody has waited for, do not count.
+    Their own children do not count: a daemon that another test keeps has such processes, too. Nor
+    do children that have ended and that nobody has waited for.
     """
     found = []
-    for child in (below or psutil.Process()).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie's command cannot be read either
+    for child in (parent or psutil.Process()).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie's command line cannot be read either
             if module in child.cmdline():
                 found.append(child)
     return found
