@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -147,11 +148,16 @@ def warmd() -> None:
     """Keep models warm, and run training and inference jobs from a queue."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. Errors become one line on stderr."""
+def main(
+    arguments: Sequence[str] | None = None, *, decline: Callable[[], NoReturn] | None = None
+) -> int:
+    """Run one command and return the exit code. Errors become one line on stderr.
+
+    `decline`: see App.
+    """
     _open_closed_streams()
     terminal.make_safe()
-    app = App(color=False if os.environ.get("NO_COLOR") else None)
+    app = App(color=False if os.environ.get("NO_COLOR") else None, decline=decline)
     try:
         code = warmd.main(
             arguments, prog_name="warmd", standalone_mode=False, obj=app, color=app.color

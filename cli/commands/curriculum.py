@@ -13,7 +13,6 @@ from ...jobs.intervals import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, note
 from ..shared.groups import print_groups
 from ..view import render
-from ..view.plan import quoted
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
@@ -124,7 +123,7 @@ def submit_curriculum(
         for stage, shown in zip(plan.stages, stages, strict=True):
             click.echo(f"{stage.name}{'' if stage.has_gate and plan.gate else '  (no gate)'}")
             if (prompt := shown["first_prompt"]) is not None:
-                click.echo(f"# first prompt: {quoted(prompt)}")
+                click.echo(f"# first prompt: {render.quoted(prompt)}")
         return 0
     curriculum_id = client.groups.submit_curriculum(kind, values, given, queueing, init=init)
     if app.as_json:

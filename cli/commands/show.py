@@ -15,7 +15,6 @@ from ...jobs.errors import Conflict, JobFailed, NotFound
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..view import render
-from ..view.plan import quoted
 from .jobs import took_s
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def _effective(kind: str, begin: Mapping[str, Any]) -> dict[str, str]:
     if found:
         shown["in effect"] = ", ".join(render.phrase(f"{k} {v}") for k, v in _flat(found))
     if (prompt := begin.get("first_prompt")) is not None:
-        shown["first prompt"] = quoted(prompt)
+        shown["first prompt"] = render.quoted(prompt)
     return shown
 
 

@@ -297,7 +297,7 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
     for name, text in plan.lines(spec.kind, checked["spec"], found):
         click.echo(f"# {name}: {text}")
     if prompt is not None:
-        click.echo(f"# first prompt: {plan.quoted(prompt)}")
+        click.echo(f"# first prompt: {render.quoted(prompt)}")
     home_defaults = app.config().defaults.get(spec.kind, {})
     options = spec.options()
     shown = {

@@ -16,7 +16,6 @@ from ..shared.app import App, note
 from ..shared.grouped import GroupedOption
 from ..shared.groups import print_groups
 from ..view import render
-from ..view.plan import quoted
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
@@ -227,7 +226,7 @@ def submit_sweep(
         steps = f"steps {', '.join(map(str, plan.rungs))}" if plan.rungs else "their ends"
         click.echo(f"# metric: {plan.metric}; compared at {steps}")
         if planned["first_prompt"] is not None:
-            click.echo(f"# first prompt: {quoted(planned['first_prompt'])}")
+            click.echo(f"# first prompt: {render.quoted(planned['first_prompt'])}")
         if search:
             varied_by = {**plan.axes, **{name: one.text for name, one in search.ranges.items()}}
             click.echo(f"# {search.trials} trials, {search.parallel} at once, of")

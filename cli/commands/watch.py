@@ -51,6 +51,8 @@ def tail(app: App, job: str | None, samples: bool, newest: int | None) -> int:
     for name, is_given in (("samples", samples), ("n", newest is not None)):
         if is_given and kind in ("curriculum", "sweep"):
             raise SpecError(name, f"must go with a job, got a {kind}")
+    if app.decline and (kind in ("curriculum", "sweep") or not _has_ended(client, job_id)):
+        app.decline()
     if job_id.startswith("curriculum-"):
         from .curriculum import follow_curriculum
 
@@ -60,6 +62,10 @@ def tail(app: App, job: str | None, samples: bool, newest: int | None) -> int:
 
         return follow_sweep(app, client, job_id)
     return follow(app, client, job_id, sys.stdout, has_samples=samples, newest=newest)
+
+
+def _has_ended(client: Client, job_id: str) -> bool:
+    return client.jobs.get(job_id)["status"] in EXIT_CODES
 
 
 def follow(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -31,6 +31,9 @@ class App:
     as_json: bool = False
     debug: bool = False
     color: bool | None = None  # None: only on a terminal
+    # In the command server: leaves the command to the client's own process, which the end of the
+    # daemon does not end. Must be called before any output.
+    decline: Callable[[], NoReturn] | None = None
 
     def config(
         self, *, file: Path | None = None, overrides: Mapping[str, object] | None = None

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from ...jobs import spec_class
 from ...jobs.training.row_options import RowTrainingSpec
 from . import render
@@ -33,12 +31,6 @@ def lines(kind: str, spec: Mapping[str, Any], found: JobEstimate) -> Iterator[tu
         yield "memory", _memory(found, found.peak_bytes)
     if found.disk_bytes is not None:
         yield "disk", _disk(found, found.disk_bytes)
-
-
-def quoted(prompt: str) -> str:
-    """Return a prompt as one line, in quotes, with line breaks and control characters escaped."""
-    text = orjson.dumps(prompt).decode()
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def hardware(found: JobEstimate) -> tuple[list[str], list[list[str]]]:

@@ -226,3 +226,11 @@ def print_fields(fields: Mapping[str, str]) -> None:
         text = f"{name:<{widest}}".replace(" ", _TIE) + _TIE * 2 + value
         for line in wrapped(text, width=columns(sys.stdout), indent=widest + 2):
             click.echo(line)
+
+
+def quoted(prompt: str) -> str:
+    """Return a prompt as one line, in quotes, with line breaks and control characters escaped."""
+    import orjson
+
+    text = orjson.dumps(prompt).decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -220,6 +220,11 @@ class GetReady(Message, op="ready"):
 
 
 @dataclass(frozen=True)
+class StartCommands(Message, op="start_commands"):
+    """Start the command line's server, unless it runs; the reply is the same message."""
+
+
+@dataclass(frozen=True)
 class TestNotification(Message, op="notify_test"):
     """Deliver a test notification as the daemon delivers others; reply when it has arrived."""
 

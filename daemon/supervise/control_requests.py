@@ -33,6 +33,7 @@ from ..host.messages import (
     Reload,
     ReloadStatus,
     RunningJob,
+    StartCommands,
     Status,
     Stop,
     Stopping,
@@ -66,6 +67,9 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
             return ReloadStatus("requested", "", None, [], [], upgrades)
         case GetReload():
             return _reload_status(supervisor)
+        case StartCommands():
+            supervisor.start_commands()
+            return request
         case LoadModel() | UnloadModel() if supervisor.reloading.is_starting:
             raise Conflict("the daemon reloads: try again when `warmd reload` is done")
         case LoadModel():

@@ -225,6 +225,11 @@ class Supervisor:
         self.reloading.request()
         self._wakeups.wake()
 
+    def start_commands(self) -> None:
+        """Request that the command server is started, unless it runs."""
+        self.services.wants_commands = True
+        self._wakeups.wake()
+
     def _on_stop_signal(self) -> None:
         self._flags.set_stop_requested()
         self.stopping = self.stopping or "drain"
@@ -240,6 +245,7 @@ class Supervisor:
             self.services.start_gateway_if_due()
             self.services.start_notifier_if_due()
             self.services.start_uploader_if_due()
+            self.services.start_commands_if_due()
             self._restart_dead_children()
             self._advance_reload()
             self.upgrades.log_if_due()

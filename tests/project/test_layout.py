@@ -266,6 +266,7 @@ ALLOWED = {
     ),
     "daemon.gateway.http": ("configs", "jobs"),
     "daemon.gateway.page": ("daemon.gateway.http",),
+    "cli.warm": (),
     "cli.view": ("configs", "jobs", "daemon"),
     "cli.mcp": ("jobs", "daemon.lifecycle"),
     "cli.shared": ("configs", "jobs", "daemon", "cli.view"),

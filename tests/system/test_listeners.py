@@ -32,7 +32,9 @@ FOLDER = "HOME/sockets"
 CONTROL, ZYGOTE, NEW = (
     f"{FOLDER}/{name}" for name in ("control.sock", "zygote.sock", "zygote.new")
 )
-REDIS, EMPTY = f"{FOLDER}/redis.sock", f"{FOLDER}/empty.sock"
+COMMANDS, REDIS, EMPTY = (
+    f"{FOLDER}/{name}" for name in ("commands.sock", "redis.sock", "empty.sock")
+)
 GATEWAY, RANKS = "TCP http_host:http_port", "TCP gang_address, free ports"
 
 
@@ -56,7 +58,7 @@ def gateway_of(daemon: Daemon) -> str:
 
 
 def test_the_manual_lists_all_sockets():
-    assert documented() == {CONTROL, ZYGOTE, NEW, REDIS, EMPTY, GATEWAY, RANKS}
+    assert documented() == {CONTROL, COMMANDS, ZYGOTE, NEW, REDIS, EMPTY, GATEWAY, RANKS}
 
 
 def specs(folder: Path) -> Iterator[Spec]:
