@@ -22,6 +22,7 @@ from ...jobs.models.adapters import is_adapter
 from ...jobs.spec import path_of
 from ..shared.app import App, common_options, note
 from ..shared.given import GivenPath
+from ..shared.grouped import DefaultGroup
 from ..shared.job_argument import complete_job, job_argument
 from ..shared.target import ambiguous
 from ..view import render
@@ -36,10 +37,17 @@ if TYPE_CHECKING:
 _METRICS_SHOWN = 4
 
 
-@click.group(subcommand_metavar="list|verify|prune|export [OPTIONS]... JOB")
+@click.group(
+    cls=DefaultGroup,
+    default="list",
+    subcommand_metavar="list|verify|prune|export [OPTIONS]... JOB",
+)
 @common_options
 def checkpoints() -> None:
-    """List, verify, prune or export the checkpoints of JOB."""
+    """List, verify, prune or export the checkpoints of JOB.
+
+    `warmd checkpoints JOB` is `warmd checkpoints list JOB`.
+    """
 
 
 @checkpoints.command("list")

@@ -8,16 +8,20 @@ from typing import Any
 import click
 
 from ..shared.app import App, common_options, note
+from ..shared.grouped import DefaultGroup
 from ..view import render
 
 _BAR = 30  # columns of the longest bar of a histogram
 _LONGEST_CELL = 300  # characters of an example's column
 
 
-@click.group(subcommand_metavar="show|clear [OPTIONS]...")
+@click.group(cls=DefaultGroup, default="show", subcommand_metavar="show|clear [OPTIONS]...")
 @common_options
 def data() -> None:
-    """Inspect a data set, or clear the token cache."""
+    """Inspect a data set, or clear the token cache.
+
+    `warmd data DATASET` is `warmd data show DATASET`.
+    """
 
 
 @data.command()

@@ -108,7 +108,8 @@ def _passes(spec: Mapping[str, Any]) -> str:
 def _sizes(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if kind == "grpo":
         completions = spec["prompts_per_step"] * spec["num_generations"]
-        yield "records", f"{spec['samples']} of {spec['dataset']}, {_passes(spec)}"
+        source = spec["dataset"] or spec["environment"] or spec["agent"] or "arithmetic"
+        yield "records", f"{spec['samples']} of {source}, {_passes(spec)}"
         tokens = spec.get("max_completion_length")
         most = f", at most {completions * tokens:,} tokens" if tokens else ""
         yield "per step", f"{completions} completions{most}"

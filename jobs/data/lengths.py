@@ -8,6 +8,7 @@ from typing import Any
 
 LIMITS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens, inclusive
 _SHOWN = 40  # characters of a prompt's end
+_FEW = 0.1  # share of truncated rows that needs no warning
 
 
 @dataclass
@@ -86,4 +87,16 @@ def divergence_warning(facts: Mapping[str, Any]) -> str | None:
         f"{facts['first_divergence']}): the end of the prompt is trained as part of the "
         "completion, with other tokens than at inference; end prompts on a token boundary (without "
         "a trailing space), or use a chat template that renders a prompt alike alone and in a chat"
+    )
+
+
+def truncation_warning(facts: Mapping[str, Any]) -> str | None:
+    """Return a sentence on rows that lose their end; None if they are few."""
+    rows, truncated, most = facts["rows"], facts["truncated"], facts["max_length"]
+    if truncated <= _FEW * rows:
+        return None
+    return (
+        f"max_length: {truncated:,} of {rows:,} records are longer than {most:,} tokens (the "
+        f"longest has {facts['longest']:,}) and lose their end: a larger max_length trains them "
+        "whole"
     )

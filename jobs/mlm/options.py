@@ -18,6 +18,7 @@ from ..models.architectures import check_fills_masks
 from ..models.folder_checks import read_config
 from ..models.folder_files import BadFile
 from ..models.model_types import check_type
+from ..models.tokenizer_folder import TokenizerFolder
 from ..relations import (
     ABOVE_0,
     GIVEN,
@@ -320,6 +321,12 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         """Return the spec with another total number of steps. Raises SpecError."""
         return replace(self, steps=self.options()["steps"].convert(steps))
 
+    def check_model_files(self, folder: Path) -> str | None:
+        """Check the tokenizer of the model, if it is used. Raises SpecError."""
+        if self.tokenizer in (None, "own"):
+            _check_mask_token("model", str(self.model), folder)
+        return super().check_model_files(folder)
+
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
         """Check data, architecture, tokenizer and lengths, which need files. Raises SpecError.
 
@@ -337,6 +344,8 @@ class MlmSpec(RecordsSpec, TrainingSpec):
             check_sources("data", self.data_path)
             if self.eval_dataset is not None:
                 check_sources("eval_dataset", Path(self.eval_dataset))
+        if self.tokenizer not in (None, "own", "train"):
+            _check_mask_token("tokenizer", str(self.tokenizer), Path(str(self.tokenizer)))
         if self.model is not None:
             config = dict(model_config or {})
             check_fills_masks(config)
@@ -354,6 +363,16 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         are_one = isinstance(hidden, int) and isinstance(heads, int)  # not one for each layer
         if are_one and heads and hidden % heads:
             raise SpecError("heads", f"must divide the hidden size of {hidden}, got {heads}")
+
+
+def _check_mask_token(option: str, name: str, folder: Path) -> None:
+    """Raise SpecError for a tokenizer without a mask token.
+
+    Classes of certain architectures have one that no file names; these are left to the job.
+    """
+    files = TokenizerFolder(folder)
+    if files.is_generic() and "mask_token" not in files.special_tokens():
+        raise SpecError(option, f"must have a tokenizer with a mask token, got {name}")
 
 
 def read_architecture(path: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from .pretrained_tokenizer import make_plain
 from .vocabulary import Vocabulary
 
 _MOST_CHARACTERS = 100_000  # of a text, at most, that are tokenized
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 class TokenizerFolder:
@@ -45,6 +46,10 @@ class TokenizerFolder:
             return None
         with_tools = sources.get("tool_use")
         return ChatTemplate.of_sources(default, with_tools, self.special_tokens())
+
+    def is_generic(self) -> bool:
+        """Whether the files name all special tokens: the tokenizer's class adds none of its own."""
+        return self._read("tokenizer_config.json").get("tokenizer_class") in _GENERIC
 
     def special_tokens(self) -> dict[str, str]:
         """The special tokens by their names, such as eos_token."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from ..context import Context, WarmModel
 from ..data import left_out
-from ..data.lengths import divergence_warning
+from ..data.lengths import divergence_warning, truncation_warning
 from ..data.reader import (
     progress,
     report_former,
@@ -139,8 +139,9 @@ def encode(
     for part, lengths in corpus.facts.items():
         if lengths["rows"]:
             ctx.emit("lengths", part=part, cached=not corpus.is_new, **lengths)
-            if checkpoint is None and (warning := divergence_warning(lengths)) is not None:
-                ctx.emit("warning", message=warning)
+            for find in (divergence_warning, truncation_warning) if checkpoint is None else ():
+                if (warning := find(lengths)) is not None:
+                    ctx.emit("warning", message=warning)
     return Examples(corpus, corpus.train, kind), Examples(corpus, corpus.validation, kind)
 
 

@@ -128,6 +128,9 @@ def named(option: str, name: str) -> Any:
     Files that the module creates get the user's umask.
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):  # of a module `mine` the submodule `py`, for Python
+        meant = f"{module_name.removesuffix('.py')}:{attribute}"
+        raise SpecError(option, f"must be MODULE:NAME, got {name}: type {meant}")
     try:
         with umask.users():
             module = load(module_name)

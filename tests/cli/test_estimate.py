@@ -71,6 +71,7 @@ def test_without_a_similar_job_time_is_computed_from_the_measured_limits(home):
     assert "computed by the floor model" in out
     assert "computed from published rates and not measured" in out
     assert "# memory: " in out
+    assert "# records: 80 of arithmetic, 1 epoch" in out
     assert list(home.runs.iterdir()) == []
 
 

@@ -49,6 +49,25 @@ def test_a_wrong_command_or_option_suggests_similar_ones(arguments, meant, tmp_p
     assert meant in done.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["checkpoints", "grpo-20260101-000000-aaaa"], ["checkpoints", "list"]),
+        (["checkpoints", "-"], ["checkpoints", "list"]),
+        (["data", "/no/such/folder"], ["data", "show"]),
+        (["data", "no:such"], ["data", "show"]),
+    ],
+)
+def test_the_subcommand_that_shows_need_not_be_typed(arguments, meant, tmp_path):
+    found = warmd(*arguments, home=tmp_path)
+    assert found == warmd(*meant, *arguments[1:], home=tmp_path)
+    assert "No such command" not in found.err
+
+
+def test_a_misspelt_subcommand_is_none_of_its_arguments(tmp_path):
+    assert "No such command 'lits'" in warmd("checkpoints", "lits", home=tmp_path).err
+
+
 def test_a_command_without_a_similar_one_has_no_suggestion(tmp_path):
     assert "Did you mean" not in warmd("qqqqqq", home=tmp_path).err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,17 @@ def test_a_tokenizer_without_a_mask_token_fails(home, name):
     tiny.tokenizer().save_pretrained(folder)
     with pytest.raises(JobFailed, match=r"^tokenizer: must have a mask token, got none$"):
         run(text_spec(home, tokenizer=str(folder)), begin(home, name).ctx)
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused_at_submission(home):
+    folder = home / "without a mask"
+    tiny.tokenizer().save_pretrained(folder)
+    of_model = MlmSpec.parse({"model": "m", "objective": "mlm"})
+    with pytest.raises(SpecError, match=r"^model: must have a tokenizer with a mask token, got m$"):
+        of_model.check_model_files(folder)
+    with pytest.raises(SpecError, match=r"^tokenizer: must have a tokenizer with a mask token"):
+        text_spec(home, tokenizer=str(folder)).check_inputs({})
+    replace(of_model, tokenizer="train").check_model_files(folder)
 
 
 def test_a_tokenizer_that_is_too_large_for_the_model_fails(home, name):

@@ -352,6 +352,12 @@ def test_a_user_function_that_cannot_be_imported_is_refused(user_module, code, p
     assert refusal(resolve, RewardSpec(f"{module}:f")) == f"reward: {expected}"
 
 
+def test_a_file_instead_of_a_module_is_refused_with_the_module():
+    assert refusal(resolve, parse("mine.py:f")) == (
+        "reward: must be MODULE:NAME, got mine.py:f: type mine:f"
+    )
+
+
 def test_a_module_that_does_not_exist_is_refused():
     assert refusal(resolve, parse("no_such_module_at_all:f")) == (
         "reward: no_such_module_at_all:f must import, got ModuleNotFoundError: "

@@ -20,6 +20,7 @@ from grpo_jobs import same_weights, steps, weights
 from sft_jobs import message, spec, write
 
 from warmd.jobs import spec_class
+from warmd.jobs.data.lengths import Lengths, truncation_warning
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.sft.dataset import Source
 from warmd.jobs.sft.kind import run
@@ -252,6 +253,17 @@ def test_lengths_and_truncated_rows_are_reported_in_an_event(tmp_path):
     assert event["truncated"] > 0
     assert event["longest"] > 8
     assert event["histogram"] == {"<=32": 14}
+    told = f"max_length: {event['truncated']} of 14 records are longer than 8 tokens"
+    assert any(one["message"].startswith(told) for one in job.of_type("warning"))
+
+
+def test_a_few_truncated_rows_need_no_warning():
+    counted = Lengths(max_length=8)
+    for length in (9, *[8] * 9):
+        counted.add(length)
+    assert truncation_warning(counted.facts()) is None
+    counted.add(9)
+    assert "2 of 11 records" in (truncation_warning(counted.facts()) or "")
 
 
 def test_a_model_that_cannot_be_packed_is_padded_and_this_is_reported(tmp_path):
