@@ -20,7 +20,7 @@ from ...daemon.lifecycle.statuses import (
     WAITING,
     shown,
 )
-from ...jobs import KINDS, spec_class
+from ...jobs import KINDS
 from ...jobs.errors import SpecError
 from ..shared.app import App, common_options, note
 from ..view import render
@@ -226,13 +226,13 @@ def _list_jobs(
     *,
     has_answers: bool,
 ) -> None:
-    from ...daemon.lifecycle.view import JobFilter
+    from ...daemon.lifecycle.view import JobFilter, listed_kinds
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
     wanted = {*named, *(PAUSABLE if PAUSED in named else ())}
     # Only the view of a job says whether it is paused; few jobs run or wait.
     first = None if wanted.intersection(PAUSABLE) else limit + 1
-    of_kinds = kinds or (None if has_answers else _kept_kinds())
+    of_kinds = kinds or (None if has_answers else listed_kinds())
     client = app.reader()
     # With a filter by name or tag, the jobs of a sweep are listed one by one.
     is_grouped = name is None and not tags
@@ -300,11 +300,6 @@ def _refuse_others(ctx: click.Context, what: str, fitting: Collection[str]) -> N
         is_fitting = name in fitting or not parameter.expose_value  # --home, --json and --debug
         if not is_fitting and ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
             raise SpecError(parameter.opts[0].lstrip("-"), f"must not go with {what}")
-
-
-def _kept_kinds() -> tuple[str, ...]:
-    specs = {kind: spec_class(kind) for kind in KINDS}
-    return tuple(kind for kind, spec in specs.items() if spec.queue == "train" or spec.is_kept)
 
 
 def took_s(job: dict[str, Any], now: float) -> float | None:

@@ -78,6 +78,8 @@ def print_sweep(found: Mapping[str, Any]) -> None:
         point = found["points"][best]
         click.echo()
         click.echo(f"best: {values_of(point)}  {found['metric']} {score_of(point)}")
+        if point["low"] is None:
+            click.echo("one seed for each: differences may be chance (--seeds 3)")
         click.echo(f"jobs: {' '.join(job['id'] for job in point['jobs'])}")
 
 

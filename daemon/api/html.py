@@ -38,10 +38,28 @@ def table_html(infos: Sequence[Mapping[str, Any]]) -> str:
         )
         for info in infos
     ]
+    return _table(head, rows)
+
+
+def columns_html(caption: str, columns: Mapping[str, Sequence[Any]]) -> str:
+    """Return a table of columns of equal length."""
+    rows = [[_cell(value) for value in row] for row in zip(*columns.values(), strict=True)]
+    return _table([escape(name) for name in columns], rows, escape(caption))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
+    """Return a table of cells that are HTML."""
     titles = "".join(f"<th>{title}</th>" for title in head)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    table = f"<thead><tr>{titles}</tr></thead><tbody>{lines}</tbody>"
-    return f'<table style="{_STYLE}">{table}</table>'
+    title = f"<caption>{caption}</caption>" if caption else ""
+    body = f"{title}<thead><tr>{titles}</tr></thead><tbody>{lines}</tbody>"
+    return f'<table style="{_STYLE}">{body}</table>'
 
 
 def _labels(info: Mapping[str, Any]) -> str:

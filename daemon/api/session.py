@@ -19,7 +19,7 @@ from ...jobs.errors import JobFailed, SpecError
 from ..client.client import Client
 from ..lifecycle.queueing import Queueing
 from ..lifecycle.statuses import PAUSABLE, PAUSED, shown
-from ..lifecycle.view import JobFilter
+from ..lifecycle.view import JobFilter, listed_kinds
 from ..runs.weights import Weights
 from .curriculum import Curriculum
 from .html import table_html
@@ -226,10 +226,10 @@ class Session:
         tags: Sequence[str] = (),
         limit: int | None = 20,
     ) -> JobList:
-        """Return jobs, newest first; a notebook shows them as a table.
+        """Return trainings and evaluations, newest first; a notebook shows them as a table.
 
-        `status`, `kind`: only jobs with one of these. `name`: a pattern such as `lr-*`. `tags`:
-        only jobs with all of these. `limit`: None for all.
+        `status`, `kind`: only jobs with one of these; answers have the kind infer. `name`: a
+        pattern such as `lr-*`. `tags`: only jobs with all of these. `limit`: None for all.
         """
         wanted = _words(status)
         # A paused job is a started or scheduled one to Redis.
@@ -237,7 +237,7 @@ class Session:
         found = self._client.jobs.all(
             JobFilter(
                 statuses=statuses,
-                kinds=_words(kind),
+                kinds=_words(kind) or listed_kinds(),
                 name=name,
                 tags=tuple(tags),
                 limit=limit if wanted is None else None,

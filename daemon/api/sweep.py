@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .group import Group
+from .html import columns_html
 
 
 class Sweep(Group):
@@ -29,3 +30,6 @@ class Sweep(Group):
         columns = {name: [point["values"].get(name) for point in points] for name in names}
         scores = ("step", "n", "mean", "low", "high")
         return columns | {name: [point[name] for point in points] for name in scores}
+
+    def _repr_html_(self) -> str:
+        return columns_html(self.id, self.table())

@@ -34,6 +34,15 @@ RECENT = 32
 _RECENT_RUNNING = 1000
 
 
+def listed_kinds() -> tuple[str, ...]:
+    """Return the kinds whose jobs lists have without being asked for: trainings and evaluations.
+
+    Others, such as answers, come by the thousand.
+    """
+    specs = {kind: spec_class(kind) for kind in KINDS}
+    return tuple(kind for kind, spec in specs.items() if spec.queue == TRAIN or spec.is_kept)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
     """Which jobs of a home; by default all."""

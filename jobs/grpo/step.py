@@ -356,7 +356,9 @@ class Reinforcement:
         if self._moves_reference and step % self._args.ref_model_sync_steps == 0:
             move_towards(self._reference, self._model, self._args.ref_model_mixup_alpha)
         assert self._rollouts is not None
-        warning = self._flat_rewards.count(is_flat=self._rollouts.is_flat, reward=fields["reward"])
+        warning = self._flat_rewards.count(
+            is_flat=self._rollouts.is_flat, reward=fields["reward"], truncated=fields["clipped"]
+        )
         if warning is not None:
             self._ctx.emit("warning", step=step, message=warning)
 

@@ -142,6 +142,21 @@ def test_a_notebook_shows_a_job_and_a_table_with_all_text_escaped(desk, session,
     assert "first" in table
 
 
+def test_a_notebook_shows_the_points_of_a_sweep(session, options):
+    sweep = session.sweep("grpo", over={"learning_rate": [1e-5, 1e-4]}, **options)
+    shown = sweep._repr_html_()
+    assert f"<caption>{sweep.id}</caption>" in shown
+    assert "<th>learning_rate</th>" in shown
+    assert "<td>0.0001</td>" in shown
+
+
+def test_answers_are_listed_by_their_kind(session, options):
+    training = session.submit("grpo", **options)
+    answer = session.submit("infer", model=options["model"], prompt="1")
+    assert session.jobs() == [training]
+    assert session.jobs(kind="infer") == [answer]
+
+
 def test_no_option_of_a_kind_is_hidden_by_a_parameter_of_submit():
     parameters = set(Session.submit.__kwdefaults__ or ())
     for kind in KINDS:

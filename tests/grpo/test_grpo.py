@@ -15,6 +15,7 @@ from grpo_jobs import rows, same_weights, spec, weights
 from transformers import AutoTokenizer, Cache
 
 from warmd.jobs.errors import JobFailed
+from warmd.jobs.grpo.flat_rewards import FlatRewards
 from warmd.jobs.grpo.kind import run
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
@@ -100,6 +101,17 @@ def test_steps_with_equal_rewards_in_every_group_give_one_warning(tmp_path):
     (warning,) = job.of_type("warning")
     assert warning["step"] == 20
     assert warning["message"].startswith("nothing is being learned: for 20 steps, all completions")
+
+
+def test_the_warning_that_nothing_is_learned_names_truncated_completions_first():
+    def warning(truncated: float) -> str:
+        flat = FlatRewards()
+        told = [flat.count(is_flat=True, reward=0.0, truncated=truncated) for _ in range(30)]
+        (message,) = filter(None, told)
+        return message
+
+    assert "is 0. 75% of the completions were truncated at max_completion_length" in warning(0.75)
+    assert "is 0. The task may be too hard" in warning(0.25)
 
 
 def test_the_model_and_its_tokenizer_load_from_the_run_directory(tmp_path):
