@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -107,34 +107,16 @@ redis.call('PEXPIRE', KEYS[2], ARGV[4])
 return taken
 """
 
-# Begins the execution of a gang; from then on no seat can be given back. KEYS: the gang; ARGV:
-# token, fields and values. Returns whether all seats are taken.
-_BEGIN = """
-local gang = redis.call('HMGET', KEYS[1], 'token', 'size')
-if gang[1] ~= ARGV[1] then return 0 end
-local taken = 0
-for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.find(field, '^seat ') then taken = taken + 1 end
-end
-if taken < tonumber(gang[2]) - 1 then return 0 end
-for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-return 1
-"""
-
-# Changes fields of a gang. KEYS: the gang; ARGV: token, fields and values; returns whether the gang
-# is still there.
+# Changes fields of a gang. KEYS: the gang; ARGV: token, how many seats must still be taken, their
+# fields, then fields and values. Returns whether the gang and these seats are still there: a report
+# must not take back a seat that was released or removed.
 _WRITE = """
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-return 1
-"""
-
-# Changes a seat. KEYS: the gang; ARGV: token, field, value. Returns whether the worker still has
-# it: a report must not take back a seat that was released or removed.
-_REPORT = """
-if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return 0 end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+local first = 3 + tonumber(ARGV[2])
+for i = 3, first - 1 do
+  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 0 then return 0 end
+end
+for i = first, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 1
 """
 
@@ -327,8 +309,8 @@ class Gangs:
 
     def report(self, job_id: str, token: str, worker: str, seat: Seat) -> bool:
         """Store the state of a seat; False if the gang is gone, or the worker has no seat in it."""
-        state = orjson.dumps(seat).decode()
-        return bool(self._eval(_REPORT, keys.gang(job_id))(token, f"{SEAT}{worker}", state))
+        fields = {f"{SEAT}{worker}": orjson.dumps(seat).decode()}
+        return self._write(job_id, token, fields, seats=[worker])
 
     def leave(self, job_id: str, token: str, worker: str) -> bool:
         """Release a seat; False once the execution has begun."""
@@ -336,10 +318,16 @@ class Gangs:
 
     # --- the execution --------------------------------------------------------------------------
 
-    def begin(self, job_id: str, token: str, number: int, claim: Execution) -> bool:
-        """Note the execution that the gang runs; False if the gang is gone, or a seat is free."""
+    def begin(self, job_id: str, token: str, number: int, claim: Execution) -> Gang | None:
+        """Note the execution that the gang runs: from now on no seat can be released.
+
+        Returns the gang; None if it is gone, or a seat is free.
+        """
+        gang = self.gang(job_id)
+        if gang is None or len(gang.seats) < gang.size - 1:
+            return None
         fields = {"execution": str(number), "claim": claim.composite_key}
-        return self._write(job_id, token, fields, script=_BEGIN)
+        return gang if self._write(job_id, token, fields, seats=[*gang.seats]) else None
 
     def listen(self, job_id: str, token: str, host: str, port: int) -> bool:
         """Note where rank 0 listens: the others may start."""
@@ -356,10 +344,13 @@ class Gangs:
         return read_gang(self._connection, job_id)
 
     def _write(
-        self, job_id: str, token: str, fields: Mapping[str, str], *, script: str = _WRITE
+        self, job_id: str, token: str, fields: Mapping[str, str], *, seats: Sequence[str] = ()
     ) -> bool:
+        """Change fields of a gang; `seats`: the workers that must still have theirs."""
+        needed = [f"{SEAT}{worker}" for worker in seats]
         pairs = [text for pair in fields.items() for text in pair]
-        return bool(self._eval(script, keys.gang(job_id))(token, *pairs))
+        script = self._eval(_WRITE, keys.gang(job_id))
+        return bool(script(token, str(len(needed)), *needed, *pairs))
 
     def _eval(self, script: str, *all_keys: str) -> Any:
         def call(*arguments: str) -> Any:

@@ -189,12 +189,11 @@ class LedJobs:
             return  # its end releases the nodes
         try:
             started = attempt.started
-            has_begun = self._gangs.begin(job_id, token, started.number, started.claim)
-            gang = self._gangs.gang(job_id)
+            gang = self._gangs.begin(job_id, token, started.number, started.claim)
         except redis.RedisError:
             attempt.release()  # without a plan its ranks must not start
             raise
-        if gang is None or not has_begun or self._address is None:
+        if gang is None or self._address is None:
             attempt.end_ranks("a node has left before the start")
             return
         plan = GangPlan(gang.nodes, node=0, address=self._address, secret=token)
