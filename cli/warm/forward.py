@@ -51,20 +51,20 @@ def _home(arguments: Sequence[str]) -> str | None:
     """Return the home of a command that can be forwarded; None for all others."""
     if os.environ.get("WARMD_CONFIG") or not all((sys.stdin, sys.stdout, sys.stderr)):
         return None  # the file may name the home; a stream is closed
-    home, command, asks_for_help = None, None, COMPLETE in os.environ
+    home, command, only_prints = None, None, COMPLETE in os.environ
     words = iter(arguments)
     for word in words:
         if word == "--":
             break
-        if word in ("-h", "--help"):
-            asks_for_help = True
+        if word in ("-h", "--help", "--version"):
+            only_prints = True
         elif word == "--home":
             home = next(words, "")
         elif word.startswith("--home="):
             home = word.partition("=")[2]
         elif command is None and not word.startswith("-"):
             command = word
-    if command not in COMMANDS and not asks_for_help:
+    if command not in COMMANDS and not only_prints:
         return None
     if home is not None:
         return home or None

@@ -117,6 +117,7 @@ EXAMPLES = [
     "models",
     "submit grpo --help",
     "--help",
+    "--version",
     "-h",
     # Errors, and their exit codes.
     "show nothing",
