@@ -63,7 +63,7 @@ def test_waiting_jobs_are_reordered(page, daemon):
     running(daemon)
     first, second = daemon.submit(), daemon.submit()
     browser = page.open()
-    browser.press(f"Later {first}")
+    browser.press(f"Move down {first}")
     wait_until(lambda: daemon.client.jobs.get(first)["position"] == 2)
     assert daemon.client.jobs.get(second)["position"] == 1
     ids = "[...document.querySelectorAll('.cards a.job')].map((a) => a.innerText)"
