@@ -63,7 +63,9 @@ def test_runs_are_trainings_and_evaluations_page_by_page(gateway, http):
 
 
 def test_a_run_has_its_changed_options_and_the_page_their_defaults(gateway, http):
-    job_id = submit(gateway, name="first", learning_rate=1e-4, template="x" * 1000)
+    job_id = submit(gateway, name="first", learning_rate=1e-4)
+    rundir = gateway.client.rundir(job_id)
+    rundir.annotate(spec={**rundir.read_spec()["spec"], "template": "x" * 1000})
     page = listed(http, name="first")
     (run,) = page["data"]
     assert run["id"] == job_id

@@ -59,7 +59,7 @@ function optionColumn(name) {
 
 // A path by its last part: data sets differ there.
 function shortText(value) {
-  return typeof value === "string" && value.includes("/") ? `…/${value.split("/").at(-1)}` : optionText(value);
+  return typeof value === "string" && /^\S*\/\S+$/.test(value) ? `…/${value.split("/").at(-1)}` : optionText(value);
 }
 
 function metricColumn(name, which) {
