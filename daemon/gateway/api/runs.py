@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any
@@ -14,12 +14,9 @@ from pydantic import BaseModel
 
 from ....configs.queues import TRAIN
 from ....jobs import KINDS, spec_class
-from ....jobs.errors import Conflict, NotFound, SpecError
+from ....jobs.errors import Conflict, SpecError
 from ....jobs.eval.options import EvalSpec
 from ....jobs.ids import is_job_id, kind_of
-from ...groups.curriculum import CurriculumFolder
-from ...groups.folder import SWEEP
-from ...groups.sweep import SweepFolder
 from ...lifecycle import statuses
 from ...lifecycle.view import JobFilter
 from ..core.state import AppState, StateDep
@@ -148,7 +145,7 @@ def _page(state: AppState, jobs: list[dict[str, Any]], *, has_more: bool) -> dic
         "data": [_run(state, job) for job in jobs],
         "has_more": has_more,
         "defaults": {kind: _defaults(kind) for kind in sorted(kinds & set(KINDS))},
-        "groups": dict(_named(state, sorted(groups))),
+        "groups": state.client.groups.names(sorted(groups)),
     }
 
 
@@ -178,11 +175,3 @@ def _defaults(kind: str) -> dict[str, Any]:
 def _short(value: Any) -> Any:
     is_long = isinstance(value, str) and len(value) > _MAX_TEXT
     return f"{value[:_MAX_TEXT]}…" if is_long else value
-
-
-def _named(state: AppState, groups: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for group_id in groups:
-        folder = SweepFolder if kind_of(group_id) == SWEEP else CurriculumFolder
-        with suppress(Conflict, NotFound):  # it cannot be read, or was removed
-            if (name := folder.open(state.client.home, group_id).read().name) is not None:
-                yield group_id, name

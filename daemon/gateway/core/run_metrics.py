@@ -18,7 +18,6 @@ from ....jobs import KINDS, spec_class
 from ....jobs.eval.options import EvalSpec
 from ....jobs.eval.summary import LOWER_IS_BETTER
 from ....jobs.training.options import TrainingSpec
-from ...groups.grid import is_lower_better
 from ...runs import events
 from ...runs.curves import EVAL, metrics_of
 from ...runs.rundir import RunDir
@@ -34,7 +33,7 @@ Metrics = dict[str, dict[str, float]]
 class _Part:
     """The part of a run's events that was read."""
 
-    bytes: int = 0
+    end: int = 0  # in bytes
     metrics: bytes = b"{}"  # JSON
 
 
@@ -57,11 +56,11 @@ class RunMetrics:
             size = rundir.events.stat().st_size
         except OSError:
             return {}
-        if size < known.bytes:  # another job's file, or one that was repaired
+        if size < known.end:  # another job's file, or one that was repaired
             known = _Part()
         found: Metrics = orjson.loads(known.metrics)
-        if size > known.bytes:
-            end = known.bytes
+        if size > known.end:
+            end = known.end
             while True:
                 piece, end = events.read_piece(rundir.events, end, 0, _PIECE)
                 if not piece:
@@ -99,7 +98,7 @@ def _best(kind: str, metric: str) -> Callable[[float, float], float] | None:
     if spec is EvalSpec and metric.startswith(EVAL) and name not in _COUNTS:
         return min if name in LOWER_IS_BETTER or name.endswith("_perplexity") else max
     if spec is not None and issubclass(spec, TrainingSpec) and {metric, name} & {*spec.judged_by}:
-        return min if is_lower_better(spec, metric) else max
+        return min if {metric, name} & {*spec.lower_is_better} else max
     return None
 
 
