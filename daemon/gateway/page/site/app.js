@@ -61,7 +61,9 @@ function View({ route }) {
   }
   if (!(route.name in VIEWS)) return html`<${Unknown} />`;
   const [, Found] = VIEWS[route.name];
-  return html`<${Found} key=${route.name} id=${route.rest[0]} query=${route.query} />`;
+  // A list begins anew with another query; a view of one thing keeps its state and the focus.
+  const key = route.rest[0] ? route.name : `${route.name}?${route.query}`;
+  return html`<${Found} key=${key} id=${route.rest[0]} query=${route.query} />`;
 }
 
 function Unknown() {

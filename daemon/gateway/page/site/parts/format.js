@@ -60,7 +60,8 @@ export function statusOf(job) {
 }
 
 export function progressOf(job) {
-  if (job.rows_total) return [job.rows_done ?? 0, job.rows_total];
+  // A job of few rows ends before it reports one.
+  if (job.rows_total) return [job.status === "finished" ? job.rows_total : (job.rows_done ?? 0), job.rows_total];
   return job.steps_total ? [job.step, job.steps_total] : null;
 }
 

@@ -29,12 +29,12 @@ function took(run) {
 
 // The columns that there are for these runs, by key: fixed ones, options, and metrics.
 export function columnsOf(runs, defaults) {
-  const metrics = new Map();
-  const options = new Set();
+  const metrics = new Map(); // name -> whether it judges a run
   for (const run of runs) {
-    for (const [name, metric] of Object.entries(run.metrics)) metrics.set(name, metrics.get(name) || metric.best !== undefined);
-    for (const name of Object.keys(defaults[run.kind] ?? {})) options.add(name);
+    for (const name in run.metrics) metrics.set(name, metrics.get(name) || run.metrics[name].best !== undefined);
   }
+  const kinds = new Set(runs.map((run) => run.kind));
+  const options = new Set([...kinds].flatMap((kind) => Object.keys(defaults[kind] ?? {})));
   const found = FIXED.map((column) => ({ group: "Run", ...column }));
   for (const name of options) found.push(optionColumn(name));
   for (const [name, isJudge] of [...metrics].sort(([a], [b]) => rank(a) - rank(b))) {
@@ -86,7 +86,8 @@ function short(value) {
 
 // The columns that are shown without a choice of the user.
 export function automatic(runs) {
-  const metrics = MAIN.filter((name) => runs.some((run) => mainOf(run).includes(name)));
+  const main = new Set(runs.flatMap(mainOf));
+  const metrics = MAIN.filter((name) => main.has(name));
   const best = metrics.slice(0, 1).map((name) => `best.${name}`);
   const options = differing(runs).slice(0, MOST_OPTIONS).map((name) => `option.${name}`);
   const varied = ["kind", "model", "tags"].filter((key) => new Set(runs.map((run) => String(run[key]))).size > 1);

@@ -57,6 +57,7 @@ async function load(connection) {
   }
   isLoading = false;
   update();
+  if (overview.connection !== loadedAt) load(overview.connection);
 }
 
 function take(page, found) {

@@ -66,6 +66,7 @@ export function Runs({ query }) {
       </label>
       <${Selection} drawn=${drawn} clear=${() => setSelected([])} />
     </div>
+    <${Problem} error=${error} />
     <${Columns} columns=${columns} keys=${keys} shown=${shown} isChosen=${chosen !== null} set=${setChosen} />
     ${drawn.length > 0 &&
     html`<section class="plot" aria-label="Curves of the selected runs"><${RunPlot} runs=${drawn} /></section>`}
