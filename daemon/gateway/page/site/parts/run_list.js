@@ -15,7 +15,7 @@ const MOST_IDS = 100; // of one request
 const watchers = new Set();
 const list = { runs: [], defaults: {}, groups: {}, isComplete: false, error: null };
 let byId = new Map();
-let loadedAt = 0; // the overview's connection with which the list was loaded
+let loadedAt = 0; // the overview's connection with which the list was loaded; 0: not yet
 let isLoading = false;
 let stale = new Set(); // ids of runs whose metrics may have changed
 let timer = null;
@@ -30,7 +30,8 @@ export function useRuns() {
     return () => watchers.delete(rerender);
   }, []);
   useEffect(() => {
-    if (connection !== loadedAt && !isLoading) load(connection);
+    // The first load does not wait for the first snapshot, which has what changes meanwhile.
+    if ((loadedAt === 0 || connection > loadedAt) && !isLoading) load(Math.max(connection, 1));
   }, [connection]);
   useEffect(follow);
   return list;
@@ -57,7 +58,7 @@ async function load(connection) {
   }
   isLoading = false;
   update();
-  if (overview.connection !== loadedAt) load(overview.connection);
+  if (overview.connection > loadedAt) load(overview.connection);
 }
 
 function take(page, found) {
