@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx2 as httpx
 import orjson
 import pytest
 from browser import Browser
@@ -12,6 +13,7 @@ from dashboard import HOSTILE, OPTIONS, WIDTHS, assert_clean, running
 from waiting import wait_until
 
 from warmd.daemon.lifecycle.queueing import Queueing
+from warmd.daemon.lifecycle.view import JobFilter
 from warmd.jobs import spec_class
 
 pytestmark = pytest.mark.nightly(
@@ -168,6 +170,32 @@ def test_a_running_training_appears_and_its_metrics_grow(page, daemon, runs):
     rewards = f"[...{row}.querySelectorAll('td.number')].map((cell) => cell.innerText).join()"
     before = browser.js(f"return {rewards}")
     browser.wait(f"{rewards} !== arguments[0]", before)
+
+
+def test_failed_trainings_need_attention_until_they_are_dismissed_and_requests_do_not(page, daemon):
+    (daemon.folder / "broken").touch()
+    failed = daemon.submit("behaviours:raises")
+    too_long = {"model": "tiny", "prompt": "1" * 1000}
+    assert httpx.post(f"{page.url}/v1/completions", json=too_long, timeout=60).status_code == 400
+    request = daemon.client.jobs.all(JobFilter(kinds=["infer"], limit=1))[0]["id"]
+    assert {daemon.wait(job_id)["status"] for job_id in (failed, request)} == {"failed"}
+    (daemon.folder / "broken").unlink()
+    browser = page.open()
+    notes = "document.querySelector('.attention')?.innerText ?? ''"
+    browser.wait(f"({notes}).includes(arguments[0])", failed)
+    assert request not in browser.js(f"return {notes}")
+    button = browser.js(
+        "return [...document.querySelectorAll('.attention li')]"
+        ".find((li) => li.innerText.includes(arguments[0])).querySelector('button').ariaLabel",
+        failed,
+    )
+    browser.press(button)
+    browser.wait(f"!({notes}).includes(arguments[0])", failed)
+    browser = page.open()
+    browser.wait("document.querySelector('.columns') !== null")
+    assert failed not in browser.js(f"return {notes}")
+    browser = page.open("requests?status=failed")
+    browser.wait_for(request)
 
 
 def test_former_addresses_and_unknown_ones_lead_somewhere(page, runs):
