@@ -5,7 +5,7 @@ A command that reads takes as long as its imports: what submits is imported wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ..groups.folder import (
     CURRICULUM,
     RUNNING,
     SWEEP,
+    Folder,
     all_folders,
     group_ids,
     is_group_id,
@@ -30,7 +31,6 @@ from .connection import needs_redis
 if TYPE_CHECKING:
     from ...configs.config import ModelConfig
     from ..groups.curriculum import Curriculum, CurriculumFolder
-    from ..groups.folder import Folder
     from ..groups.sweep import State, Sweep, SweepFolder
     from ..runs.weights import Weights
     from .connection import Connection
@@ -47,6 +47,11 @@ class Groups:
     def overview(self, newest: int) -> list[dict[str, Any]]:
         """Return the newest sweeps and curricula, and all active ones: see `folder.overview`."""
         return overview(self._client.home, newest)
+
+    def names(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return the names of those of these groups that have one, by id."""
+        named = ((group_id, _name_of(Folder(self._client.home, group_id))) for group_id in ids)
+        return {group_id: name for group_id, name in named if name is not None}
 
     def find_any(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of a job or a group, by id, unique prefix or name. As `find`."""

@@ -37,6 +37,7 @@ from .api import (
     permissions,
     rerank,
     responses,
+    runs,
     sweeps,
     tokenizing,
     warm_models,
@@ -70,6 +71,7 @@ _ROUTERS = (
     health.router,
     overview.router,
     jobs.router,
+    runs.router,
     sweeps.router,
     curricula.router,
     job_events.router,
@@ -112,8 +114,8 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
     )
     for router in _ROUTERS:
         app.include_router(router)
-    runs = {} if config.runs_folder is None else {config.runs_folder: "RUNS"}
-    hide({config.home: "HOME", **runs})
+    folder = {} if config.runs_folder is None else {config.runs_folder: "RUNS"}
+    hide({config.home: "HOME", **folder})
     errors.install(app)
     app.state.tickets = tickets = Tickets()
     served = [*app.routes, *(route for router in _ROUTERS for route in router.routes)]

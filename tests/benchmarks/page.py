@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The dashboard in Chromium: time to the first paint, and to show many jobs and a long curve.
+"""The dashboard in Chromium: first paint, many requests, many runs, and a long curve.
 
     python tests/benchmarks/page.py [--jobs 10000] [--steps 10000] [--pages 10]
 
 The jobs and the curve are made through the job store, not run. Times are medians; those of a view
-are from the request of its address until its content is there, in a page that is new each time.
+are from the request of its address until its content is there, in a page that is new each time;
+those of a sort or a filter from the event until the table is drawn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import orjson
 import psutil
 from browser import Browser
 from ended_jobs import end
@@ -26,9 +28,20 @@ from gateways import Gateway
 
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.rundir import RunDir
+from warmd.daemon.runs.seal import sealed
 from warmd.jobs import spec_class
 
 ROUNDS = 5
+STEPS_EACH = 20  # of the many runs
+METRICS = (
+    "loss",
+    "reward",
+    "grad_norm",
+    "learning_rate",
+    "entropy",
+    "completion_length",
+    "seconds",
+)
 PAGES_EACH = 5  # per browser, which opens at most six connections to one host
 
 
@@ -41,6 +54,33 @@ def with_curve(home: Gateway, steps: int) -> str:
             metrics = dict.fromkeys(("loss", "reward", "grad_norm"), step % 17 / 17)
             events.emit("step", step=step, tokens=100, **metrics)
     return job_id
+
+
+def with_runs(home: Gateway, number: int) -> None:
+    """Make ended trainings of a few steps whose options differ."""
+    for at, job_id in enumerate(end(home.client, number, kind="grpo")):
+        rundir = RunDir(home.home.runs / job_id)
+        with rundir.events.open("wb") as file:
+            for step in range(1, STEPS_EACH + 1):
+                metrics = dict.fromkeys(METRICS, (at * 7919 + step) % 1000 / 1000)
+                event = {"seq": step, "execution": 1, "time": float(step), "type": "step"}
+                file.write(orjson.dumps({**event, "step": step, **metrics}) + b"\n")
+        spec = {**rundir.read_spec()["spec"], "learning_rate": 10.0 ** -(at % 6 + 1), "seed": at}
+        document = sealed({**rundir.read_spec(), "spec": spec})
+        (rundir.path / "spec.json").write_bytes(document)  # without waiting for the disk
+
+
+def drawn_ms(browser: Browser, act: str) -> float:
+    """Milliseconds from an event in the page until the frame with its effect, a median."""
+    found = []
+    for number in range(ROUNDS):
+        browser.js(
+            f"window.took = null; const n = {number}; const begun = performance.now(); {act};"
+            "requestAnimationFrame(() => setTimeout(() => {"
+            " document.body.offsetHeight; window.took = performance.now() - begun }))"
+        )
+        found.append(float(browser.wait("window.took")))
+    return statistics.median(found)
 
 
 def shown_in(browser: Browser, address: str, expression: str) -> float:
@@ -92,6 +132,27 @@ def open_pages(url: str, number: int) -> list[Browser]:
     return browsers
 
 
+def of_runs(browser: Browser, url: str, number: int) -> list[tuple[str, str]]:
+    """Times of the table of runs."""
+    table = "document.querySelectorAll('table.runs tbody tr').length >= 100"
+    seconds = shown_in(browser, f"{url}/#/runs", table)
+    rows = [(f"table of {number:,} runs", f"{seconds * 1e3:.0f} ms")]
+    begun = time.perf_counter()
+    complete = "!document.querySelector('.toolbar').innerText.includes('reading more')"
+    browser.wait(complete, timeout_s=120)
+    rows.append(("all of them read", f"{time.perf_counter() - begun:.1f} s"))
+    buttons = "[...document.querySelectorAll('button.sort')]"
+    sort = f"{buttons}.find((one) => one.innerText.split(' ')[0] === 'reward')"
+    rows.append(("sorted by a metric", f"{drawn_ms(browser, f'{sort}.click()'):.0f} ms"))
+    search = (
+        "const input = document.querySelector('input[name=text]');"
+        "input.value = ['grpo-2', 'tiny', '', 'grpo-20', 'x7'][n];"
+        "input.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    rows.append(("filtered by a text", f"{drawn_ms(browser, search):.0f} ms"))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=10_000)
@@ -110,10 +171,10 @@ def main() -> None:
         browser.resize(1280)
         rows.append(("first paint", f"{first_paint_ms(browser, f'{home.url}/'):.0f} ms"))
         listed = "document.querySelectorAll('tbody tr').length >= 50"
-        seconds = shown_in(browser, f"{home.url}/#/jobs", listed)
-        rows.append((f"list of {options.jobs:,} jobs", f"{seconds * 1e3:.0f} ms"))
+        seconds = shown_in(browser, f"{home.url}/#/requests", listed)
+        rows.append((f"list of {options.jobs:,} requests", f"{seconds * 1e3:.0f} ms"))
         for number in range(100, 501, 50):
-            browser.press("Older jobs")
+            browser.press("Older requests")
             browser.wait(f"document.querySelectorAll('tbody tr').length >= {number}")
         frame = longest_frame_ms(browser, "window.scrollTo({top: 1e6, behavior: 'smooth'})")
         rows.append(("longest frame, 500 of them scrolled", f"{frame:.0f} ms"))
@@ -124,6 +185,8 @@ def main() -> None:
             "return document.querySelector('figure [role=img]').plot.data[0].length"
         )
         rows.append(("points drawn of them", points))
+        with_runs(home, options.jobs)
+        rows += of_runs(browser, home.url, options.jobs)
         gateway = psutil.Process(home.process.pid)
         before = gateway.memory_full_info().uss
         browsers = [browser, *open_pages(home.url, options.pages)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
+import orjson
 import pytest
 from daemons import Daemon
 from gateway_requests import OURS
@@ -90,3 +91,63 @@ def test_the_second_evaluation_is_compared_with_the_first(shared_daemon: Daemon)
         assert result["against"] == first["id"]
         assert result["comparison"]["reward"]["n"] == 4
         assert "words" in result["comparison"]["reward"]
+
+
+def test_an_evaluation_gets_its_name_and_tags(gateway, http):
+    status, job = ask(http, name="base", tags=["a"], options={"samples": 4})
+    assert (status, job["name"], job["tags"]) == (200, "base", ["a"])
+    status, said = ask(http, name="no name")
+    assert (status, said["error"]["message"][:20]) == (400, "name: must be 1 to 6")
+
+
+def answered(gateway: Gateway, scores: list[float | None], text: str) -> str:
+    """Make an evaluation with a score for each question; None: it has none."""
+    job_id = gateway.client.jobs.submit(spec_class("eval").parse({"model": "tiny"}))
+    rows = [
+        {
+            **{"row": number, "question": str(number), "weights": None, "prompt": f"{number}+1="},
+            "answer": str(number + 1),
+            "completions": [{"text": f"{text} {number}", "scores": {"reward": score}}],
+            "metrics": {} if score is None else {"reward": score},
+        }
+        for number, score in enumerate(scores, start=1)
+    ]
+    path = gateway.client.rundir(job_id).path / "rows.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return job_id
+
+
+def test_questions_are_paired_with_those_of_another_evaluation(gateway, http):
+    one = answered(gateway, [1.0, 0.0, 1.0, None], "first")
+    other = answered(gateway, [0.0, 1.0, 1.0, 1.0, 1.0], "second")
+
+    def questions(job_id: str = one, **params: Any) -> Any:
+        return http.get(f"/v1/warmd/evaluations/{job_id}/questions", params=params).json()
+
+    alone = questions(limit=2, offset=2)
+    assert [found["row"]["row"] for found in alone["data"]] == [3, 4]
+    assert (alone["total"], alone["comparison"], alone["data"][0]["other"]) == (4, None, None)
+    both = questions(against=other)
+    assert [found["difference"] for found in both["data"]] == [1.0, -1.0, 0.0, None]
+    assert (both["better"], both["worse"]) == (1, 1)
+    assert both["comparison"]["reward"]["n"] == 3
+    assert both["data"][0]["other"]["completions"][0]["text"] == "second 1"
+    worse = questions(against=other, only="worse")
+    assert ([found["row"]["row"] for found in worse["data"]], worse["total"]) == ([2], 1)
+    assert questions(text="first 3")["total"] == 1
+    assert questions(text="second 3", against=other)["total"] == 1
+    assert questions(text="second 3")["total"] == 0
+
+
+def test_questions_are_refused_for_other_jobs(gateway, http):
+    training = gateway.client.jobs.submit(spec_class("grpo").parse({"model": "tiny"}))
+    one = answered(gateway, [1.0], "a")
+    for job_id, params, status, message in (
+        (training, {}, 400, f"job_id: must be the id of an evaluation, got {training}"),
+        (one, {"against": training}, 400, "against: must be the id of an evaluation, got grpo-"),
+        (ABSENT, {}, 404, f"job: no job '{ABSENT}'"),
+        (one, {"only": "equal"}, 400, "only: "),
+    ):
+        reply = http.get(f"/v1/warmd/evaluations/{job_id}/questions", params=params)
+        assert reply.status_code == status
+        assert reply.json()["error"]["message"].startswith(message)

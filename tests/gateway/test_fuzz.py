@@ -200,6 +200,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/warmd/evaluations": {
         "model": "tiny",
         "options": {"samples": 4, "max_tokens": 4, "reward": ["correctness"]},
+        "name": "a",
+        "tags": ["b"],
     },
     "/v1/fine_tuning/alpha/graders/validate": {"grader": GRADER},
     "/v1/fine_tuning/alpha/graders/run": {

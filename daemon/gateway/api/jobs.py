@@ -109,8 +109,8 @@ async def list_jobs_of_all_kinds(
     limit: Annotated[int, Query(ge=1, le=_MAX_JOBS)] = 50,
 ) -> Any:
     """List jobs, newest first."""
-    _check_words("kind", kind, tuple(KINDS))
-    _check_words("status", status, (*statuses.EVERY, statuses.UNREGISTERED))
+    check_words("kind", kind, tuple(KINDS))
+    check_words("status", status, (*statuses.EVERY, statuses.UNREGISTERED))
     if text and not is_id_prefix(text):
         raise SpecError("text", f"must be a part of a job id, got {text!r}")
     if after is not None and not is_job_id(after):
@@ -133,7 +133,8 @@ async def list_jobs_of_all_kinds(
     return await state.in_thread(page)
 
 
-def _check_words(field: str, words: list[str], known: tuple[str, ...]) -> None:
+def check_words(field: str, words: list[str], known: tuple[str, ...]) -> None:
+    """Raise SpecError for a word of a filter that is not known."""
     for word in words:
         if word not in known:
             raise SpecError(field, f"must be one of {', '.join(known)}, got {word[:40]!r}")

@@ -18,6 +18,7 @@ from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep
 from .fine_tuning import CreateJob, Problem, by_request, checked
+from .runs import run_kinds
 
 router = APIRouter(route_class=StrictRoute, prefix="/v1/warmd", tags=["training"])
 
@@ -58,6 +59,7 @@ class KindList(BaseModel):
 
     groups: dict[str, str]
     every: list[str]  # names of all kinds, also of those that have no method
+    runs: list[str]  # those whose jobs are trainings or evaluations, as `/v1/warmd/runs` lists them
     data: list[KindView]
 
 
@@ -74,7 +76,7 @@ class Checked(BaseModel):
 async def list_kinds(state: StateDep) -> Any:
     """List the job kinds that can be submitted over HTTP, with their options."""
     shown = [_kind(kind) for kind in methods.kinds().values()]
-    return {"groups": GROUPS, "every": list(KINDS), "data": shown}
+    return {"groups": GROUPS, "every": list(KINDS), "runs": run_kinds(), "data": shown}
 
 
 def _kind(kind: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from .models_index import ModelIndex
 from .overview import Overview
 from .queue_shares import QueueShares
 from .readiness import unready_reason
+from .run_metrics import RunMetrics
 from .shared import Shared
 from .submitter import Submitter
 from .threads import Threads
@@ -84,6 +85,7 @@ class AppState:
         )
         self.model_index = ModelIndex(self.client)
         self.metrics = Metrics(self.client)
+        self.run_metrics = RunMetrics()
         self.files = FileStore(
             self.client.home, max_bytes=config.max_uploads_bytes, keep_s=config.keep_uploads_s
         )

@@ -116,7 +116,7 @@ def test_a_named_user_sees_what_he_may_do_and_is_shut_out_within_seconds(
     browser.press("Log in")
     browser.wait_for(job_id)
     navigation = browser.js("return document.querySelector('nav').innerText")
-    assert "Jobs" in navigation
+    assert "Runs" in navigation
     assert "Submit" not in navigation
     assert "Chat" not in navigation
     assert browser.js("return document.querySelectorAll('main button').length") == 0

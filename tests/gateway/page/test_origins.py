@@ -133,7 +133,7 @@ def test_a_session_has_views_live_streams_actions_files_downloads_and_new_tabs(
     first = browser.tab()
     browser.switch(browser.new_tab())
     try:
-        Page(browser, url).open("jobs")
+        Page(browser, url).open("runs")
         browser.wait_for(job_id)
     finally:
         browser.close_tab()
@@ -233,8 +233,8 @@ def test_a_page_of_another_port_or_host_reads_and_changes_nothing(
 def test_a_link_of_another_page_opens_the_dashboard_with_its_session(site, browser, other):
     log_in(browser, site.gateway.url)
     browser.open(f"http://evil.test:{other.port}/")
-    browser.js("location.href = arguments[0]", f"{site.gateway.url}/#/jobs")
-    browser.wait("document.querySelector('h1')?.innerText === 'Jobs'")
+    browser.js("location.href = arguments[0]", f"{site.gateway.url}/#/runs")
+    browser.wait("document.querySelector('h1')?.innerText === 'Runs'")
     browser.open(f"http://evil.test:{other.port}/")
     browser.js("location.href = arguments[0]", f"{site.gateway.url}/v1/models")
     browser.wait_for("Sec-Fetch-Site: must be same-origin")

@@ -35,7 +35,7 @@ def test_every_view_is_accessible_and_fits_the_screen(
     waiting = daemon.submit()
     views = {
         "overview": "",
-        "jobs": "jobs",
+        "requests": "requests",
         "job": f"jobs/{live}",
         "completions": f"jobs/{one}/completions",
         "checkpoints": f"jobs/{one}/checkpoints",
@@ -153,7 +153,7 @@ def test_a_job_that_no_machine_could_run_shows_what_it_waits_for(page, daemon):
     job_id = daemon.client.jobs.submit(spec_class("grpo").parse(OPTIONS), Queueing(needs=needs))
     wait_until(lambda: daemon.client.jobs.get(job_id)["missing_model"] == "/models/away")
     shown = "waits for a machine with /models/away, gpu=h200"
-    for view in ("", "jobs", f"jobs/{job_id}"):
+    for view in ("", f"jobs/{job_id}"):
         browser = page.open(view)
         browser.wait(f"document.body.innerText.includes({shown!r})")
     daemon.client.jobs.cancel(job_id)

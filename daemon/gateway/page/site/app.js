@@ -5,8 +5,11 @@ import { get } from "./parts/api.js";
 import { onConnection } from "./parts/live.js";
 import { useOverview, watchOverview } from "./parts/overview.js";
 import { Dialogs } from "./parts/dialog.js";
+import { Heading } from "./parts/elements.js";
 import { Overview } from "./views/overview.js";
-import { Jobs } from "./views/jobs.js";
+import { Evaluations } from "./views/evaluations.js";
+import { Requests } from "./views/requests.js";
+import { Runs } from "./views/runs.js";
 import { Job } from "./views/job.js";
 import { Compare } from "./views/compare.js";
 import { Sweeps } from "./views/sweeps.js";
@@ -18,20 +21,26 @@ import { Login } from "./views/login.js";
 // Address (behind #/) -> view. A view gets the id behind its name, if any, and the query.
 const VIEWS = {
   "": ["Overview", Overview],
-  jobs: ["Jobs", Jobs],
+  runs: ["Runs", Runs],
+  evaluations: ["Evaluations", Evaluations],
   sweeps: ["Sweeps", Sweeps],
   curricula: ["Curricula", Curricula],
   submit: ["Submit", Submit],
   compare: ["Compare", Compare],
   chat: ["Chat", Chat],
+  requests: ["Requests", Requests],
 };
+
+// A view's name of earlier versions; `#/jobs/ID` is a job.
+const FORMER = { jobs: "runs" };
 
 // View -> the right without which it is not shown.
 const NEEDS = { submit: "train", chat: "infer" };
 
 function routeOf(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
-  const [name, ...rest] = path.split("/");
+  const [first, ...rest] = path.split("/");
+  const name = rest[0] ? first : (FORMER[first] ?? first);
   return { name, rest, query: new URLSearchParams(query), hash };
 }
 
@@ -50,8 +59,15 @@ function View({ route }) {
     const [id, section] = route.rest;
     return html`<${Job} key=${id} id=${id} section=${section} />`;
   }
-  const [, Found] = VIEWS[route.name] ?? VIEWS[""];
-  return html`<${Found} key=${route.name} id=${route.rest[0]} query=${route.query} />`;
+  if (!(route.name in VIEWS)) return html`<${Unknown} />`;
+  const [, Found] = VIEWS[route.name];
+  // A list begins anew with another query; a view of one thing keeps its state and the focus.
+  const key = route.rest[0] ? route.name : `${route.name}?${route.query}`;
+  return html`<${Found} key=${key} id=${route.rest[0]} query=${route.query} />`;
+}
+
+function Unknown() {
+  return html`<${Heading}>No such view<//><p class="empty">The address names no view of this page: <a href="#/">Overview</a></p>`;
 }
 
 function Navigation({ current }) {
@@ -92,7 +108,7 @@ function App() {
   if (!isOpen) return html`<${Login} onDone=${() => setOpen(true)} />`;
   return html`
     <a class="skip" href="#heading" onClick=${toHeading}>Skip to the content</a>
-    <header><${Navigation} current=${route.name} /><${Connection} /></header>
+    <header><${Navigation} current=${route.name === "jobs" ? "runs" : route.name} /><${Connection} /></header>
     <main><${View} route=${route} /></main>
     <${Dialogs} />
   `;

@@ -4,6 +4,7 @@ import { post } from "./api.js";
 import { ask, notify } from "./dialog.js";
 import { forget, isPending } from "./overview.js";
 import { size, statusOf } from "./format.js";
+import { nameOf } from "./names.js";
 
 // Returns the actions of a job as {name, label, run}.
 export function actionsOf(job) {
@@ -20,7 +21,7 @@ export function actionsOf(job) {
 
 async function send(job, name, body) {
   const reply = await (await post(`/v1/warmd/jobs/${job.id}/${name}`, body)).json();
-  return `${job.id}: ${reply.outcome}`;
+  return `${nameOf(job.id)}: ${reply.outcome}`;
 }
 
 function cancel(job) {
@@ -30,7 +31,7 @@ function cancel(job) {
     label: "Cancel",
     run: () =>
       ask({
-        title: `Cancel ${job.id}?`,
+        title: `Cancel ${nameOf(job.id)}?`,
         text: isRunning
           ? "It saves a checkpoint at the end of its step and stops. Nothing is lost: it can be resumed."
           : "It leaves its queue. Nothing is lost: it can be queued again by resuming it.",
@@ -46,7 +47,7 @@ function kill(job) {
     label: "Kill",
     run: () =>
       ask({
-        title: `Kill ${job.id}?`,
+        title: `Kill ${nameOf(job.id)}?`,
         text: `It stops at once, at step ${job.step}. All steps since its latest checkpoint are lost.`,
         action: "Kill the job",
         isDangerous: true,
@@ -61,7 +62,7 @@ function pause(job) {
     label: "Pause",
     run: () =>
       ask({
-        title: `Pause ${job.id}?`,
+        title: `Pause ${nameOf(job.id)}?`,
         text:
           job.status === "started"
             ? "It is held in memory at the end of its step. Nothing is lost; the worker stays occupied."
@@ -78,7 +79,7 @@ function unpause(job) {
     label: "Continue",
     run: () =>
       ask({
-        title: `Continue ${job.id}?`,
+        title: `Continue ${nameOf(job.id)}?`,
         text: "It continues where it was paused, or returns to the front of its queue.",
         action: "Continue the job",
         act: () => send(job, "unpause"),
@@ -102,7 +103,7 @@ function resume(job) {
     label: "Resume",
     run: () =>
       ask({
-        title: `Resume ${job.id}?`,
+        title: `Resume ${nameOf(job.id)}?`,
         text: "It is queued again and continues from its latest checkpoint. Nothing is lost.",
         action: "Resume the job",
         fields,
@@ -120,7 +121,7 @@ function remove(job) {
     label: "Remove",
     run: () =>
       ask({
-        title: `Remove ${job.id}?`,
+        title: `Remove ${nameOf(job.id)}?`,
         text:
           "Its run directory is deleted: events, log, completions, checkpoints and the trained " +
           "model. This cannot be undone.",
@@ -129,8 +130,8 @@ function remove(job) {
         act: async () => {
           const reply = await (await post(`/v1/warmd/jobs/${job.id}/remove`)).json();
           forget(job.id);
-          if (location.hash.includes(job.id)) location.hash = "#/jobs";
-          return `${job.id} removed, ${size(reply.bytes)} freed`;
+          if (location.hash.includes(job.id)) location.hash = "#/runs";
+          return `${nameOf(job.id)} removed, ${size(reply.bytes)} freed`;
         },
       }),
   };
@@ -145,7 +146,7 @@ function moves(job) {
       notify(error.message);
     }
   };
-  const up = { name: "up", label: "Earlier", run: to(job.position - 1) };
-  const down = { name: "down", label: "Later", run: to(job.position + 1) };
+  const up = { name: "up", label: "Move up", run: to(job.position - 1) };
+  const down = { name: "down", label: "Move down", run: to(job.position + 1) };
   return job.position > 1 ? [up, down] : [down];
 }

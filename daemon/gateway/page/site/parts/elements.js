@@ -1,6 +1,7 @@
 // Small elements that several views use.
 
 import { html, useEffect, useState } from "./libraries.js";
+import { nameOf } from "./names.js";
 import { duration, clock, now, percent, progressOf, statusOf } from "./format.js";
 
 export function Status({ job }) {
@@ -8,21 +9,32 @@ export function Status({ job }) {
   return html`<span class="status ${status}">${status}</span>`;
 }
 
-export function JobLink({ id }) {
-  return html`<a class="job" href="#/jobs/${id}">${id}</a>`;
+// `name`: what the job is called, where the view knows it; its id is in the address.
+export function JobLink({ id, name }) {
+  const shown = name ?? nameOf(id);
+  return html`<a class=${shown === id ? "job" : "name"} href="#/jobs/${id}" title=${id}>${shown}</a>`;
 }
 
 // The sweep or the curriculum that a job belongs to, if any.
-export function GroupLink({ id }) {
+export function GroupLink({ id, name }) {
   if (!id) return null;
+  const shown = name ?? nameOf(id);
   const path = id.startsWith("sweep-") ? "sweeps" : "curricula";
-  return html`<a class="job" href="#/${path}/${id}">${id}</a>`;
+  return html`<a class=${shown === id ? "job" : "name"} href="#/${path}/${id}" title=${id}>${shown}</a>`;
+}
+
+// Without the id of its group, which is a tag of its jobs.
+export function tagsOf(job) {
+  return job.tags.filter((tag) => tag !== job.sweep && tag !== job.curriculum);
+}
+
+export function Tags({ job }) {
+  return tagsOf(job).map((tag) => html` <span class="tag" key=${tag}>${tag}</span>`);
 }
 
 // The name and the tags that someone gave a job.
 export function Labels({ job }) {
-  return html`${job.name && html`<strong>${job.name}</strong>`}
-  ${job.tags.map((tag) => html` <span class="tag" key=${tag}>${tag}</span>`)}`;
+  return html`${job.name && html`<strong>${job.name}</strong>`}<${Tags} job=${job} />`;
 }
 
 export function Progress({ job }) {
@@ -67,10 +79,11 @@ export function Problem({ error }) {
 
 // A heading that gets the focus when a view opens, so that a screen reader begins there.
 export function Heading({ children }) {
+  const text = [children].flat().join("");
+  useEffect(() => document.getElementById("heading")?.focus({ preventScroll: true }), []);
   useEffect(() => {
-    document.title = `${[children].flat().join("")} · warmd`;
-    document.getElementById("heading")?.focus({ preventScroll: true });
-  }, []);
+    document.title = `${text} · warmd`;
+  }, [text]);
   return html`<h1 id="heading" tabindex="-1">${children}</h1>`;
 }
 

@@ -34,13 +34,14 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-// The time of day; with the date where it is not today.
+// The time of day as on the command line: of 24 hours, with the day or the date unless it is today.
 export function clock(seconds) {
   if (seconds === null || seconds === undefined) return NOTHING;
   const when = new Date(seconds * 1000);
-  const time = when.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  const time = when.toTimeString().slice(0, 5);
   if (when.toDateString() === new Date().toDateString()) return time;
-  return `${when.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
+  if (Math.abs(seconds - now()) < 6 * 86_400) return `${when.toLocaleDateString("en", { weekday: "short" })} ${time}`;
+  return `${when.toLocaleDateString("sv")} ${time}`; // as ISO 8601 has it
 }
 
 export function percent(part, whole) {
@@ -51,13 +52,16 @@ export function now() {
   return Date.now() / 1000;
 }
 
+// One word for all ways to wait: a view that knows why shows the time, the job or the machine that is waited for.
+const WORDS = { started: "running", scheduled: "queued", deferred: "queued" };
+
 export function statusOf(job) {
-  if (job.paused) return "paused";
-  return job.status === "started" ? "running" : job.status;
+  return job.paused ? "paused" : (WORDS[job.status] ?? job.status);
 }
 
 export function progressOf(job) {
-  if (job.rows_total) return [job.rows_done ?? 0, job.rows_total];
+  // A job of few rows ends before it reports one.
+  if (job.rows_total) return [job.status === "finished" ? job.rows_total : (job.rows_done ?? 0), job.rows_total];
   return job.steps_total ? [job.step, job.steps_total] : null;
 }
 

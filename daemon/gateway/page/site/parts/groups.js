@@ -4,8 +4,9 @@
 import { html, useEffect, useRef, useState } from "./libraries.js";
 import { get, post } from "./api.js";
 import { ask } from "./dialog.js";
-import { GroupLink, Heading, Labels, Problem, Scroll, Status } from "./elements.js";
+import { GroupLink, Heading, Problem, Scroll, Status, Tags } from "./elements.js";
 import { clock, size } from "./format.js";
+import { nameOf } from "./names.js";
 import { useOverview } from "./overview.js";
 
 const LISTED = 50;
@@ -37,7 +38,7 @@ export function GroupList({ title, noun, path, columns, empty }) {
         <tbody>
           ${page.data.map(
             (group) => html`<tr key=${group.id}>
-              <th scope="row"><${GroupLink} id=${group.id} /> <${Labels} job=${group} /></th>
+              <th scope="row"><${GroupLink} id=${group.id} name=${group.name} /> <${Tags} job=${group} /></th>
               <td>${group.kind}</td>
               <td><${Status} job=${group} /></td>
               ${columns.map((column) => html`<td key=${column.title}>${column.cell(group)}</td>`)}
@@ -111,7 +112,7 @@ export function groupActions(group, path) {
   const act = (name, question) => ({
     name,
     label: question.label,
-    run: () => ask({ ...question, title: `${question.label} ${group.id}?`, act: () => send(group, path, name) }),
+    run: () => ask({ ...question, title: `${question.label} ${nameOf(group.id)}?`, act: () => send(group, path, name) }),
   });
   if (ENDED.includes(group.status)) {
     const resume = act("resume", {
@@ -156,7 +157,7 @@ export function groupActions(group, path) {
 
 async function send(group, path, name) {
   const reply = await (await post(`/v1/warmd/${path}/${group.id}/${name}`)).json();
-  if (name !== "remove") return `${group.id}: ${reply.outcome}`;
+  if (name !== "remove") return `${nameOf(group.id)}: ${reply.outcome}`;
   location.hash = `#/${path}`;
-  return `${group.id} removed, ${size(reply.bytes)} freed`;
+  return `${nameOf(group.id)} removed, ${size(reply.bytes)} freed`;
 }

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "./libraries.js";
 import { get } from "./api.js";
+import { nameOf, useNames } from "./names.js";
 
 export function useModels() {
   const [names, setNames] = useState([]);
@@ -15,11 +16,12 @@ export function useModels() {
 }
 
 export function ModelSelect({ label, name, names, value, onChange }) {
+  useNames(names);
   const shown = value && !names.includes(value) ? [value, ...names] : names;
   return html`<label>
     ${label}
     <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${shown.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}
+      ${shown.map((one) => html`<option key=${one} value=${one}>${nameOf(one)}</option>`)}
     </select>
   </label>`;
 }

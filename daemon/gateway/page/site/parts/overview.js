@@ -3,6 +3,7 @@
 import { useEffect, useReducer } from "./libraries.js";
 import { get } from "./api.js";
 import { follow } from "./live.js";
+import { remember } from "./names.js";
 
 const PENDING = ["started", "queued", "scheduled", "deferred"];
 const watchers = new Set();
@@ -36,6 +37,8 @@ function take({ jobs = [], gone = [], ...rest }) {
   Object.assign(overview, rest, { isLoaded: true });
   for (const job of jobs) overview.jobs.set(job.id, job);
   gone.forEach(forget);
+  remember(jobs);
+  remember(overview.groups);
   update();
 }
 
@@ -67,6 +70,11 @@ export function useOverview() {
     return () => watchers.delete(rerender);
   }, []);
   return overview;
+}
+
+// Whether a job is a training or an evaluation, as in the table of runs; the others are requests.
+export function isRun(job) {
+  return job.queue === "train" || job.kind === "eval";
 }
 
 export function isPending(job) {

@@ -1,28 +1,29 @@
-// Several jobs' curves, evaluations and options; and two models that answer the same prompt.
+// Several runs' curves, options and results; and two models that answer the same prompt.
 
-import { html, useEffect, useMemo, useRef, useState } from "../parts/libraries.js";
-import { get } from "../parts/api.js";
-import { Chart } from "../parts/chart.js";
+import { html, useMemo, useRef, useState } from "../parts/libraries.js";
 import { differences } from "../parts/difference.js";
 import { Heading, JobLink, Problem, Scroll } from "../parts/elements.js";
-import { Evaluations } from "../parts/evaluations.js";
-import { number, optionText } from "../parts/format.js";
 import { generate, throughput } from "../parts/generate.js";
 import { ModelSelect, useModels } from "../parts/models.js";
+import { nameOf } from "../parts/names.js";
 import { DEFAULTS, numbersOf, Sampling } from "../parts/sampling.js";
 import { useOverview } from "../parts/overview.js";
-import { isSame } from "../parts/command.js";
+import { cellOf, columnsOf } from "../parts/run_columns.js";
+import { differing, useRuns } from "../parts/run_list.js";
+import { MOST_LINES, RunPlot } from "../parts/run_plot.js";
 
-const LISTED = 30; // jobs to choose from
-const MAX_JOBS = 6; // as many as there are colors
+const LISTED = 100; // trainings to choose from, the newest
 
 export function Compare({ query }) {
   const { may } = useOverview();
+  const jobs = query.getAll("job");
+  const answers = may.includes("infer") && html`<${Answers} chosen=${query.getAll("model")} />`;
+  // What the address asks for comes first.
   return html`
     <${Heading}>Compare<//>
-    ${may.includes("infer") && html`<${Answers} chosen=${query.getAll("model")} />`}
-    <${Evaluations} />
-    <${Jobs} chosen=${query.getAll("job")} />
+    ${jobs.length === 0 && answers}
+    <${Trainings} chosen=${jobs} />
+    ${jobs.length > 0 && answers}
   `;
 }
 
@@ -90,7 +91,7 @@ function Answers({ chosen }) {
     <div class="answers" aria-live="polite" aria-busy=${isBusy}>
       ${two.map(
         (model, at) => html`<div class="card answer" key=${at}>
-          <h3>${model}</h3>
+          <h3>${model && nameOf(model)}</h3>
           <pre>${marked ? marked[at].map((part) => (part.isDifferent ? html`<mark>${part.text}</mark>` : part.text)) : answers[at]}</pre>
           <p class="quiet">${notes[at]}</p>
         </div>`,
@@ -99,131 +100,61 @@ function Answers({ chosen }) {
   </section>`;
 }
 
-// --- several jobs ---------------------------------------------------------------------------------
+// --- several runs ---------------------------------------------------------------------------------
 
-function Jobs({ chosen }) {
-  const [listed, setListed] = useState([]);
-  const [ids, setIds] = useState(chosen.slice(0, MAX_JOBS));
-  const [error, setError] = useState(null);
-  const found = useJobs(ids);
-  useEffect(() => {
-    get("/v1/warmd/kinds")
-      .then(({ data }) => get("/v1/warmd/jobs", { kind: data.map((one) => one.kind), limit: LISTED }))
-      .then((page) => setListed(page.data.map((job) => job.id)), setError);
-  }, []);
-  const choices = [...new Set([...chosen, ...listed])];
-
-  function toggle(id) {
-    setIds(ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id].slice(-MAX_JOBS));
-  }
-
-  return html`<section aria-labelledby="jobs">
-    <h2 id="jobs">Trainings</h2>
+function Trainings({ chosen }) {
+  const { runs, defaults, isComplete, error } = useRuns();
+  const [ids, setIds] = useState(chosen.slice(0, MOST_LINES));
+  const found = ids.map((id) => runs.find((run) => run.id === id)).filter(Boolean);
+  const others = runs.filter((run) => run.kind !== "eval" && !ids.includes(run.id)).slice(0, LISTED);
+  return html`<section aria-labelledby="runs">
+    <h2 id="runs">Runs</h2>
     <${Problem} error=${error} />
-    ${choices.length === 0 && html`<p class="empty">No training yet.</p>`}
-    ${choices.length > 0 &&
-    html`<fieldset>
-      <legend>Jobs (at most ${MAX_JOBS})</legend>
-      <div class="fields">
-        ${choices.map(
-          (id) => html`<label class="inline" key=${id}>
-            <input type="checkbox" name="job" value=${id} checked=${ids.includes(id)} onChange=${() => toggle(id)} /> <code>${id}</code>
-          </label>`,
-        )}
-      </div>
-    </fieldset>`}
-    ${found.length > 0 && html`<${Curves} jobs=${found} /><${FirstAndLast} jobs=${found} /><${Options} jobs=${found} />`}
+    ${!isComplete && html`<p>Loading …</p>`}
+    ${isComplete && runs.length === 0 && html`<p class="empty">No training yet: <a href="#/submit">submit one</a>.</p>`}
+    <ul class="line chosen">
+      ${found.map(
+        (run) => html`<li key=${run.id}>
+          <${JobLink} id=${run.id} name=${run.legend} />
+          <button type="button" class="small" aria-label=${`Leave out ${run.label}`} onClick=${() => setIds(ids.filter((id) => id !== run.id))}>×</button>
+        </li>`,
+      )}
+    </ul>
+    <p class="line">
+      ${others.length > 0 &&
+      ids.length < MOST_LINES &&
+      html`<label class="inline">
+        Add
+        <select name="run" value="" onChange=${(event) => setIds([...ids, event.target.value])}>
+          <option value="">a run …</option>
+          ${others.map((run) => html`<option key=${run.id} value=${run.id}>${run.legend}</option>`)}
+        </select>
+      </label>`}
+      <a href="#/runs">Choose in the table of runs</a>
+    </p>
+    ${found.length > 0 && html`<${RunPlot} runs=${found} />`}
+    ${found.length > 1 && html`<${SideBySide} runs=${found} defaults=${defaults} />`}
   </section>`;
 }
 
-// Curves and options of jobs, loaded once for each.
-function useJobs(ids) {
-  const [known, setKnown] = useState({});
-  useEffect(() => {
-    for (const id of ids.filter((one) => !(one in known))) {
-      Promise.all([get(`/v1/warmd/jobs/${id}/curves`), get(`/v1/warmd/jobs/${id}`)]).then(
-        ([curves, detail]) => setKnown((before) => ({ ...before, [id]: { id, curves, ...detail } })),
-        () => {},
-      );
-    }
-  }, [ids]);
-  return ids.map((id) => known[id]).filter(Boolean);
-}
-
-function metricsIn(jobs) {
-  return [...new Set(jobs.flatMap((job) => Object.keys(job.curves.metrics)))];
-}
-
-function Curves({ jobs }) {
-  const names = metricsIn(jobs);
-  const [chosen, setChosen] = useState(null);
-  const metric = [chosen, "reward", "loss", names[0]].find((name) => names.includes(name));
-  const { x, series } = useMemo(() => joined(jobs, metric), [jobs.map((job) => job.id).join(), metric]);
-  if (!metric) return null;
+// The options that differ, and the metrics by which runs are judged.
+function SideBySide({ runs, defaults }) {
+  const columns = columnsOf(runs, defaults);
+  const differ = differing(runs);
+  const isJudge = (key) => key.startsWith("best.") || columns.has(key.replace("last.", "best."));
+  const shown = [...columns.values()].filter(({ key, option }) => (option ? differ.includes(option) : key.includes(".") && isJudge(key)));
   return html`
-    <label class="inline">
-      Metric
-      <select name="metric" value=${metric} onChange=${(event) => setChosen(event.target.value)}>
-        ${names.map((name) => html`<option key=${name}>${name}</option>`)}
-      </select>
-    </label>
-    <${Chart} title=${metric} x=${x} series=${series} />
-  `;
-}
-
-// One list of steps for all jobs, and the values of each job at these steps.
-function joined(jobs, metric) {
-  const x = [...new Set(jobs.flatMap((job) => job.curves.steps))].sort((a, b) => a - b);
-  const series = jobs.map((job) => {
-    const mean = job.curves.metrics[metric]?.mean ?? [];
-    const at = new Map(job.curves.steps.map((step, index) => [step, mean[index] ?? null]));
-    return { label: job.id, values: x.map((step) => at.get(step) ?? null) };
-  });
-  return { x, series };
-}
-
-function FirstAndLast({ jobs }) {
-  const names = metricsIn(jobs).filter((name) => name.startsWith("eval_"));
-  if (names.length === 0) return null;
-  const first = (values) => values?.mean.find((value) => value !== null);
-  const last = (values) => values?.mean.findLast((value) => value !== null);
-  return html`
-    <h3>Evaluations: first and last</h3>
-    <${Scroll} label="table of evaluations">
-      <table>
+    <h3>Options that differ, and results</h3>
+    <${Scroll} label="table of options and results">
+      <table class="runs">
         <thead>
-          <tr><th scope="col">Job</th>${names.map((name) => html`<th scope="col" key=${name}>${name.slice("eval_".length)}</th>`)}</tr>
+          <tr><th scope="col">Option or metric</th>${runs.map((run) => html`<th scope="col" class="number" key=${run.id}>${run.label}</th>`)}</tr>
         </thead>
         <tbody>
-          ${jobs.map(
-            (job) => html`<tr key=${job.id}>
-              <th scope="row"><${JobLink} id=${job.id} /></th>
-              ${names.map((name) => html`<td key=${name}>${number(first(job.curves.metrics[name]))} → ${number(last(job.curves.metrics[name]))}</td>`)}
-            </tr>`,
-          )}
-        </tbody>
-      </table>
-    <//>
-  `;
-}
-
-function Options({ jobs }) {
-  const names = [...new Set(jobs.flatMap((job) => Object.keys(job.options)))];
-  const rows = names.filter((name) => jobs.some((job) => !isSame(job.options[name], jobs[0].options[name])));
-  if (jobs.length < 2) return null;
-  if (rows.length === 0) return html`<p>All options of these jobs are equal.</p>`;
-  return html`
-    <h3>Options that differ</h3>
-    <${Scroll} label="table of options that differ">
-      <table>
-        <thead>
-          <tr><th scope="col">Option</th>${jobs.map((job) => html`<th scope="col" key=${job.id}>${job.id}</th>`)}</tr>
-        </thead>
-        <tbody>
-          ${rows.map(
-            (name) => html`<tr key=${name}>
-              <th scope="row">${name}</th>
-              ${jobs.map((job) => html`<td key=${job.id} class="different">${optionText(job.options[name])}</td>`)}
+          ${shown.map(
+            (column) => html`<tr key=${column.key}>
+              <th scope="row">${column.title}</th>
+              ${runs.map((run) => html`<td key=${run.id} class=${column.option ? "number different" : "number"}>${cellOf(column, run)}</td>`)}
             </tr>`,
           )}
         </tbody>

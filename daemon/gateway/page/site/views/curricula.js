@@ -3,9 +3,10 @@
 import { html } from "../parts/libraries.js";
 import { get } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
-import { Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { Heading, JobLink, Problem, Progress, Scroll, Status, Tags } from "../parts/elements.js";
 import { clock, number } from "../parts/format.js";
 import { groupActions, GroupList, useGroups } from "../parts/groups.js";
+import { nameOf, useNames } from "../parts/names.js";
 import { useOverview } from "../parts/overview.js";
 
 const COMPARED = 6; // jobs of which the view Compare draws curves
@@ -31,13 +32,13 @@ function stageText({ attempts, stages }) {
 function Curriculum({ id }) {
   const { may } = useOverview();
   const [found, error] = useGroups(() => get(`/v1/warmd/curricula/${id}`), (one) => one === id);
-  if (!found) return html`<${Heading}>${id}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
+  if (!found) return html`<${Heading}>${nameOf(id)}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
   const compared = found.attempts.slice(-COMPARED).map((attempt) => `job=${attempt.job}`);
   return html`
-    <${Heading}>${id}<//>
+    <${Heading}>${found.name ?? id}<//>
     <div class="card">
       <div class="line">
-        <${Status} job=${found} /> <${Labels} job=${found} />
+        <${Status} job=${found} /> <${Tags} job=${found} />
         ${may.includes("train") && html`<${ActionButtons} id=${id} actions=${groupActions(found, "curricula")} />`}
       </div>
       ${found.problem && html`<p class="problem">${found.problem}</p>`}
@@ -56,6 +57,7 @@ function Curriculum({ id }) {
 }
 
 function Attempts({ attempts }) {
+  useNames(attempts.map((attempt) => attempt.job));
   return html`<section aria-labelledby="attempts">
     <h2 id="attempts">Stages</h2>
     <${Scroll} label="table of stages">

@@ -5,9 +5,11 @@ import { get, post } from "../parts/api.js";
 import { actionsOf } from "../parts/actions.js";
 import { ActionButtons } from "../parts/buttons.js";
 import { ask } from "../parts/dialog.js";
-import { Eta, GroupLink, Heading, JobLink, Labels, Progress, Scroll, Status, Usage, WaitsFor } from "../parts/elements.js";
-import { clock, duration, NOTHING, now, number, size } from "../parts/format.js";
-import { isPending, pendingJobs, useOverview } from "../parts/overview.js";
+import { Eta, GroupLink, Heading, JobLink, Progress, Scroll, Status, Tags, Usage, WaitsFor } from "../parts/elements.js";
+import { clock, duration, NOTHING, now, number, size, statusOf } from "../parts/format.js";
+import { nameOf } from "../parts/names.js";
+import { isPending, isRun, pendingJobs, useOverview } from "../parts/overview.js";
+import { useStored } from "../parts/stored.js";
 
 const DISK_LOW = 0.05; // of its size
 const RECENT_S = 86_400; // how long a failure needs attention
@@ -31,12 +33,12 @@ export function Overview() {
   `;
 }
 
-// The jobs that failed in the last day; read again after each connection.
+// The newest failed runs; read again after each connection.
 function useFailed(connection) {
   const [failed, setFailed] = useState([]);
   useEffect(() => {
     if (!connection) return;
-    get("/v1/warmd/jobs", { status: "failed", limit: 20 }).then(
+    get("/v1/warmd/runs", { status: "failed", limit: 20 }).then(
       (page) => setFailed(page.data),
       () => setFailed([]),
     );
@@ -44,24 +46,36 @@ function useFailed(connection) {
   return failed;
 }
 
+// Failed requests are not among it: their clients got the error.
 function Attention({ overview, failed }) {
-  const notes = [];
+  const [dismissed, setDismissed] = useStored("dismissed", []);
+  const notes = new Map(); // what a note is about, which is dismissed with it -> the note
   const jobs = new Map(failed.map((job) => [job.id, job]));
   for (const [id, job] of overview.jobs) jobs.set(id, job);
   for (const job of jobs.values()) {
     if (overview.gone.has(job.id)) continue;
-    if (job.status === "failed" && job.ended_at > now() - RECENT_S) {
-      notes.push(html`<li key=${job.id}><${JobLink} id=${job.id} /> failed: ${job.error}</li>`);
+    const link = html`<${JobLink} id=${job.id} name=${job.name} />`;
+    if (job.status === "failed" && isRun(job) && job.ended_at > now() - RECENT_S) {
+      notes.set(`${job.id} ${job.ended_at}`, html`${link} failed: ${job.error}`);
     } else if (isPending(job) && job.alert) {
-      notes.push(html`<li key=${job.id}><${JobLink} id=${job.id} />: ${job.alert}</li>`);
+      notes.set(`${job.id} ${job.alert}`, html`${link}: ${job.alert}`);
     }
   }
   const { disk_bytes: disk, disk_free_bytes: free } = overview.machine;
-  if (free < disk * DISK_LOW) notes.push(html`<li key="disk">The disk has ${size(free)} left.</li>`);
-  if (!notes.length) return null;
+  if (free < disk * DISK_LOW) notes.set("disk", html`The disk has ${size(free)} left.`);
+  const shown = [...notes].filter(([about]) => !dismissed.includes(about));
+  if (shown.length === 0) return null;
+  // Those of the past are forgotten with the next one.
+  const dismiss = (about) => setDismissed([...dismissed.filter((one) => notes.has(one)), about]);
   return html`<section class="attention" aria-labelledby="attention">
     <h2 id="attention">Needs attention</h2>
-    <ul>${notes}</ul>
+    <ul>
+      ${shown.map(
+        ([about, note]) => html`<li key=${about}>
+          ${note} <button type="button" class="small" aria-label=${`Dismiss ${about}`} onClick=${() => dismiss(about)}>Dismiss</button>
+        </li>`,
+      )}
+    </ul>
   </section>`;
 }
 
@@ -69,7 +83,7 @@ function Pending({ jobs, isReadOnly }) {
   return html`<section aria-labelledby="pending">
     <h2 id="pending">Running and waiting</h2>
     ${jobs.length === 0
-      ? html`<p class="empty">No job runs or waits. <a href="#/submit">Submit one</a></p>`
+      ? html`<p class="empty">No job runs or waits. <a href="#/submit">Submit one</a> or see the <a href="#/runs">runs</a></p>`
       : html`<ul class="cards">
           ${jobs.map((job) => html`<${PendingJob} key=${job.id} job=${job} isReadOnly=${isReadOnly} />`)}
         </ul>`}
@@ -80,13 +94,13 @@ function PendingJob({ job, isReadOnly }) {
   const waits = job.position && html`<span>position ${job.position} in ${job.queue}</span>`;
   return html`<li>
     <div class="line">
-      <${Status} job=${job} /> <${JobLink} id=${job.id} /> <${Labels} job=${job} />
-      <span class="quiet">${job.model}</span> <${GroupLink} id=${job.sweep ?? job.curriculum} />
+      <${Status} job=${job} /> <${JobLink} id=${job.id} name=${job.name} /> <${Tags} job=${job} />
+      <span class="quiet">${job.kind}, ${job.model ? nameOf(job.model) : "no model"}</span> <${GroupLink} id=${job.sweep ?? job.curriculum} />
     </div>
     <div class="line">
       <${Progress} job=${job} /> <${Eta} job=${job} /> ${waits} <${WaitsFor} job=${job} />
       ${job.scheduled_at && html`<span>starts at ${clock(job.scheduled_at)}</span>`}
-      ${job.after.length > 0 && html`<span>after ${job.after.join(", ")}</span>`}
+      ${job.after.length > 0 && html`<span>after ${job.after.map(nameOf).join(", ")}</span>`}
       ${!isReadOnly && html`<${ActionButtons} id=${job.id} actions=${actionsOf(job)} />`}
     </div>
   </li>`;
@@ -101,8 +115,8 @@ function Groups({ groups }) {
     <ul class="cards">
       ${shown.map(
         (group) => html`<li class="line" key=${group.id}>
-          <span class="status ${group.phase}">${group.phase}</span> <${GroupLink} id=${group.id} />
-          ${group.name && html`<strong>${group.name}</strong>`} <span class="quiet">${group.kind}</span>
+          <span class="status ${group.phase}">${group.phase}</span> <${GroupLink} id=${group.id} name=${group.name} />
+          <span class="quiet">${group.kind}</span>
         </li>`,
       )}
     </ul>
@@ -117,7 +131,7 @@ function Models({ models, isReadOnly }) {
       ${models.map(
         (model) => html`<li key=${model.name}>
           <div class="line">
-            <strong>${model.name}</strong>
+            <strong>${nameOf(model.name)}</strong>
             ${!isReadOnly &&
             html`<button type="button" class="small" aria-label=${`Unload ${model.name}`} onClick=${() => unload(model)}>
               Unload
@@ -127,7 +141,7 @@ function Models({ models, isReadOnly }) {
             <span>${size(model.bytes)}</span><span>${number(model.parameters)} parameters</span>
             <span>${model.precision}</span><span>loaded ${clock(model.loaded_at)}</span>
           </div>
-          <div class="quiet digest" title="digest of its weights">${model.weights}</div>
+          <div class="quiet digest" title=${`digest of its weights: ${model.weights}`}>${model.path}</div>
         </li>`,
       )}
     </ul>
@@ -192,20 +206,27 @@ function Queues({ queues }) {
         <thead>
           <tr>
             <th scope="col">Queue</th>
-            ${shown.map((name) => html`<th scope="col" class="number">${name}</th>`)}
+            ${shown.map((name) => html`<th scope="col" class="number">${statusOf({ status: name })}</th>`)}
           </tr>
         </thead>
         <tbody>
           ${queues.map(
             (queue) => html`<tr key=${queue.name}>
               <th scope="row">${queue.name}</th>
-              ${shown.map((name) => html`<td class="number">${queue[name]}</td>`)}
+              ${shown.map((name) => html`<td class="number">${failedLink(queue, name) ?? queue[name]}</td>`)}
             </tr>`,
           )}
         </tbody>
       </table>
     <//>
   </section>`;
+}
+
+// The failed jobs of a queue, by the list that has them.
+function failedLink(queue, status) {
+  if (status !== "failed" || !queue.failed) return null;
+  const list = queue.name === "train" ? "runs" : "requests";
+  return html`<a href="#/${list}?status=failed" aria-label=${`${queue.failed} failed in ${queue.name}`}>${queue.failed}</a>`;
 }
 
 function Machine({ machine, overview }) {

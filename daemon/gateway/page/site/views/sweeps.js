@@ -3,9 +3,11 @@
 import { html } from "../parts/libraries.js";
 import { get } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
-import { Eta, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
-import { clock, NOTHING, number, optionText } from "../parts/format.js";
+import { Eta, Heading, JobLink, Problem, Progress, Scroll, Status, Tags } from "../parts/elements.js";
+import { clock, NOTHING, number, optionText, statusOf } from "../parts/format.js";
 import { groupActions, GroupList, useGroups } from "../parts/groups.js";
+import { Interval } from "../parts/leaderboard.js";
+import { nameOf, useNames } from "../parts/names.js";
 import { useOverview } from "../parts/overview.js";
 
 const COMPARED = 6; // jobs of which the view Compare draws curves
@@ -25,7 +27,7 @@ function List() {
 }
 
 function statusesText({ statuses }) {
-  return Object.entries(statuses).map(([status, count]) => `${count} ${status === "started" ? "running" : status}`).join(", ");
+  return Object.entries(statuses).map(([status, count]) => `${count} ${statusOf({ status })}`).join(", ");
 }
 
 // --- one sweep ------------------------------------------------------------------------------------
@@ -33,15 +35,16 @@ function statusesText({ statuses }) {
 function Sweep({ id }) {
   const { may } = useOverview();
   const [sweep, error] = useGroups(() => get(`/v1/warmd/sweeps/${id}`), (one) => one === id);
-  if (!sweep) return html`<${Heading}>${id}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
+  if (!sweep) return html`<${Heading}>${nameOf(id)}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
   return html`
-    <${Heading}>${id}<//>
+    <${Heading}>${sweep.name ?? id}<//>
     <div class="card">
       <div class="line">
-        <${Status} job=${sweep} /> <${Labels} job=${sweep} /> <${Progress} job=${sweep} /> <${Eta} job=${sweep} />
+        <${Status} job=${sweep} /> <${Tags} job=${sweep} /> <${Progress} job=${sweep} /> <${Eta} job=${sweep} />
         ${may.includes("train") && html`<${ActionButtons} id=${id} actions=${groupActions(sweep, "sweeps")} />`}
       </div>
       <p class="line quiet">
+        ${sweep.name && html`<code>${id}</code>`}
         <span>${sweep.kind}, ${statusesText(sweep)}</span>
         <span>metric ${sweep.metric}, ${sweep.lower_is_better ? "lower" : "higher"} is better</span>
         ${sweep.search && html`<span>search ${sweep.search.sampler}, ${sweep.search.trials} trials${rangesText(sweep.search)}</span>`}
@@ -83,30 +86,22 @@ function Points({ sweep }) {
               <td data-label="seeds">${point.n} of ${point.jobs.length}</td>
               <td data-label="step">${point.step || NOTHING}</td>
               <td data-label="mean">${number(point.mean)}</td>
-              <td data-label="interval">${point.low === null ? NOTHING : `${number(point.low)} to ${number(point.high)}`} <${Interval} point=${point} range=${range} /></td>
+              <td data-label="interval">${point.low === null ? NOTHING : `${number(point.low)} to ${number(point.high)}`} <${Interval} value=${point.mean} low=${point.low} high=${point.high} range=${range} /></td>
               <td>${point.dropped_at === null ? statesOf(point) : `dropped at step ${point.dropped_at}`}</td>
             </tr>`,
           )}
         </tbody>
       </table>
     <//>
-    <p><a href="#/compare?${comparedJobs(sweep).map((job) => `job=${job}`).join("&")}">Compare curves</a></p>
+    <p class="line">
+      <a href="#/compare?${comparedJobs(sweep).map((job) => `job=${job}`).join("&")}">Compare curves</a>
+      <a href="#/runs?sweep=${sweep.id}">Its runs as a table</a>
+    </p>
   </section>`;
 }
 
 function statesOf(point) {
-  return [...new Set(point.jobs.map((job) => (job.status === "started" ? "running" : job.status)))].join(", ");
-}
-
-// The mean and its interval on the scale of all points; the cell has the same as text.
-function Interval({ point, range: [low, high] }) {
-  if (point.mean === null || high === low) return null;
-  const at = (value) => (100 * (value - low)) / (high - low);
-  const [from, to] = [at(point.low ?? point.mean), at(point.high ?? point.mean)];
-  return html`<svg class="interval" viewBox="-2 0 104 8" preserveAspectRatio="none" aria-hidden="true">
-    <line x1=${from} x2=${to} y1="4" y2="4" />
-    <circle cx=${at(point.mean)} cy="4" r="2" />
-  </svg>`;
+  return [...new Set(point.jobs.map(statusOf))].join(", ");
 }
 
 // The first job of each combination that was trained longest, the best one first.
@@ -131,6 +126,7 @@ function Decisions({ sweep }) {
 
 function Jobs({ sweep }) {
   const rows = sweep.points.flatMap((point) => point.jobs.map((job) => ({ ...job, values: point.values })));
+  useNames(rows.map((job) => job.id));
   return html`<section aria-labelledby="members">
     <h2 id="members">Jobs</h2>
     <${Scroll} label="table of jobs">

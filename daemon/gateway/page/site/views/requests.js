@@ -1,44 +1,55 @@
-// The list of jobs: filters, pages, and the changes of the jobs that it shows.
+// The list of requests: completions, embeddings and all other jobs that are no runs, newest first, page by page.
 
 import { html, useEffect, useState } from "../parts/libraries.js";
 import { actionsOf } from "../parts/actions.js";
 import { get } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
-import { Eta, Heading, JobLink, Labels, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
+import { Eta, Heading, JobLink, Problem, Progress, Scroll, Status, Tags, WaitsFor } from "../parts/elements.js";
 import { clock, duration, NOTHING, now } from "../parts/format.js";
+import { useLoaded } from "../parts/loaded.js";
 import { useOverview } from "../parts/overview.js";
 
-const STATUSES = ["queued", "started", "finished", "failed", "stopped", "canceled", "deferred", "scheduled"];
+// What can be chosen -> statuses of the gateway.
+const STATUSES = {
+  queued: ["queued", "scheduled", "deferred"],
+  running: ["started"],
+  finished: ["finished"],
+  failed: ["failed"],
+  stopped: ["stopped"],
+  canceled: ["canceled"],
+};
 const PAGE = 50;
 
-export function Jobs({ query }) {
+export function Requests({ query }) {
+  const [kinds, error] = useLoaded(() => get("/v1/warmd/kinds"), []);
+  if (!kinds) return html`<${Heading}>Requests<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
+  return html`<${List} query=${query} kinds=${kinds.every.filter((kind) => !kinds.runs.includes(kind))} />`;
+}
+
+function List({ query, kinds }) {
   const overview = useOverview();
-  const [filter, setFilter] = useState({
-    kind: query.get("kind") ?? "",
-    status: query.get("status") ?? "",
-    text: query.get("text") ?? "",
-    name: query.get("name") ?? "",
-    tag: query.get("tag") ?? "",
-  });
-  const { jobs, hasMore, error, more } = useJobs(filter, overview.connection);
-  const kinds = useKinds();
-  if (!jobs) return html`<${Heading}>Jobs<//><p>Loading …</p>`;
-  const rows = current(jobs, filter, overview);
+  const [filter, setFilter] = useState({ kind: query.get("kind") ?? "", status: query.get("status") ?? "", text: query.get("text") ?? "" });
+  const { jobs, hasMore, error, more } = useJobs(filter, kinds, overview.connection);
+  if (!jobs) return html`<${Heading}>Requests<//><p>Loading …</p>`;
+  const rows = current(jobs, filter, kinds, overview);
+  const isFiltered = filter.kind || filter.status || filter.text;
   return html`
-    <${Heading}>Jobs<//>
-    <${Filter} kinds=${kinds} filter=${filter} setFilter=${setFilter} />
+    <${Heading}>Requests<//>
+    ${(rows.length > 0 || isFiltered) && html`<${Filter} kinds=${kinds} filter=${filter} setFilter=${setFilter} />`}
     <${Problem} error=${error} />
-    <${Table} jobs=${rows} isReadOnly=${!overview.may.includes("train")} />
-    ${hasMore && html`<p><button type="button" onClick=${more}>Older jobs</button></p>`}
+    ${rows.length > 0
+      ? html`<${Table} jobs=${rows} isReadOnly=${!overview.may.includes("train")} />`
+      : html`<p class="empty">${isFiltered ? "No request fits these filters." : html`No request yet: <a href="#/chat">chat with a model</a>.`}</p>`}
+    ${hasMore && html`<p><button type="button" onClick=${more}>Older requests</button></p>`}
   `;
 }
 
-function useJobs(filter, connection) {
+function useJobs({ kind, status, text }, kinds, connection) {
   const [found, setFound] = useState({ jobs: null, hasMore: false, error: null });
 
   async function load(after, before) {
     try {
-      const page = await get("/v1/warmd/jobs", { ...filter, after, limit: PAGE });
+      const page = await get("/v1/warmd/jobs", { kind: kind || kinds, status: STATUSES[status], text, after, limit: PAGE });
       setFound({ jobs: [...before, ...page.data], hasMore: page.has_more, error: null });
     } catch (error) {
       setFound({ jobs: before ?? [], hasMore: false, error });
@@ -47,35 +58,26 @@ function useJobs(filter, connection) {
 
   useEffect(() => {
     load(null, []);
-  }, [filter, connection]);
+  }, [kind, status, text, connection]);
   return { ...found, more: () => load(found.jobs.at(-1).id, found.jobs) };
 }
 
 // The loaded jobs with the latest changes of the stream, and new jobs.
-function current(jobs, filter, overview) {
+function current(jobs, filter, kinds, overview) {
   const rows = new Map(jobs.map((job) => [job.id, overview.jobs.get(job.id) ?? job]));
   const oldest = jobs.at(-1)?.created_at ?? 0;
   for (const job of overview.jobs.values()) {
     if (!rows.has(job.id) && job.created_at > oldest) rows.set(job.id, job);
   }
   return [...rows.values()]
-    .filter((job) => !overview.gone.has(job.id) && fits(job, filter))
+    .filter((job) => !overview.gone.has(job.id) && fits(job, filter, kinds))
     .sort((a, b) => b.created_at - a.created_at);
 }
 
-// Whether a job of the stream belongs to the list; patterns of names are left to the gateway.
-function fits(job, { kind, status, text, name, tag }) {
-  const isOfKind = (!kind || job.kind === kind) && (!status || job.status === status);
-  const isLabeled = (!name || job.name === name || /[*?]/.test(name)) && (!tag || job.tags.includes(tag));
-  return isOfKind && isLabeled && job.id.includes(text);
-}
-
-function useKinds() {
-  const [names, setNames] = useState([]);
-  useEffect(() => {
-    get("/v1/warmd/kinds").then(({ every }) => setNames(every), () => {});
-  }, []);
-  return names;
+// Whether a job of the stream belongs to the list.
+function fits(job, { kind, status, text }, kinds) {
+  const isOfKind = kind ? job.kind === kind : kinds.includes(job.kind);
+  return isOfKind && (!status || STATUSES[status].includes(job.status)) && job.id.includes(text);
 }
 
 function Filter({ kinds, filter, setFilter }) {
@@ -92,22 +94,19 @@ function Filter({ kinds, filter, setFilter }) {
       Status
       <select value=${filter.status} onChange=${set("status")}>
         <option value="">all</option>
-        ${STATUSES.map((status) => html`<option key=${status}>${status}</option>`)}
+        ${Object.keys(STATUSES).map((status) => html`<option key=${status}>${status}</option>`)}
       </select>
     </label>
-    <label>Name <input type="search" name="name" value=${filter.name} onInput=${set("name")} /></label>
-    <label>Tag <input type="search" name="tag" value=${filter.tag} onInput=${set("tag")} /></label>
     <label>Part of the id <input type="search" value=${filter.text} onInput=${set("text")} /></label>
   </form>`;
 }
 
 function Table({ jobs, isReadOnly }) {
-  if (jobs.length === 0) return html`<p class="empty">No such job.</p>`;
-  return html`<${Scroll} label="table of jobs">
-    <table class="stacked">
+  return html`<${Scroll} label="table of requests">
+    <table class="stacked requests">
       <thead>
         <tr>
-          <th scope="col">Job</th>
+          <th scope="col">Request</th>
           <th scope="col">Status</th>
           <th scope="col">Model</th>
           <th scope="col">Progress</th>
@@ -119,7 +118,7 @@ function Table({ jobs, isReadOnly }) {
       <tbody>
         ${jobs.map(
           (job) => html`<tr key=${job.id}>
-            <th scope="row"><${JobLink} id=${job.id} /> <${Labels} job=${job} /></th>
+            <th scope="row"><${JobLink} id=${job.id} name=${job.name} /> <${Tags} job=${job} /></th>
             <td><${Status} job=${job} /> <${WaitsFor} job=${job} /></td>
             <td>${job.model ?? NOTHING}</td>
             <td><${Progress} job=${job} /> <${Eta} job=${job} /></td>
