@@ -11,6 +11,7 @@ from ....jobs import KINDS, spec_class
 from ....jobs.errors import SpecError
 from ....jobs.spec import GROUPS, OptionInfo
 from ....jobs.training.options import TrainingSpec
+from ...lifecycle.view import listed_kinds
 from ..core.state import StateDep
 from ..http.errors import RESPONSES
 from ..http.hidden import without_paths
@@ -18,7 +19,6 @@ from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep
 from .fine_tuning import CreateJob, Problem, by_request, checked
-from .runs import run_kinds
 
 router = APIRouter(route_class=StrictRoute, prefix="/v1/warmd", tags=["training"])
 
@@ -76,7 +76,7 @@ class Checked(BaseModel):
 async def list_kinds(state: StateDep) -> Any:
     """List the job kinds that can be submitted over HTTP, with their options."""
     shown = [_kind(kind) for kind in methods.kinds().values()]
-    return {"groups": GROUPS, "every": list(KINDS), "runs": run_kinds(), "data": shown}
+    return {"groups": GROUPS, "every": list(KINDS), "runs": listed_kinds(), "data": shown}
 
 
 def _kind(kind: str) -> dict[str, Any]:

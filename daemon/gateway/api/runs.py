@@ -12,13 +12,11 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from ....configs.queues import TRAIN
 from ....jobs import KINDS, spec_class
 from ....jobs.errors import Conflict, SpecError
-from ....jobs.eval.options import EvalSpec
 from ....jobs.ids import is_job_id, kind_of
 from ...lifecycle import statuses
-from ...lifecycle.view import JobFilter
+from ...lifecycle.view import JobFilter, listed_kinds
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
@@ -105,7 +103,7 @@ async def list_runs(
     limit: Annotated[int, Query(ge=1, le=_MAX_RUNS)] = 100,
 ) -> Any:
     """List trainings and evaluations with their options and metrics, newest first."""
-    known = run_kinds()
+    known = listed_kinds()
     check_words("kind", kind, known)
     check_words("status", status, (*statuses.EVERY, statuses.UNREGISTERED))
     for field, ids in (("id", id), ("after", [after] if after is not None else [])):
@@ -131,11 +129,6 @@ async def list_runs(
         )
 
     return await state.in_thread(page)
-
-
-def run_kinds() -> tuple[str, ...]:
-    """The kinds whose jobs are runs: trainings and evaluations."""
-    return tuple(name for name in KINDS if name == EvalSpec.kind or spec_class(name).queue == TRAIN)
 
 
 def _page(state: AppState, jobs: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
