@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ router = APIRouter(
 _MAX_EVENTS = 1000  # of one request
 _MAX_POINTS = 2000  # of a curve
 _MAX_LOG = 256 * 1024  # bytes
+_MAX_COMPLETIONS = 10_000  # of one request
 
 _Step = Annotated[int | None, Query(ge=0)]
 _Seq = Annotated[int | None, Query(ge=0, lt=2**53)]
@@ -60,10 +62,14 @@ class Curves(BaseModel):
 
 
 class Completions(BaseModel):
-    """Completions of one step with their rewards, and the steps that have some."""
+    """Completions with their rewards, and the steps of which some are kept.
+
+    `step` is the step of all of them; null if they are of several steps, or if there are none.
+    """
 
     step: int | None
     samples: list[dict[str, Any]]
+    steps: list[int]
     first_step: int | None
     last_step: int | None
     previous_step: int | None
@@ -92,10 +98,20 @@ async def list_job_events(
     job_id: str,
     state: StateDep,
     limit: Annotated[int, Query(ge=1, le=_MAX_EVENTS)] = 200,
+    without: Annotated[
+        list[str], Query(max_length=20, description="Types of events that are left out.")
+    ] = [],  # noqa: B006 (FastAPI copies it)
 ) -> Any:
     """List the newest events of a job."""
-    rundir = await state.in_thread(state.client.rundir, job_id)
-    return {"data": (await state.in_thread(events.newest, rundir.events, limit))[::-1]}
+
+    def read() -> list[dict[str, Any]]:
+        path = state.client.rundir(job_id).events
+        if not without:
+            return events.newest(path, limit)[::-1]
+        # The wanted ones may be anywhere in the file, such as `begin` before many steps.
+        return list(deque((e for e in events.read(path) if e["type"] not in without), limit))
+
+    return {"data": await state.in_thread(read)}
 
 
 @router.get("/events/stream", response_class=Response, responses=live.STREAM)
@@ -149,33 +165,55 @@ async def show_curves(
 
 
 @router.get("/completions", response_model=Completions)
-async def show_completions(job_id: str, state: StateDep, step: _Step = None) -> Any:
-    """Return the logged completions of a step; without `step`, of the latest."""
-    return await state.in_thread(_completions, state.client, job_id, step)
+async def show_completions(
+    job_id: str,
+    state: StateDep,
+    step: _Step = None,
+    row: Annotated[
+        int | None, Query(ge=0, lt=2**53, description="Row of the prompt in the data.")
+    ] = None,
+    text: Annotated[
+        str, Query(max_length=200, description="Text in completions, in upper or lower case.")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=_MAX_COMPLETIONS)] = _MAX_COMPLETIONS,
+) -> Any:
+    """Return the logged completions of a step, at most `limit`, the latest ones.
+
+    Without `step`: with `row` or `text` those of all steps, else those of the latest step.
+    """
+
+    return await state.in_thread(_completions, state.client, job_id, step, row, text, limit)
 
 
-def _completions(client: Client, job_id: str, step: int | None) -> dict[str, Any]:
+def _completions(
+    client: Client, job_id: str, step: int | None, row: int | None, text: str, limit: int
+) -> dict[str, Any]:
+    is_of_one_step = step is not None or (row is None and not text)
+    text = text.casefold()
     steps: dict[int, None] = {}
-    samples: list[dict[str, Any]] = []
-    shown = None
+    samples: deque[dict[str, Any]] = deque(maxlen=limit)
     for one in completions.read(client.rundir(job_id)):
-        steps[one["step"]] = None
-        if step is not None and one["step"] != step:
-            continue
-        if one["step"] != shown:
-            shown, samples = one["step"], []
-        samples.append(one)
-    if step is not None and shown is None:
+        at = one["step"]
+        if step is None and is_of_one_step and at not in steps:
+            samples.clear()  # of an earlier step than the latest
+        steps[at] = None
+        is_in_row = row is None or one["row"] == row
+        if step in (None, at) and is_in_row and text in (one["completion"] or "").casefold():
+            samples.append(one)
+    if step is not None and step not in steps:
         raise NotFound(f"step: {job_id} has no completions of step {step}")
-    before = [one for one in steps if shown is not None and one < shown]
-    behind = [one for one in steps if shown is not None and one > shown]
+    if step is None and is_of_one_step:
+        step = max(steps, default=None)
     return {
-        "step": shown,
-        "samples": samples,
+        "step": step,
+        "samples": list(samples),
+        "steps": list(steps),
         "first_step": min(steps, default=None),
         "last_step": max(steps, default=None),
-        "previous_step": max(before, default=None),
-        "next_step": min(behind, default=None),
+        "previous_step": max(
+            (one for one in steps if step is not None and one < step), default=None
+        ),
+        "next_step": min((one for one in steps if step is not None and one > step), default=None),
     }
 
 
