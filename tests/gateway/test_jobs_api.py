@@ -216,10 +216,11 @@ def test_events_are_listed_without_those_of_some_types(gateway, http):
         log.emit("begin", learning_rate=1e-5)
     log_steps(gateway, job_id, 30)
     url = f"/v1/warmd/jobs/{job_id}/events"
-    newest = http.get(url, params={"limit": 2}).json()["data"]
-    assert [event["step"] for event in newest] == [29, 30]
-    others = http.get(url, params={"limit": 2, "without": ["step", "text"]}).json()["data"]
-    assert [event["type"] for event in others] == ["begin"]
+    newest = http.get(url, params={"limit": 2}).json()
+    assert [event["step"] for event in newest["data"]] == [29, 30]
+    others = http.get(url, params={"limit": 2, "without": ["step", "text"]}).json()
+    assert [event["type"] for event in others["data"]] == ["begin"]
+    assert newest["seq"] == others["seq"] == 31
     gateway.client.jobs.cancel(job_id)
 
 

@@ -37,9 +37,13 @@ _Seq = Annotated[int | None, Query(ge=0, lt=2**53)]
 
 
 class EventPage(BaseModel):
-    """Events, oldest first; each has `seq`, `execution`, `time`, `type` and `step`."""
+    """Events, oldest first; each has `seq`, `execution`, `time`, `type` and `step`.
+
+    `seq` is that of the job's last event, also of one that is left out; 0: it has none.
+    """
 
     data: list[dict[str, Any]]
+    seq: int
 
 
 class Summary(BaseModel):
@@ -104,14 +108,20 @@ async def list_job_events(
 ) -> Any:
     """List the newest events of a job."""
 
-    def read() -> list[dict[str, Any]]:
+    def read() -> dict[str, Any]:
         path = state.client.rundir(job_id).events
         if not without:
-            return events.newest(path, limit)[::-1]
+            found = events.newest(path, limit)
+            return {"data": found[::-1], "seq": found[0]["seq"] if found else 0}
         # The wanted ones may be anywhere in the file, such as `begin` before many steps.
-        return list(deque((e for e in events.read(path) if e["type"] not in without), limit))
+        seq, wanted = 0, deque[dict[str, Any]](maxlen=limit)
+        for event in events.read(path):
+            seq = event["seq"]
+            if event["type"] not in without:
+                wanted.append(event)
+        return {"data": list(wanted), "seq": seq}
 
-    return {"data": await state.in_thread(read)}
+    return await state.in_thread(read)
 
 
 @router.get("/events/stream", response_class=Response, responses=live.STREAM)

@@ -48,7 +48,7 @@ function useRoute() {
 function View({ route }) {
   if (route.name === "jobs" && route.rest[0]) {
     const [id, section] = route.rest;
-    return html`<${Job} key=${id} id=${id} section=${section} />`;
+    return html`<${Job} key=${id} id=${id} section=${section} query=${route.query} />`;
   }
   const [, Found] = VIEWS[route.name] ?? VIEWS[""];
   return html`<${Found} key=${route.name} id=${route.rest[0]} query=${route.query} />`;
