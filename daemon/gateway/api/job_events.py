@@ -7,17 +7,17 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
 from pydantic import BaseModel
 
 from ....jobs.context import step_of
-from ....jobs.errors import CheckpointDamaged, NotFound
-from ...client.client import Client
-from ...runs import completions, events
+from ....jobs.errors import CheckpointDamaged
+from ...runs import events
 from ...runs.checkpoints import Checkpoints, size_bytes
 from ...runs.downsampling import downsample
-from ..core import live
+from ..core import kept_completions, live
 from ..core.event_reader import JobState
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
@@ -192,39 +192,13 @@ async def show_completions(
     Without `step`: with `row` or `text` those of all steps, else those of the latest step.
     """
 
-    return await state.in_thread(_completions, state.client, job_id, step, row, text, limit)
+    def read() -> bytes:
+        rundir = state.client.rundir(job_id)
+        # FastAPI would take longer to check thousands of texts than to find them.
+        found = kept_completions.find(rundir, step=step, row=row, text=text, limit=limit)
+        return orjson.dumps(found)
 
-
-def _completions(
-    client: Client, job_id: str, step: int | None, row: int | None, text: str, limit: int
-) -> dict[str, Any]:
-    is_of_one_step = step is not None or (row is None and not text)
-    text = text.casefold()
-    steps: dict[int, None] = {}
-    samples: deque[dict[str, Any]] = deque(maxlen=limit)
-    for one in completions.read(client.rundir(job_id)):
-        at = one["step"]
-        if step is None and is_of_one_step and at not in steps:
-            samples.clear()  # of an earlier step than the latest
-        steps[at] = None
-        is_in_row = row is None or one["row"] == row
-        if step in (None, at) and is_in_row and text in (one["completion"] or "").casefold():
-            samples.append(one)
-    if step is not None and step not in steps:
-        raise NotFound(f"step: {job_id} has no completions of step {step}")
-    if step is None and is_of_one_step:
-        step = max(steps, default=None)
-    return {
-        "step": step,
-        "samples": list(samples),
-        "steps": list(steps),
-        "first_step": min(steps, default=None),
-        "last_step": max(steps, default=None),
-        "previous_step": max(
-            (one for one in steps if step is not None and one < step), default=None
-        ),
-        "next_step": min((one for one in steps if step is not None and one > step), default=None),
-    }
+    return Response(await state.in_thread(read), media_type="application/json")
 
 
 @router.get("/checkpoints", response_model=CheckpointPage)
