@@ -112,7 +112,7 @@ function strengthOf(advantage) {
 
 function signed(value) {
   if (Math.abs(value) < NONE) return "0";
-  return `${value > 0 ? "+" : "−"}${number(Number(Math.abs(value).toPrecision(2)))}`;
+  return `${value > 0 ? "+" : ""}${number(Number(value.toPrecision(2)))}`;
 }
 
 function Score({ one: { reward, advantage } }) {
