@@ -68,9 +68,9 @@ def _lines(rundir: RunDir) -> Iterator[tuple[int, int | None, bytes]]:
             if known := _BEGINNING.match(line):
                 yield int(known[1]), int(known[2]), line
                 continue
-            if (one := _parsed(line)) is None:
+            if (parsed := _parsed(line)) is None:
                 return
-            yield one["step"], one.get("row"), line
+            yield parsed["step"], parsed.get("row"), line
 
 
 def _has(line: bytes, text: str) -> bool:
