@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from daemons import Daemon
 from dashboard import HOSTILE, OPTIONS, WIDTHS, assert_clean
+from waiting import wait_until
 
 from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.runs.events import EventLog
@@ -103,10 +104,28 @@ def test_four_charts_are_in_a_row_of_a_wide_screen(page, run):
 def test_a_failed_run_opens_on_its_error_and_log(page, failed):
     browser = page.open(f"jobs/{failed}")
     browser.wait_for("RuntimeError: the reward is broken")
-    assert (
-        browser.js("return document.querySelector('.sections [aria-current]').innerText") == "log"
-    )
-    assert "Traceback" in browser.js("return document.querySelector('main pre').innerText")
+    browser.wait("document.querySelector('.sections [aria-current]')?.innerText === 'log'")
+    browser.wait("document.querySelector('main pre')?.innerText.includes('Traceback')")
+
+
+def test_all_charts_show_their_values_under_the_mouse(page, run):
+    browser = page.open(f"jobs/{run}")
+    browser.wait("document.querySelectorAll('.u-over').length > 2")
+    captions = "[...document.querySelectorAll('figcaption')].slice(0, 3).map((c) => c.innerText)"
+
+    def shown_at(*parts: float) -> list[str]:
+        for part in parts:  # of the width of the first chart
+            x, y = browser.js(
+                "const over = document.querySelector('.u-over').getBoundingClientRect();"
+                "return [over.left + arguments[0] * over.width, over.top + 20]",
+                part,
+            )
+            browser.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        found: list[str] = browser.js(f"return {captions}")
+        return found
+
+    wait_until(lambda: all("\nat " in text for text in shown_at(0.6, 0.5)), timeout_s=20)
+    wait_until(lambda: not any("\nat " in text for text in shown_at(-1)), timeout_s=20)
 
 
 def test_options_show_the_values_that_were_chosen(page, run):
