@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The dashboard in Chromium: first paint, many requests, many runs, and a long curve.
+"""The dashboard in Chromium: first paint, many requests, runs and completions, and a long curve.
 
-    python tests/benchmarks/page.py [--jobs 10000] [--steps 10000] [--pages 10]
+    python tests/benchmarks/page.py [--jobs 10000] [--steps 10000] [--completions 1000] [--pages 10]
 
-The jobs and the curve are made through the job store, not run. Times are medians; those of a view
-are from the request of its address until its content is there, in a page that is new each time;
-those of a sort or a filter from the event until the table is drawn.
+The jobs, the curve and the completions are made through the job store, not run. Times are medians;
+those of a view are from the request of its address until its content is there, in a page that is
+new each time; those of a sort or a filter from the event until the table is drawn.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.runs.seal import sealed
 from warmd.jobs import spec_class
+from warmd.jobs.grpo.completions import FILE, Completions
 
 ROUNDS = 5
 STEPS_EACH = 20  # of the many runs
@@ -42,6 +43,8 @@ METRICS = (
     "completion_length",
     "seconds",
 )
+KEPT_STEPS = 20
+WORDS = 200  # of a completion
 PAGES_EACH = 5  # per browser, which opens at most six connections to one host
 
 
@@ -83,6 +86,28 @@ def drawn_ms(browser: Browser, act: str) -> float:
     return statistics.median(found)
 
 
+def add_completions(home: Gateway, job_id: str, number: int) -> None:
+    """Keep so many completions in each of KEPT_STEPS steps, in groups of eight."""
+    file = Completions(home.client.rundir(job_id).path / FILE, every=1, step=0)
+    for step in range(1, KEPT_STEPS + 1):
+        rows = [
+            {
+                **{
+                    "row": at // 8,
+                    "group": at // 8,
+                    "prompt": f"Question {at // 8}: " + "why " * 50,
+                },
+                **{"completion": f"{at} " + "because " * WORDS, "answer": str(at // 8)},
+                **{"reward": at % 8 / 7, "rewards": {"correctness": at % 8 / 7, "length": 0.0}},
+                **{"advantage": at % 8 / 4 - 0.875, "tokens": WORDS, "stop": "end"},
+                "replayed": False,
+            }
+            for at in range(number)
+        ]
+        file.add(step, rows)
+    file.close()
+
+
 def shown_in(browser: Browser, address: str, expression: str) -> float:
     """Seconds until an expression is true in a new page, the median of several."""
     seconds = []
@@ -93,6 +118,23 @@ def shown_in(browser: Browser, address: str, expression: str) -> float:
         browser.wait(expression)
         seconds.append(time.perf_counter() - begun)
     return statistics.median(seconds)
+
+
+def next_step_ms(browser: Browser) -> float:
+    """From the button to the frame with the completions of the step before, the median."""
+    browser.js(
+        "document.body.addEventListener('click', () => { window.begun = performance.now() }, true);"
+        "new MutationObserver(() => requestAnimationFrame(() => setTimeout(() => {"
+        " window.took = performance.now() - window.begun })))"
+        ".observe(document.querySelector('main [role=status]'),"
+        " {characterData: true, subtree: true})"
+    )
+    found = []
+    for _ in range(ROUNDS):
+        browser.js("window.took = null")
+        browser.press("Earlier step")
+        found.append(float(browser.wait("window.took")))
+    return statistics.median(found)
 
 
 def first_paint_ms(browser: Browser, address: str) -> float:
@@ -157,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--completions", type=int, default=1000)
     parser.add_argument("--pages", type=int, default=10)
     options = parser.parse_args()
     rows: list[tuple[str, Any]] = []
@@ -187,6 +230,12 @@ def main() -> None:
         rows.append(("points drawn of them", points))
         with_runs(home, options.jobs)
         rows += of_runs(browser, home.url, options.jobs)
+        add_completions(home, job_id, options.completions)
+        prompts = "document.querySelectorAll('.prompts .member').length > 100"
+        address = f"{home.url}/#/jobs/{job_id}/completions"
+        seconds = shown_in(browser, address, prompts)
+        rows.append((f"{options.completions:,} completions of a step", f"{seconds * 1e3:.0f} ms"))
+        rows.append(("the step before, on the same page", f"{next_step_ms(browser):.0f} ms"))
         gateway = psutil.Process(home.process.pid)
         before = gateway.memory_full_info().uss
         browsers = [browser, *open_pages(home.url, options.pages)]

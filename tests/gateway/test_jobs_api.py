@@ -16,6 +16,7 @@ from gateways import Gateway
 from warmd.daemon.lifecycle.queueing import Queueing
 from warmd.daemon.runs.events import EventLog
 from warmd.jobs import spec_class
+from warmd.jobs.grpo.completions import FILE, Completions
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +210,20 @@ def test_a_stream_continues_after_the_last_event_id(gateway, http):
     assert http.get(url, headers={"last-event-id": "soon"}).status_code == 400
 
 
+def test_events_are_listed_without_those_of_some_types(gateway, http):
+    job_id = submit(gateway)
+    with EventLog(gateway.client.rundir(job_id).events, execution=1) as log:
+        log.emit("begin", learning_rate=1e-5)
+    log_steps(gateway, job_id, 30)
+    url = f"/v1/warmd/jobs/{job_id}/events"
+    newest = http.get(url, params={"limit": 2}).json()
+    assert [event["step"] for event in newest["data"]] == [29, 30]
+    others = http.get(url, params={"limit": 2, "without": ["step", "text"]}).json()
+    assert [event["type"] for event in others["data"]] == ["begin"]
+    assert newest["seq"] == others["seq"] == 31
+    gateway.client.jobs.cancel(job_id)
+
+
 def test_curves_of_many_steps_come_in_few_points(gateway, http):
     job_id = submit(gateway)
     log_steps(gateway, job_id, 1000)
@@ -231,6 +246,29 @@ def test_completions_are_shown_by_step(gateway, http):
     second = http.get(url, params={"step": 2}).json()
     assert (second["step"], second["previous_step"], second["next_step"]) == (2, 1, 3)
     assert http.get(url, params={"step": 9}).status_code == 404
+    gateway.client.jobs.cancel(job_id)
+
+
+def test_completions_are_found_by_row_and_by_text_in_all_steps(gateway, http):
+    job_id = submit(gateway)
+    url = f"/v1/warmd/jobs/{job_id}/completions"
+    assert http.get(url, params={"text": "a"}).json()["steps"] == []
+    file = Completions(gateway.client.rundir(job_id).path / FILE, every=1, step=0)
+    for step in (1, 2, 3):
+        file.add(step, [{"row": row, "completion": f"At {step}/{row}"} for row in (7, 8)])
+    file.close()
+
+    def found(**query: Any) -> tuple[Any, list[str]]:
+        page = http.get(url, params=query).json()
+        assert page["steps"] == [1, 2, 3]
+        return page["step"], [one["completion"] for one in page["samples"]]
+
+    assert found() == (3, ["At 3/7", "At 3/8"])
+    assert found(row=8) == (None, ["At 1/8", "At 2/8", "At 3/8"])
+    assert found(row=8, limit=2) == (None, ["At 2/8", "At 3/8"])
+    assert found(text="aT 2") == (None, ["At 2/7", "At 2/8"])
+    assert found(step=2, text="/7") == (2, ["At 2/7"])
+    assert found(step=2, row=9) == (2, [])
     gateway.client.jobs.cancel(job_id)
 
 

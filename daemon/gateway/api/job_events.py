@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
 from pydantic import BaseModel
 
 from ....jobs.context import step_of
-from ....jobs.errors import CheckpointDamaged, NotFound
-from ...client.client import Client
-from ...runs import completions, events
+from ....jobs.errors import CheckpointDamaged
+from ...runs import events
 from ...runs.checkpoints import Checkpoints, size_bytes
 from ...runs.downsampling import downsample
-from ..core import live
+from ..core import kept_completions, live
 from ..core.event_reader import JobState
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
@@ -29,15 +30,20 @@ router = APIRouter(
 _MAX_EVENTS = 1000  # of one request
 _MAX_POINTS = 2000  # of a curve
 _MAX_LOG = 256 * 1024  # bytes
+_MAX_COMPLETIONS = 10_000  # of one request
 
 _Step = Annotated[int | None, Query(ge=0)]
 _Seq = Annotated[int | None, Query(ge=0, lt=2**53)]
 
 
 class EventPage(BaseModel):
-    """Events, oldest first; each has `seq`, `execution`, `time`, `type` and `step`."""
+    """Events, oldest first; each has `seq`, `execution`, `time`, `type` and `step`.
+
+    `seq` is that of the job's last event, also of one that is left out; 0: it has none.
+    """
 
     data: list[dict[str, Any]]
+    seq: int
 
 
 class Summary(BaseModel):
@@ -60,10 +66,14 @@ class Curves(BaseModel):
 
 
 class Completions(BaseModel):
-    """Completions of one step with their rewards, and the steps that have some."""
+    """Completions with their rewards, and the steps of which some are kept.
+
+    `step` is the step of all of them; null if they are of several steps, or if there are none.
+    """
 
     step: int | None
     samples: list[dict[str, Any]]
+    steps: list[int]
     first_step: int | None
     last_step: int | None
     previous_step: int | None
@@ -92,10 +102,26 @@ async def list_job_events(
     job_id: str,
     state: StateDep,
     limit: Annotated[int, Query(ge=1, le=_MAX_EVENTS)] = 200,
+    without: Annotated[
+        list[str], Query(max_length=20, description="Types of events that are left out.")
+    ] = [],  # noqa: B006 (FastAPI copies it)
 ) -> Any:
     """List the newest events of a job."""
-    rundir = await state.in_thread(state.client.rundir, job_id)
-    return {"data": (await state.in_thread(events.newest, rundir.events, limit))[::-1]}
+
+    def read() -> dict[str, Any]:
+        path = state.client.rundir(job_id).events
+        if not without:
+            found = events.newest(path, limit)
+            return {"data": found[::-1], "seq": found[0]["seq"] if found else 0}
+        # The wanted ones may be anywhere in the file, such as `begin` before many steps.
+        seq, wanted = 0, deque[dict[str, Any]](maxlen=limit)
+        for event in events.read(path):
+            seq = event["seq"]
+            if event["type"] not in without:
+                wanted.append(event)
+        return {"data": list(wanted), "seq": seq}
+
+    return await state.in_thread(read)
 
 
 @router.get("/events/stream", response_class=Response, responses=live.STREAM)
@@ -149,34 +175,30 @@ async def show_curves(
 
 
 @router.get("/completions", response_model=Completions)
-async def show_completions(job_id: str, state: StateDep, step: _Step = None) -> Any:
-    """Return the logged completions of a step; without `step`, of the latest."""
-    return await state.in_thread(_completions, state.client, job_id, step)
+async def show_completions(
+    job_id: str,
+    state: StateDep,
+    step: _Step = None,
+    row: Annotated[
+        int | None, Query(ge=0, lt=2**53, description="Row of the prompt in the data.")
+    ] = None,
+    text: Annotated[
+        str, Query(max_length=200, description="Text in completions, in upper or lower case.")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=_MAX_COMPLETIONS)] = _MAX_COMPLETIONS,
+) -> Any:
+    """Return the logged completions of a step, at most `limit`, the latest ones.
 
+    Without `step`: with `row` or `text` those of all steps, else those of the latest step.
+    """
 
-def _completions(client: Client, job_id: str, step: int | None) -> dict[str, Any]:
-    steps: dict[int, None] = {}
-    samples: list[dict[str, Any]] = []
-    shown = None
-    for one in completions.read(client.rundir(job_id)):
-        steps[one["step"]] = None
-        if step is not None and one["step"] != step:
-            continue
-        if one["step"] != shown:
-            shown, samples = one["step"], []
-        samples.append(one)
-    if step is not None and shown is None:
-        raise NotFound(f"step: {job_id} has no completions of step {step}")
-    before = [one for one in steps if shown is not None and one < shown]
-    behind = [one for one in steps if shown is not None and one > shown]
-    return {
-        "step": shown,
-        "samples": samples,
-        "first_step": min(steps, default=None),
-        "last_step": max(steps, default=None),
-        "previous_step": max(before, default=None),
-        "next_step": min(behind, default=None),
-    }
+    def read() -> bytes:
+        rundir = state.client.rundir(job_id)
+        # FastAPI would take longer to check thousands of texts than to find them.
+        found = kept_completions.find(rundir, step=step, row=row, text=text, limit=limit)
+        return orjson.dumps(found)
+
+    return Response(await state.in_thread(read), media_type="application/json")
 
 
 @router.get("/checkpoints", response_model=CheckpointPage)

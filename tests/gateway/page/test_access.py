@@ -12,6 +12,7 @@ from warmd.daemon.lifecycle.follow import Publisher
 from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.jobs import spec_class
+from warmd.jobs.grpo.completions import FILE, Completions
 
 pytestmark = pytest.mark.nightly(
     part="page",
@@ -24,8 +25,11 @@ def test_texts_of_models_and_files_are_never_code(page, daemon):
     rundir = daemon.client.rundir(job_id)
     publish = Publisher(StreamWriter(daemon.client.connection), job_id, rundir.events).publish
     sample = {"prompt": HOSTILE, "completion": HOSTILE, "rewards": {HOSTILE: 1.0}, HOSTILE: HOSTILE}
+    completions = Completions(rundir.path / FILE, every=1, step=0)
+    completions.add(7, [{**sample, "row": 0, "group": 0, "reward": 1.0, "stop": HOSTILE}])
+    completions.close()
     with EventLog(rundir.events, execution=1, publish=publish) as log:
-        log.emit("step", step=7, samples=[sample], loss=1.0, **{HOSTILE: 2.0})
+        log.emit("step", step=7, loss=1.0, **{HOSTILE: 2.0})
         log.emit("warning", message=HOSTILE)
     with rundir.log.open("a") as text:
         text.write(HOSTILE)

@@ -57,7 +57,7 @@ function useRoute() {
 function View({ route }) {
   if (route.name === "jobs" && route.rest[0]) {
     const [id, section] = route.rest;
-    return html`<${Job} key=${id} id=${id} section=${section} />`;
+    return html`<${Job} key=${id} id=${id} section=${section} query=${route.query} />`;
   }
   if (!(route.name in VIEWS)) return html`<${Unknown} />`;
   const [, Found] = VIEWS[route.name];

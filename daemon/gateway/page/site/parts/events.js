@@ -8,11 +8,13 @@ const KEPT = 1000;
 const DRAW_MS = 250; // between two updates of a view
 
 // Returns [events, error], oldest first; null while they are loaded. `isEnded` is whether the job has
-// ended: when it is resumed, it is followed again.
-export function useEvents(id, isEnded) {
+// ended: when it is resumed, it is followed again; null: not known yet. `without`: types of events that are
+// left out.
+export function useEvents(id, isEnded, without = []) {
   const [state, setState] = useState([null, null]);
 
   useEffect(() => {
+    if (isEnded === null) return undefined;
     let stop = () => {};
     let timer = null;
     let isGone = false;
@@ -27,12 +29,12 @@ export function useEvents(id, isEnded) {
 
     async function load() {
       try {
-        const { data } = await get(`/v1/warmd/jobs/${id}/events`, { limit: KEPT });
+        const { data, seq } = await get(`/v1/warmd/jobs/${id}/events`, { limit: KEPT, without });
         if (isGone) return;
         setState([data, null]);
-        const seq = data.at(-1)?.seq ?? 0;
         stop = follow((lastId) => `/v1/warmd/jobs/${id}/events/stream?after=${lastId ?? seq}`, {
           message(event) {
+            if (without.includes(event.type)) return;
             fresh.push(event);
             timer ??= setTimeout(draw, DRAW_MS);
           },
@@ -49,7 +51,7 @@ export function useEvents(id, isEnded) {
       clearTimeout(timer);
       stop();
     };
-  }, [id, isEnded]);
+  }, [id, isEnded, without.join()]);
 
   return state;
 }

@@ -1,154 +1,133 @@
-// One job: its state and actions, and sections with all its data.
+// One job: its name, state, actions and result, and sections with all its data.
 
 import { html, useState } from "../parts/libraries.js";
 import { actionsOf } from "../parts/actions.js";
 import { get, getText } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
-import { Chart, smoothed } from "../parts/chart.js";
-import { commandOf, isSame } from "../parts/command.js";
-import { useCurves } from "../parts/curves.js";
 import { Download } from "../parts/download.js";
 import { useEvents } from "../parts/events.js";
-import { Copy, Eta, GroupLink, Heading, Labels, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
-import { clock, duration, NOTHING, now, number, optionText, size } from "../parts/format.js";
+import { Linked, wordsOf } from "../parts/event_words.js";
+import { Copy, Eta, GroupLink, Heading, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
+import { clock, NOTHING, number, size } from "../parts/format.js";
 import { useLoaded } from "../parts/loaded.js";
 import { isPending, useOverview } from "../parts/overview.js";
+import { RunCharts } from "../parts/run_charts.js";
+import { RunOptions } from "../parts/run_options.js";
+import { RunResult } from "../parts/run_result.js";
 import { Completions } from "./completions.js";
 
 const SECTIONS = ["curves", "completions", "checkpoints", "options", "events", "log"];
-const FIRST = ["loss", "reward", "eval_reward", "reward_std", "grad_norm", "learning_rate"];
+const NO_TRAININGS = ["infer", "encode", "eval"]; // their jobs have neither curves nor checkpoints
+const MANY = ["step", "text", "progress"]; // types of events of which a job has thousands
+const TROUBLES = ["warning", "divergence", "stall", "save_failed"];
+const LISTED = 200; // events
 
-export function Job({ id, section = "curves" }) {
+export function Job({ id, section, query }) {
   const overview = useOverview();
   const live = overview.jobs.get(id);
   const causes = [id, overview.connection, live?.status, live?.execution];
   const [detail, error] = useLoaded(() => get(`/v1/warmd/jobs/${id}`), causes);
   const job = live ?? detail?.job;
+  const isEnded = job ? !isPending(job) : null;
+  const [events] = useEvents(id, isEnded, MANY);
 
   if (error) return html`<${Heading}>${id}<//><${Problem} error=${error} />`;
   if (!job || !detail) return html`<${Heading}>${id}<//><p>Loading …</p>`;
+  const sections = sectionsOf(job);
+  const current = section ?? (job.status === "failed" ? "log" : sections[0]);
   return html`
-    <${Heading}>${id}<//>
-    <${State} job=${job} isReadOnly=${!overview.may.includes("train")} />
-    <${Sections} id=${id} current=${section} />
-    <${Section} key=${section} name=${section} job=${job} detail=${detail} />
+    <${Heading} key=${job.name ?? id}>${job.name ?? id}<//>
+    <${State} job=${job} events=${events ?? []} isReadOnly=${!overview.may.includes("train")} />
+    ${NO_TRAININGS.includes(job.kind) ? html`<${Answer} job=${job} />` : html`<${RunResult} job=${job} events=${events} />`}
+    <nav class="sections" aria-label="Sections of the job">
+      ${sections.map(
+        (name) => html`<a key=${name} href="#/jobs/${id}/${name}" aria-current=${name === current ? "page" : undefined}>${name}</a>`,
+      )}
+    </nav>
+    <${Section} key=${current} name=${current} job=${job} detail=${detail} events=${events} query=${query} />
   `;
 }
 
-function State({ job, isReadOnly }) {
-  return html`<div class="card">
-    <div class="line">
-      <${Status} job=${job} /> <${Labels} job=${job} /> <${Progress} job=${job} /> <${Eta} job=${job} />
-      ${job.position && html`<span>position ${job.position} in ${job.queue}</span>`} <${WaitsFor} job=${job} />
-      ${!isReadOnly && html`<${ActionButtons} id=${job.id} actions=${actionsOf(job)} />`}
-    </div>
-    ${job.error && html`<p class="problem">${job.error}</p>`}
-    ${job.alert && isPending(job) && html`<p class="problem">${job.alert}</p>`}
-    <p class="line quiet">
-      <span>model ${job.model ?? NOTHING}</span> <${GroupLink} id=${job.sweep ?? job.curriculum} />
-      <span>created ${clock(job.created_at)}</span>
-      ${job.started_at && html`<span>took ${duration((job.ended_at ?? now()) - job.started_at)}</span>`}
-      ${job.seconds_per_step && html`<span>${duration(job.seconds_per_step)} per step</span>`}
-      ${job.execution > 1 && html`<span>${job.execution} executions</span>`}
-    </p>
-    ${job.notes.map((note, index) => html`<p class="quiet" key=${index}>${note.text}</p>`)}
-    ${job.result && html`<${Result} job=${job} />`}
-  </div>`;
+function sectionsOf(job) {
+  if (NO_TRAININGS.includes(job.kind)) return ["options", "events", "log"];
+  return job.kind === "grpo" ? SECTIONS : SECTIONS.filter((name) => name !== "completions");
 }
 
-function Result({ job }) {
-  const texts = (job.result.choices ?? []).map((choice) => choice.text);
-  const numbers = Object.entries(job.result).filter(([, value]) => typeof value === "number");
+function State({ job, events, isReadOnly }) {
+  const alert = (isPending(job) && job.alert) || "";
   return html`
-    ${texts.map((text, index) => html`<pre key=${index}>${text}</pre>`)}
     <p class="line">
-      ${numbers.map(([name, value]) => html`<span key=${name}>${name.replaceAll("_", " ")} <strong>${number(value)}</strong></span>`)}
+      <${Status} job=${job} /> <${Progress} job=${job} /> <${Eta} job=${job} />
+      ${job.position && html`<span>position ${job.position} in ${job.queue}</span>`} <${WaitsFor} job=${job} />
+      ${job.result?.model &&
+      !NO_TRAININGS.includes(job.kind) &&
+      html`<a href="#/chat?model=${job.id}">Chat with the trained model</a>
+        <a href="#/compare?model=${job.model}&model=${job.id}">Compare it with ${job.model}</a>`}
+      ${!isReadOnly && html`<${ActionButtons} id=${job.id} actions=${actionsOf(job)} />`}
     </p>
-    ${job.result.model &&
-    html`<p class="line">
-      <a href="#/chat?model=${job.id}">Chat with the trained model</a>
-      <a href="#/compare?model=${job.model}&model=${job.id}">Compare it with ${job.model}</a>
-    </p>`}
+    <p class="line quiet">
+      ${job.name && html`<span><code>${job.id}</code> <${Copy} text=${job.id} label="Copy the id" /></span>`}
+      <span>${job.kind} of ${job.model ?? "a new model"}</span> <${GroupLink} id=${job.sweep ?? job.curriculum} />
+      <span>created ${clock(job.created_at)}</span>
+      ${job.tags.map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}
+    </p>
+    ${job.error && html`<p class="problem">${job.error}</p>`}
+    ${alert && html`<p class="problem"><${Linked} text=${alert} id=${job.id} /></p>`}
+    <${Troubles} id=${job.id} events=${events.filter((event) => TROUBLES.includes(event.type) && !alert.includes(wordsOf(event)))} />
+    ${job.notes.map((note, index) => html`<p class="quiet" key=${index}>${note.text}</p>`)}
   `;
 }
 
-function Sections({ id, current }) {
-  return html`<nav class="sections" aria-label="Sections of the job">
-    ${SECTIONS.map(
-      (name) => html`<a key=${name} href="#/jobs/${id}/${name}" aria-current=${name === current ? "page" : undefined}>${name}</a>`,
-    )}
-  </nav>`;
+// What needs attention; the same text once.
+function Troubles({ id, events }) {
+  const texts = [...new Set(events.map((event) => `${event.type}: ${wordsOf(event)}`))];
+  if (texts.length === 0) return null;
+  return html`<details class="attention">
+    <summary>${texts.length === 1 ? "1 warning" : `${texts.length} warnings`}</summary>
+    <ul>
+      ${texts.map((text) => html`<li key=${text}><${Linked} text=${text} id=${id} /></li>`)}
+    </ul>
+  </details>`;
 }
 
-function Section({ name, job, detail }) {
-  if (name === "completions") return html`<${Completions} job=${job} />`;
-  if (name === "checkpoints") return html`<${Checkpoints} job=${job} />`;
-  if (name === "options") return html`<${Options} job=${job} detail=${detail} />`;
-  if (name === "events") return html`<${Events} job=${job} />`;
-  if (name === "log") return html`<${Log} job=${job} />`;
-  return html`<${Curves} job=${job} />`;
-}
-
-// --- curves ---------------------------------------------------------------------------------------
-
-function Curves({ job }) {
-  const [range, setRange] = useState(null);
-  const [axis, setAxis] = useState("steps");
-  const [span, setSpan] = useState(1);
-  const [isLog, setLog] = useState(false);
-  const { curves, error } = useCurves(job.id, range, !isPending(job));
-  if (error) return html`<${Problem} error=${error} />`;
-  if (!curves) return html`<p>Loading …</p>`;
-  const names = Object.keys(curves.metrics).sort((a, b) => rank(a) - rank(b));
-  if (names.length === 0) return html`<p class="empty">No step has ended yet.</p>`;
-  const x = axis === "tokens" ? curves.tokens.map((value) => value ?? 0) : curves[axis];
-
-  function zoom(from, to) {
-    if (from === null) return setRange(null);
-    const inside = curves.steps.filter((_, index) => x[index] >= from && x[index] <= to);
-    return inside.length > 1 && setRange([inside[0], inside.at(-1)]);
-  }
-
+// What an evaluation has measured, or the texts of an answer.
+function Answer({ job }) {
+  if (!job.result) return null;
+  const { choices = [], metrics, comparison, against } = job.result;
+  const numbers = Object.entries(metrics ? {} : job.result).filter(([, value]) => typeof value === "number");
   return html`
-    <form class="line" aria-label="How the curves are drawn" onSubmit=${(event) => event.preventDefault()}>
-      <label class="inline">
-        Over
-        <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>
-          <option>steps</option>
-          <option value="times">time</option>
-          <option>tokens</option>
-        </select>
-      </label>
-      <label class="inline">
-        Smooth
-        <input type="range" min="1" max="50" value=${span} onInput=${(event) => setSpan(Number(event.target.value))} />
-        <span class="count">${span === 1 ? "off" : span}</span>
-      </label>
-      <label class="inline"><input type="checkbox" checked=${isLog} onChange=${(event) => setLog(event.target.checked)} /> Logarithmic</label>
-      ${range
-        ? html`<button type="button" class="small" onClick=${() => setRange(null)}>All steps</button>`
-        : html`<span class="quiet">drag over a chart to zoom</span>`}
-    </form>
-    <div class="charts">
-      ${names.map((name) => {
-        const { mean } = curves.metrics[name];
-        const isSmooth = span > 1 && !name.startsWith("eval_");
-        const line = { label: name, values: isSmooth ? smoothed(mean, span) : mean, raw: isSmooth ? mean : null };
-        return html`<${Chart} key=${name} title=${name} x=${x} isTime=${axis === "times"} isLog=${isLog} series=${[line]} onZoom=${zoom} />`;
-      })}
-    </div>
+    ${choices.map((choice, index) => html`<pre class="card" key=${index}>${choice.text}</pre>`)}
+    <dl class="tiles">
+      ${Object.entries(metrics ?? {}).map(
+        ([name, one]) => html`<div key=${name}>
+          <dt>${name}</dt>
+          <dd>
+            <strong>${number(one.value)}</strong>
+            <small>95 % interval ${number(one.low)} to ${number(one.high)}, ${number(one.n)} questions</small>
+            ${comparison?.[name] && html`<small>${comparison[name].words}, compared with <a href="#/jobs/${against}">${against}</a></small>`}
+          </dd>
+        </div>`,
+      )}
+      ${numbers.map(([name, value]) => html`<div key=${name}><dt>${name.replaceAll("_", " ")}</dt><dd><strong>${number(value)}</strong></dd></div>`)}
+    </dl>
   `;
 }
 
-function rank(name) {
-  const at = FIRST.indexOf(name);
-  return at < 0 ? FIRST.length : at;
+function Section({ name, job, detail, events, query }) {
+  if (name === "completions") return html`<${Completions} job=${job} query=${query} />`;
+  if (name === "checkpoints") return html`<${Checkpoints} job=${job} events=${events} />`;
+  if (name === "options") {
+    const begin = (events ?? []).findLast((event) => event.type === "begin") ?? null;
+    return html`<${RunOptions} job=${job} detail=${detail} begin=${begin} />`;
+  }
+  if (name === "events") return html`<${Events} job=${job} events=${events} />`;
+  if (name === "log") return html`<${Log} job=${job} events=${events} />`;
+  return html`<${RunCharts} job=${job} />`;
 }
 
 // --- checkpoints ----------------------------------------------------------------------------------
 
-function Checkpoints({ job }) {
-  const [events] = useEvents(job.id, !isPending(job));
+function Checkpoints({ job, events }) {
   const saved = (events ?? []).filter((event) => event.type === "checkpoint").length;
   const [found, error] = useLoaded(() => get(`/v1/warmd/jobs/${job.id}/checkpoints`), [job.id, saved]);
   if (error) return html`<${Problem} error=${error} />`;
@@ -179,107 +158,60 @@ function metricsText(metrics) {
   return numbers.slice(0, 4).map(([name, value]) => `${name} ${number(value)}`).join(", ");
 }
 
-// --- options --------------------------------------------------------------------------------------
-
-function Options({ job, detail }) {
-  const [kinds, error] = useLoaded(() => get("/v1/warmd/kinds"), []);
-  if (error) return html`<${Problem} error=${error} />`;
-  if (!kinds) return html`<p>Loading …</p>`;
-  const kind = kinds.data.find((one) => one.kind === job.kind);
-  const known = new Map((kind?.options ?? []).map((option) => [option.name, option]));
-  const defaults = kind?.defaults ?? {};
-  const command = commandOf(job.kind, defaults, detail.options);
-  const differs = (name, value) => name in defaults && !isSame(value, defaults[name]);
-  const rows = Object.entries(detail.options).sort(([a, x], [b, y]) => differs(b, y) - differs(a, x));
-  return html`
-    <div class="card">
-      <pre>${command}</pre>
-      <p class="buttons">
-        <${Copy} text=${command} label="Copy as command" />
-        ${kind && html`<a href="#/submit?job=${job.id}">Start a new job from these options</a>`}
-      </p>
-    </div>
-    <${Revisions} revisions=${detail.revisions} />
-    <h2>Options</h2>
-    <p class="quiet">Marked: different from the default.</p>
-    <${Scroll} label="table of options">
-      <table class="stacked">
-        <thead><tr><th scope="col">Option</th><th scope="col">Value</th><th scope="col">Default</th></tr></thead>
-        <tbody>
-          ${rows.map(
-            ([name, value]) => html`<tr key=${name}>
-              <th scope="row">${name}</th>
-              <td class=${differs(name, value) ? "different" : ""}><pre>${optionText(value)}</pre></td>
-              <td class="quiet">${name in defaults ? (known.get(name)?.default_text ?? optionText(defaults[name])) : ""}</td>
-            </tr>`,
-          )}
-        </tbody>
-      </table>
-    <//>
-    ${detail.weights &&
-    html`<h2>Initial weights</h2>
-      <dl class="facts">
-        ${Object.entries(detail.weights).map(([name, value]) => html`<dt>${name}</dt><dd>${optionText(value)}</dd>`)}
-      </dl>`}
-  `;
-}
-
-function Revisions({ revisions }) {
-  if (revisions.length === 0) return null;
-  return html`<h2>Changes on resume</h2>
-    <ul>
-      ${revisions.map(
-        (one) => html`<li key=${one.revision}>
-          ${clock(one.time)}: ${Object.entries(one.changes).map(([name, [before, after]]) => `${name} ${optionText(before)} → ${optionText(after)}`).join(", ")}
-        </li>`,
-      )}
-    </ul>`;
-}
-
 // --- events and log -------------------------------------------------------------------------------
 
-function Events({ job }) {
+function Events({ job, events }) {
   const [isWithSteps, setWithSteps] = useState(false);
-  const [events, error] = useEvents(job.id, !isPending(job));
-  if (error) return html`<${Problem} error=${error} />`;
-  if (!events) return html`<p>Loading …</p>`;
-  const wanted = events.filter((event) => isWithSteps || !["step", "text"].includes(event.type));
-  const shown = wanted.slice(-200);
   return html`
-    <p><label class="inline"><input type="checkbox" checked=${isWithSteps} onChange=${(event) => setWithSteps(event.target.checked)} /> Steps, too</label></p>
-    <${Scroll} label="table of events">
-      <table class="stacked">
-        <thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">Step</th><th scope="col">Details</th></tr></thead>
-        <tbody>
-          ${shown.reverse().map(
-            (event) => html`<tr key=${event.seq}>
-              <td class="time">${new Date(event.time * 1000).toLocaleTimeString()}</td>
-              <th scope="row">${event.type}</th>
-              <td>${event.step ?? NOTHING}</td>
-              <td>${detailsOf(event)}</td>
-            </tr>`,
-          )}
-        </tbody>
-      </table>
-    <//>
+    <p>
+      <label class="inline">
+        <input type="checkbox" checked=${isWithSteps} onChange=${(event) => setWithSteps(event.target.checked)} />
+        Steps, too
+      </label>
+    </p>
+    ${isWithSteps ? html`<${AllEvents} job=${job} />` : html`<${EventTable} job=${job} events=${events} />`}
   `;
 }
 
-const ENVELOPE = ["seq", "execution", "time", "type", "step", "samples", "steps_total"];
-
-function detailsOf(event) {
-  const fields = Object.entries(event).filter(([name, value]) => !ENVELOPE.includes(name) && value !== null);
-  const text = fields.map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : optionText(value)}`).join(", ");
-  return text.length > 600 ? `${text.slice(0, 600)} …` : text;
+function AllEvents({ job }) {
+  const [events, error] = useEvents(job.id, !isPending(job));
+  if (error) return html`<${Problem} error=${error} />`;
+  return html`<${EventTable} job=${job} events=${events} />`;
 }
 
-function Log({ job }) {
+function EventTable({ job, events }) {
+  if (!events) return html`<p>Loading …</p>`;
+  if (events.length === 0) return html`<p class="empty">No event yet.</p>`;
+  return html`<${Scroll} label="table of events">
+    <table class="stacked">
+      <thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">Step</th><th scope="col">Details</th></tr></thead>
+      <tbody>
+        ${events.slice(-LISTED).reverse().map(
+          (event) => html`<tr key=${event.seq}>
+            <td class="time">${new Date(event.time * 1000).toLocaleTimeString([], { hourCycle: "h23" })}</td>
+            <th scope="row">${event.type}</th>
+            <td>${event.step ?? NOTHING}</td>
+            <td><${Linked} text=${wordsOf(event)} id=${job.id} /></td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  <//>`;
+}
+
+function Log({ job, events }) {
   const [text, error] = useLoaded(() => getText(`/v1/warmd/jobs/${job.id}/log`), [job.id, job.status]);
+  const { traceback } = (job.status === "failed" && events?.findLast((event) => event.type === "failed")) || {};
   if (error) return html`<${Problem} error=${error} />`;
   if (text === null) return html`<p>Loading …</p>`;
-  if (!text) return html`<p class="empty">The log is empty.</p>`;
   return html`
-    <p><${Download} path=${`/v1/warmd/jobs/${job.id}/log`} name=${`${job.id}.txt`} label="Download" /></p>
-    <pre class="card" tabindex="0">${text}</pre>
+    ${traceback && html`<h2>Traceback</h2><pre class="card" tabindex="0">${traceback}</pre>`}
+    ${text
+      ? html`<div class="line">
+            <h2>Log</h2>
+            <${Download} path=${`/v1/warmd/jobs/${job.id}/log`} name=${`${job.id}.txt`} label="Download" />
+          </div>
+          <pre class="card" tabindex="0">${text}</pre>`
+      : html`<p class="empty">The log is empty.</p>`}
   `;
 }
