@@ -30,6 +30,8 @@ from ...lifecycle.check import check_ranks
 from ...lifecycle.submit import enqueue, write
 from ...queue import keys
 from ...queue.jobs import JobStatus
+from ...runs import labels
+from ...runs.labels import NO_LABELS, Labels
 from ...runs.rundir import RunDir
 from ..http.bodies import InThread
 from ..http.client import HttpClient, current, current_name
@@ -49,6 +51,7 @@ class Submission:
     spec: Spec
     about: Mapping[str, Any] = field(default_factory=dict)  # further fields of spec.json
     images: Mapping[Path, bytes] = field(default_factory=dict)  # path in the ImageStore -> bytes
+    labels: Labels = NO_LABELS
 
     @property
     def size(self) -> int:
@@ -196,6 +199,11 @@ class Submitter:
             rundir, document = write(self._client.places, submission.spec.kind, document)
         except SpecError as error:
             raise unwritable(str(error)) from error
+        try:
+            labels.write(rundir, submission.labels)
+        except OSError as error:
+            rundir.remove()
+            raise unwritable(f"home: cannot store the labels: {error}") from error
         if submission.images:
             try:
                 ImageStore(self._client.home.runs).hold(rundir.path, submission.images)
