@@ -324,9 +324,10 @@ def test_a_check_that_fails_shows_the_first_prompt_too(http):
 
 
 def test_a_training_has_a_name_and_tags(gateway, http):
-    body = {"model": "tiny", "training_file": "arithmetic", "suffix": "sums", "tags": ["a", "b"]}
     small = {"samples": 4, "max_completion_length": 4}
-    body["method"] = {"type": "reinforcement", "reinforcement": {"hyperparameters": small}}
+    method = {"type": "reinforcement", "reinforcement": {"hyperparameters": small}}
+    body = {"model": "tiny", "training_file": "arithmetic", "method": method}
+    body |= {"suffix": "sums", "tags": ["a", "b"]}
     job_id = http.post("/v1/fine_tuning/jobs", json=body).json()["id"]
     job = gateway.client.jobs.get(job_id)
     assert (job["name"], job["tags"]) == ("sums", ["a", "b"])
