@@ -25,6 +25,7 @@ function Conversations({ names, wanted }) {
   const [current, setCurrent] = useState(() => first(all, names, wanted));
   const [live, setLive] = useState(null); // what is generated now: {id, columns: [step or null]}
   const [draft, setDraft] = useState("");
+  const [isSent, setSent] = useState(false); // before it is known whether the model takes chats
   const [isListed, setListed] = useState(() => matchMedia("(min-width: 60rem)").matches);
   const [isSet, setSet] = useState(false);
   const stop = useRef(null);
@@ -40,6 +41,7 @@ function Conversations({ names, wanted }) {
   const isBusy = live !== null;
   const begins = current.turns.length > 0 && current.mode !== mode; // a new conversation with what is sent next
   useEffect(() => () => stop.current?.abort(), []); // what has been generated is kept
+  useEffect(() => void (isSent && isKnown && send()), [isSent, isKnown]);
   useFollowed(current, live);
 
   function keep(changed) {
@@ -67,8 +69,10 @@ function Conversations({ names, wanted }) {
   }
 
   function send(event) {
-    event.preventDefault();
-    if (!draft.trim() || isBusy || problem || !isKnown) return;
+    event?.preventDefault();
+    if (!draft.trim() || isBusy || problem) return;
+    setSent(!isKnown);
+    if (!isKnown) return;
     const base = begins ? newConversation(settings) : current;
     const columns = settings.models.filter(Boolean).map(() => []);
     const next = { ...base, mode, turns: [...base.turns, { user: draft, columns }] };
@@ -169,7 +173,7 @@ function Conversations({ names, wanted }) {
             onKeyDown=${onKey}></textarea>
           ${isBusy
             ? html`<button type="button" onClick=${() => stop.current.abort()}>Stop</button>`
-            : html`<button class="primary" disabled=${!draft.trim() || Boolean(problem) || !isKnown}>Send</button>`}
+            : html`<button class="primary" disabled=${!draft.trim() || Boolean(problem)}>Send</button>`}
         </div>
         <small id="keys">Enter sends, Shift+Enter begins a new line, Escape stops${limitOf(inputs)}</small>
       </form>
