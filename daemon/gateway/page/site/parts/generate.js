@@ -3,6 +3,8 @@
 import { ApiError, post } from "./api.js";
 import { eventsOf } from "./sse.js";
 
+const LEAST_S = 0.25; // pieces of a shorter time arrive together: a rate would say nothing
+
 // Completes `messages` as a chat, with `tools` if there are any, or `prompt` as a text. Calls `onText(text, message)`
 // with all text so far, and with the whole message: {content, reasoning, calls}. Resolves with
 // {tokens, seconds, reason}: the completion's tokens, the time since the first of them, and why it ended.
@@ -44,6 +46,6 @@ function add(message, { content, reasoning_content: reasoning, tool_calls: calls
 
 export function throughput({ tokens, seconds }) {
   if (tokens === null) return "";
-  const rate = seconds > 0 && tokens > 1 ? `, ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
+  const rate = seconds > LEAST_S && tokens > 1 ? `, ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
   return `${tokens} tokens${rate}`;
 }
