@@ -203,6 +203,14 @@ def _answer(request: Mapping[str, Any], field: str, limit_s: float) -> dict[str,
 def shown_prompt(prompt: str | Chat, template: ChatTemplate | None = None) -> str:
     """Return a prompt as the model gets it, at most 1,000 characters of it, to show it to people.
 
+    A chat is rendered as by `rendered_prompt`.
+    """
+    return shown_text(rendered_prompt(prompt, template))
+
+
+def rendered_prompt(prompt: str | Chat, template: ChatTemplate | None = None) -> str:
+    """Return a prompt as the model gets it.
+
     A chat is rendered by the template; without one (a job refuses such chats) it is its messages.
     """
     text = prompt if isinstance(prompt, str) else plain_text(prompt)
@@ -210,7 +218,11 @@ def shown_prompt(prompt: str | Chat, template: ChatTemplate | None = None) -> st
         with suppress(JobFailed):  # the job tells why
             is_whole = prompt.messages[-1]["role"] == "assistant"
             text = render(template, prompt, add_generation_prompt=not is_whole)
-    text = text.encode(errors="replace").decode()  # its messages may have lone surrogates
+    return text.encode(errors="replace").decode()  # its messages may have lone surrogates
+
+
+def shown_text(text: str) -> str:
+    """Return at most 1,000 characters of a text, to show it to people."""
     if len(text) <= _MOST_SHOWN:
         return text
     return f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"

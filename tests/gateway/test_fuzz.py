@@ -137,6 +137,7 @@ DEVIATIONS: dict[str, dict[str, str]] = {
     "ST205": {  # Allow
         "OPTIONS /v1/warmd/sweeps/check": "GET is served: of a sweep with the id `check`",
         "OPTIONS /v1/warmd/curricula/check": "GET is served: of a curriculum with the id `check`",
+        "OPTIONS /v1/warmd/models/": "GET is served: of a model with the name `load` or `unload`",
     },
 }
 

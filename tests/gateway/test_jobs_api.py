@@ -323,9 +323,92 @@ def test_a_check_shows_no_path_of_the_home(gateway, http, sweep):
 
 def test_forms_offer_the_options_that_a_request_may_set(http):
     kinds = {kind["kind"]: kind for kind in http.get("/v1/warmd/kinds").json()["data"]}
-    names = {option["name"] for option in kinds["grpo"]["options"]}
-    assert {"samples", "reward", "num_generations"} <= names
-    assert not {"model", "dataset", "report_to"} & names
+    options = {option["name"]: option for option in kinds["grpo"]["options"]}
+    assert {"samples", "reward", "num_generations"} <= options.keys()
+    assert not {"model", "dataset", "report_to"} & options.keys()
+    assert {"correctness", "custom"} <= set(options["reward"]["choices"])
+    assert "grader" not in options["reward"]["choices"]  # it follows from a field of the request
+
+
+@pytest.mark.parametrize("sweep", [None, {"learning_rate": [1e-5, 1e-4]}])
+def test_a_check_shows_the_first_prompt_as_the_model_gets_it(http, sweep):
+    rows = b'{"question": "1+1", "answer": "2"}\n' * 4
+    file = http.post("/v1/files", files={"file": ("a.jsonl", rows)}).json()["id"]
+
+    def first_prompt(**options: Any) -> Any:
+        method = {"type": "reinforcement", "reinforcement": {"hyperparameters": options}}
+        body = {"model": "tiny", "training_file": file, "method": method}
+        more = {} if sweep is None else {"sweep": sweep}
+        path = "/v1/warmd/check" if sweep is None else "/v1/warmd/sweeps/check"
+        return http.post(path, json=body | more, headers=OURS).json()["first_prompt"]
+
+    small = {"max_completion_length": 4, "template": "Q: {question}="}
+    prompt = first_prompt(**small)
+    assert prompt["text"] == "Q: 1+1="
+    assert prompt["tokens"] > 0
+    as_chat = first_prompt(chat_template=True, **small)
+    assert "user" in as_chat["text"]
+    assert as_chat["tokens"] > prompt["tokens"]
+    http.delete(f"/v1/files/{file}")
+
+
+def test_a_check_that_fails_shows_the_first_prompt_too(http):
+    hyperparameters = {"samples": 4, "max_completion_length": 100_000, "template": "{question}="}
+    method = {"type": "reinforcement", "reinforcement": {"hyperparameters": hyperparameters}}
+    body = {"model": "tiny", "training_file": "arithmetic", "method": method}
+    found = http.post("/v1/warmd/check", json=body, headers=OURS).json()
+    assert found["problem"] is not None
+    assert found["first_prompt"]["text"].endswith("=")
+
+
+def test_a_training_has_a_name_and_tags(gateway, http):
+    small = {"samples": 4, "max_completion_length": 4}
+    method = {"type": "reinforcement", "reinforcement": {"hyperparameters": small}}
+    body = {"model": "tiny", "training_file": "arithmetic", "method": method}
+    body |= {"suffix": "sums", "tags": ["a", "b"]}
+    job_id = http.post("/v1/fine_tuning/jobs", json=body).json()["id"]
+    job = gateway.client.jobs.get(job_id)
+    assert (job["name"], job["tags"]) == ("sums", ["a", "b"])
+    gateway.client.jobs.cancel(job_id)
+    for field, value in (("suffix", "no name"), ("suffix", job_id), ("tags", ["no tag"])):
+        refused = http.post("/v1/fine_tuning/jobs", json=body | {field: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+def test_the_first_records_of_a_file_are_shown_with_their_number(gateway, http):
+    def records(name: str, content: bytes) -> Any:
+        file = http.post("/v1/files", files={"file": (name, content)}).json()["id"]
+        found = http.get(f"/v1/warmd/files/{file}/records", params={"limit": 2})
+        http.delete(f"/v1/files/{file}")
+        return found
+
+    csv = records("a.csv", b"question,answer\n1+1,2\n2+2,4\n3+3,6\n").json()
+    first = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
+    assert csv == {"rows": 3, "records": first, "faults": []}
+    found = records("a.jsonl", b'{"a": [1, {"b": 2}], "c": "%s"}\nno JSON\n' % (b"x" * 5000))
+    lines = found.json()
+    assert lines["rows"] == 2
+    assert lines["records"][0]["a"] == '[1,{"b":2}]'
+    assert len(lines["records"][0]["c"]) == 1000
+    assert len(lines["faults"]) == 1
+    broken = records("a.parquet", b"no table")
+    assert (broken.status_code, broken.json()["error"]["param"]) == (400, "file_id")
+    assert str(gateway.home.path) not in found.text + broken.text
+    assert http.get("/v1/warmd/files/file-x/records").status_code == 404
+
+
+def test_a_model_shows_whether_it_takes_chats_and_how_many_tokens(http):
+    found = http.get("/v1/warmd/models/tiny").json()
+    assert (found["name"], found["has_chat_template"]) == ("tiny", True)
+    assert found["context_length"] > 0
+    assert http.get("/v1/warmd/models/none").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/health", "/livez", "/readyz"])
+def test_head_is_answered_as_get_without_a_body(http, path):
+    head, get = http.head(path), http.get(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
 
 
 # --- the page

@@ -103,7 +103,12 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Click an element as a user does: it must be visible and not covered."""
-        self._call(f"element/{self.find(selector)}/click")
+        self._click(self.find(selector))
+
+    def _click(self, element: str) -> None:
+        # A part of the page that stays in view may be over what is at its edge.
+        self.js("arguments[0].scrollIntoView({block: 'center'})", {_ELEMENT: element})
+        self._call(f"element/{element}/click")
 
     def press(self, text: str) -> None:
         """Click the button with this text or label, in the open dialog where there is one."""
@@ -114,7 +119,7 @@ class Browser:
             " && [b.innerText.trim(), b.ariaLabel].includes(arguments[0]))"
         )
         found = wait_until(lambda: self.js(script, text))
-        self._call(f"element/{found[_ELEMENT]}/click")
+        self._click(found[_ELEMENT])
 
     def press_summary(self, text: str) -> None:
         """Open or close the part of the page with this heading."""
@@ -123,7 +128,7 @@ class Browser:
             ".find((one) => one.innerText.trim() === arguments[0])"
         )
         found = wait_until(lambda: self.js(script, text))
-        self._call(f"element/{found[_ELEMENT]}/click")
+        self._click(found[_ELEMENT])
 
     def type(self, selector: str, text: str) -> None:
         """Replace the text of an input."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import NotFound, SpecError
+from ...runs.labels import Labels
 from ..core.sampling import only
 from ..core.state import AppState, StateDep
 from ..core.submitter import Submission
@@ -35,8 +36,9 @@ class CreateJob(BaseModel):
     """A training job. `method` is {"type": TYPE, TYPE: {"hyperparameters": …}}.
 
     TYPE is supervised (SFT), dpo, reinforcement (GRPO), mlm, or the method of a kind from outside;
-    hyperparameters are the options of `warmd submit KIND`. `suffix` and `metadata` are stored with
-    the job; the trained model is named by the job's id.
+    hyperparameters are the options of `warmd submit KIND`. `suffix` is the name of the job, `tags`
+    (an extension) are its tags; `metadata` is stored with it. The trained model is named by the
+    job's id.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -46,6 +48,7 @@ class CreateJob(BaseModel):
     method: dict[str, Any] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     suffix: Annotated[str, Field(max_length=64)] | None = None
+    tags: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=20)] = []
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -180,9 +183,17 @@ async def checked(body: CreateJob, state: AppState) -> Submission:
         }
     }
     try:
-        return Submission(state.parse(kind, options), about)
+        return Submission(state.parse(kind, options), about, labels=labels_of(body))
     except SpecError as error:
         raise by_request(error, kind) from error
+
+
+def labels_of(body: CreateJob) -> Labels:
+    """Return the name and the tags of a job. A SpecError names the field of the request."""
+    try:
+        return Labels.parse(body.suffix or None, body.tags)
+    except SpecError as error:
+        raise SpecError({"name": "suffix", "tag": "tags"}[error.field], error.problem) from None
 
 
 def checked_options(body: CreateJob, state: AppState) -> tuple[str, dict[str, Any]]:
@@ -225,7 +236,7 @@ def read_options(
 def by_request(error: SpecError, kind: str) -> SpecError:
     """Return the error of an option with the name that the request has for it."""
     problem = error.problem
-    if error.field == "model":
+    if error.field in ("model", "suffix", "tags"):
         return error
     method = methods.method_of(kind)
     assert method is not None

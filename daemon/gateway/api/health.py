@@ -22,6 +22,7 @@ class Health(BaseModel):
     status: Literal["ok"]
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=Health, responses={503: {"model": ErrorBody}})
 async def health(state: StateDep) -> Any:
     """Report whether a worker can take requests."""
@@ -31,12 +32,14 @@ async def health(state: StateDep) -> Any:
     return JSONResponse({"status": "ok"})
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=Health)
 async def livez() -> Any:
     """Report that the gateway is live, also while models load or Redis is unreachable."""
     return JSONResponse({"status": "ok"})
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", response_model=Health, responses={503: {"model": ErrorBody}})
 async def readyz(state: StateDep) -> Any:
     """Report whether the gateway accepts requests, which may have to wait for a worker."""

@@ -19,6 +19,7 @@ from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep
 from .fine_tuning import CreateJob, Problem, by_request, checked
+from .first_prompts import FirstPrompt, first_prompt
 
 router = APIRouter(route_class=StrictRoute, prefix="/v1/warmd", tags=["training"])
 
@@ -64,12 +65,16 @@ class KindList(BaseModel):
 
 
 class Checked(BaseModel):
-    """The job that would be queued, with all its options, or the problem."""
+    """The job that would be queued, with all its options, or the problem.
+
+    `first_prompt`: also with a problem of other options than those of the prompt.
+    """
 
     problem: Problem | None = None
     kind: str | None = None
     options: dict[str, Any] | None = None
     steps_total: int | None = None
+    first_prompt: FirstPrompt | None = None
 
 
 @router.get("/kinds", response_model=KindList, responses=RESPONSES)
@@ -102,6 +107,7 @@ def _default(info: OptionInfo) -> Any:
 
 
 def _option(info: OptionInfo) -> dict[str, Any]:
+    choices = methods.choices_over_http(info)
     return {
         "name": info.name,
         "type": info.type.__name__,
@@ -112,7 +118,7 @@ def _option(info: OptionInfo) -> dict[str, Any]:
         "group": info.group,
         "takes": info.takes,
         "relations": list(info.relations),
-        "choices": None if info.choices is None else list(info.choices),
+        "choices": None if choices is None else list(choices),
         "minimum": info.minimum if info.above is None else info.above,
         "maximum": info.maximum,
     }
@@ -123,12 +129,18 @@ async def check_job(body: CreateJob, state: StateDep, _: ChangeDep) -> Any:
     """Check a training job as `POST /v1/fine_tuning/jobs` does, and queue nothing."""
     try:
         spec = (await checked(body, state)).spec
-        try:
-            document = await state.in_data_thread(state.client.jobs.check, spec)
-        except SpecError as error:
-            raise by_request(error, spec.kind) from error
     except SpecError as error:
         return {"problem": Problem.of(error)}
+    prompt = await state.in_data_thread(first_prompt, state, spec)
+    try:
+        document = await state.in_data_thread(state.client.jobs.check, spec)
+    except SpecError as error:
+        return {"problem": Problem.of(by_request(error, spec.kind)), "first_prompt": prompt}
     # The steps of the checked document: without `samples`, the check has counted the data.
     steps = getattr(spec.parse(document["spec"]), "steps_total", None)
-    return {"kind": spec.kind, "options": without_paths(spec.to_json()), "steps_total": steps}
+    return {
+        "kind": spec.kind,
+        "options": without_paths(spec.to_json()),
+        "steps_total": steps,
+        "first_prompt": prompt,
+    }

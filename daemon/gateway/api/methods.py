@@ -158,6 +158,11 @@ def options_over_http(kind: str, http: HttpMethod) -> dict[str, OptionInfo]:
     }
 
 
+def choices_over_http(option: OptionInfo) -> Collection[str] | None:
+    """Return the values that a request may choose from; rewards may have a weight, too."""
+    return _NAMES if option.name == "reward" else option.choices
+
+
 def evaluation(given: Mapping[str, Any], files: FileStore, where: str) -> dict[str, Any]:
     """Return the options of an evaluation; `dataset` is a file of `files`. Raises SpecError."""
     found = dict(given)

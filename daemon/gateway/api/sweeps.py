@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
+from ....jobs import spec_class
 from ....jobs.errors import SpecError
 from ....jobs.spec import OptionInfo
 from ...client import sweep_plans
@@ -26,6 +27,7 @@ from ..http.strict import StrictRoute
 from . import groups, methods
 from .changes import ChangeDep
 from .fine_tuning import CreateJob, Problem, by_request, checked_options, read_options
+from .first_prompts import FirstPrompt, first_prompt
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/sweeps", tags=["sweeps"], responses=RESPONSES
@@ -57,7 +59,6 @@ class CreateSweep(CreateJob):
     parallel: Annotated[int, Field(ge=1, le=1000)] | None = None
     metric: Annotated[str, Field(max_length=64)] | None = None
     name: Annotated[str, Field(max_length=64)] | None = None
-    tags: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=20)] = []  # noqa: RUF012 (pydantic copies it)
 
 
 class SweepLine(BaseModel):
@@ -127,7 +128,7 @@ class SweepPlan(BaseModel):
     """The jobs that a request for a sweep would queue, or the problem; `param` is the request's
     field.
 
-    `options` are those of the first job, `steps_total` the sum over all jobs.
+    `options` and `first_prompt` are those of the first job, `steps_total` the sum over all jobs.
     """
 
     problem: Problem | None = None
@@ -138,6 +139,7 @@ class SweepPlan(BaseModel):
     steps_total: int | None = None
     rungs: list[int] | None = None  # the steps at which combinations are compared
     metric: str | None = None
+    first_prompt: FirstPrompt | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
             sweep, planned = sweep_plans.plan(
                 state.client.jobs, request.kind, request.values, request.given, request.queueing
             )
+        first = spec_class(sweep.kind).parse(sweep.document["spec"])
         search = sweep.search
         ranges = {name: one.text for name, one in search.ranges.items()} if search else {}
         return {
@@ -221,6 +224,7 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
             "steps_total": steps_total(sweep, planned),
             "rungs": sweep.rungs,
             "metric": sweep.metric,
+            "first_prompt": first_prompt(state, first),
         }
 
     try:

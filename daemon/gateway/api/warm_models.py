@@ -1,4 +1,4 @@
-"""`/v1/warmd/models`: the loaded models; load and unload one by name."""
+"""`/v1/warmd/models`: what a model takes; load and unload one by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.config import ModelConfig
 from ....jobs.errors import JobFailed
+from ....jobs.models.tokenizer_folder import TokenizerFolder
 from ...client import control
+from ...client.checking import resolve_model, tokenizer_folder
 from ...host.warm_set import known_models, on_demand_models
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES, ApiError
@@ -29,6 +31,14 @@ class ModelName(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=200)]
 
 
+class ModelInputs(BaseModel):
+    """What a model takes. `context_length` is in tokens; null: its config does not say."""
+
+    name: str
+    has_chat_template: bool
+    context_length: int | None
+
+
 class LoadedModel(BaseModel):
     """A loaded model."""
 
@@ -42,6 +52,23 @@ class UnloadedModel(BaseModel):
 
     unloaded: str
     kept_for: list[str]
+
+
+@router.get("/{name}", response_model=ModelInputs)
+async def show_model(name: str, state: StateDep) -> Any:
+    """Show whether a model takes chats, and how many tokens."""
+    await state.in_thread(state.model_index.check, name)
+    return await state.in_thread(_inputs_of, state, name)
+
+
+def _inputs_of(state: AppState, name: str) -> ModelInputs:
+    """Raises StoreUnavailable for a model in the run store."""
+    files = TokenizerFolder(tokenizer_folder(resolve_model(name, state.config)))
+    return ModelInputs(
+        name=name,
+        has_chat_template=files.chat_template() is not None,
+        context_length=files.positions(),
+    )
 
 
 @router.post("/load", response_model=LoadedModel)

@@ -199,7 +199,11 @@ class Submitter:
             rundir, document = write(self._client.places, submission.spec.kind, document)
         except SpecError as error:
             raise unwritable(str(error)) from error
-        labels.write(rundir, submission.labels)
+        try:
+            labels.write(rundir, submission.labels)
+        except OSError as error:
+            rundir.remove()
+            raise unwritable(f"home: cannot store the labels: {error}") from error
         if submission.images:
             try:
                 ImageStore(self._client.home.runs).hold(rundir.path, submission.images)

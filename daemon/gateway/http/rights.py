@@ -21,11 +21,11 @@ OPEN = "open"  # no token
 # Route -> method -> the right. The gateway does not start with a route that is missing here.
 ROUTES: Mapping[str, Mapping[str, str]] = {
     "/openapi.json": {"GET": ANY, "HEAD": ANY},
-    "/health": {"GET": OPEN},
-    "/livez": {"GET": OPEN},
-    "/readyz": {"GET": OPEN},
-    "/": {"GET": OPEN},
-    "/page/{name:path}": {"GET": OPEN},
+    "/health": {"GET": OPEN, "HEAD": OPEN},
+    "/livez": {"GET": OPEN, "HEAD": OPEN},
+    "/readyz": {"GET": OPEN, "HEAD": OPEN},
+    "/": {"GET": OPEN, "HEAD": OPEN},
+    "/page/{name:path}": {"GET": OPEN, "HEAD": OPEN},
     "/v1/warmd/login": {"POST": OPEN},
     "/v1/warmd/logout": {"POST": ANY},
     "/v1/warmd/tickets": {"POST": ANY},  # what it opens needs its own right
@@ -44,6 +44,7 @@ ROUTES: Mapping[str, Mapping[str, str]] = {
     "/v1/files": {"GET": READ, "POST": TRAIN},
     "/v1/files/{file_id}": {"GET": READ, "DELETE": TRAIN},
     "/v1/files/{file_id}/content": {"GET": READ},
+    "/v1/warmd/files/{file_id}/records": {"GET": READ},
     "/v1/fine_tuning/jobs": {"GET": READ, "POST": TRAIN},
     "/v1/fine_tuning/jobs/{job_id}": {"GET": READ},
     "/v1/fine_tuning/jobs/{job_id}/cancel": {"POST": TRAIN},
@@ -90,6 +91,7 @@ ROUTES: Mapping[str, Mapping[str, str]] = {
     "/v1/warmd/curricula/{group_id}/pause": {"POST": TRAIN},
     "/v1/warmd/curricula/{group_id}/remove": {"POST": TRAIN},
     "/v1/warmd/curricula/{group_id}/{action}": {"POST": TRAIN},
+    "/v1/warmd/models/{name}": {"GET": ANY},  # as /v1/models
     "/v1/warmd/models/load": {"POST": TRAIN},
     "/v1/warmd/models/unload": {"POST": TRAIN},
 }

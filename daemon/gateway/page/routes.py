@@ -38,11 +38,13 @@ _HEADERS = {
 }
 
 
+@router.head("/")
 @router.get("/")
 async def show_page(request: Request) -> Response:
     return _file(request, "index.html")
 
 
+@router.head("/page/{name:path}")
 @router.get("/page/{name:path}")
 async def show_file(request: Request, name: str) -> Response:
     return _file(request, name)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from browser import Browser
-from dashboard import HOSTILE, Page, finished, running
-from gateways import Execution, Gateway
+from dashboard import finished, running
 from waiting import wait_until
 
 pytestmark = pytest.mark.nightly(
@@ -68,82 +64,14 @@ def test_waiting_jobs_are_reordered(page, daemon):
     wait_until(lambda: browser.js(f"return {ids}")[1:3] == [second, first])
 
 
-def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemon):
-    browser = page.open("submit")
-    browser.choose("select[name=kind]", "grpo")
-    browser.type("input[name=num_generations]", "1")
-    browser.wait_for("num_generations: must be an integer of at least 2")
-    for name, text in {
-        "num_generations": "2",
-        "max_completion_length": "4",
-        "samples": "6",
-        "template": "{question}=",
-    }.items():
-        browser.type(f"input[name={name}]", text)
-    browser.wait_for("--samples 6")
-    browser.wait_for("6 steps.")
-    command = browser.js("return document.querySelector('form pre').innerText").split(" --")
-    assert command[0] == "warmd submit grpo"
-    changed = {"num-generations", "max-completion-length", "samples", "template"}
-    assert {option.split()[0] for option in command[1:]} == {"model", "dataset", *changed}
-    browser.press("Submit")
-    browser.wait("location.hash.startsWith('#/jobs/grpo-')")
-    job_id = browser.js("return location.hash").split("/")[2]
-    browser.wait("document.querySelector('.status.finished') !== null", timeout_s=90)
-    browser.open(f"{page.url}/#/compare?model=tiny&model={job_id}")
+def test_two_models_complete_one_prompt(page, jobs_of_all_states):
+    browser = page.open(f"compare?model=tiny&model={jobs_of_all_states[0]}")
     browser.type("textarea[name=prompt]", "1+1=")
     browser.press("Complete with both")
     notes = "[...document.querySelectorAll('.answer .quiet')].map((p) => p.innerText)"
     browser.wait(f"{notes}.every((note) => note)", timeout_s=60)
     assert all("tokens" in note for note in browser.js(f"return {notes}"))
     assert browser.problems() == []
-
-
-def test_a_text_is_completed_with_its_tokens_counted(page):
-    browser = page.open("chat")
-    browser.type("input[name=max_tokens]", "12")
-    browser.type("textarea[name=prompt]", "1+1=")
-    browser.press("Send")
-    wait_until(lambda: re.search("[0-9]+ tokens", browser.text()), timeout_s=60)
-    assert browser.js("return document.querySelectorAll('.messages li').length") == 2
-
-
-def asked(browser: Browser, gateway: Gateway) -> Execution:
-    """The job of a text that was sent on the page for chats."""
-    Page(browser, gateway.url).open("chat")
-    browser.wait("document.querySelector('select[name=model]').value === 'tiny'")
-    browser.type("textarea[name=prompt]", "1+1=")
-    browser.press("Send")
-    return gateway.take()
-
-
-def test_a_completion_without_text_is_shown_and_keeps_what_was_asked(browser, make_gateway):
-    asked(browser, make_gateway()).finish("")
-    browser.wait_for("(empty)")
-    assert browser.js("return document.querySelectorAll('.messages li').length") == 2
-    assert "1+1=" in browser.js("return document.querySelector('.messages').innerText")
-    browser.open("about:blank")
-
-
-def test_a_completion_is_shown_while_it_is_generated_and_stopped(browser, make_gateway):
-    job = asked(browser, make_gateway())
-    job.write(HOSTILE)
-    browser.wait_for(HOSTILE)
-    browser.press("Stop")
-    browser.wait_for("stopped")
-    wait_until(lambda: job.stop_asked == "cancel")
-    assert browser.js("return window.hacked") is None
-    browser.open("about:blank")
-
-
-def test_uploaded_records_are_shown_before_they_are_used(page, tmp_path):
-    rows = tmp_path / "sums.jsonl"
-    rows.write_text('{"question": "1+1", "answer": "2"}\n{"question": "2+2", "answer": "4"}\n')
-    browser = page.open("submit")
-    browser.upload("input[name=upload]", rows)
-    browser.wait_for("2+2")
-    browser.wait_for("sums.jsonl")
-    browser.wait("document.querySelector('select[name=data]').value.startsWith('file-')")
 
 
 def test_a_model_is_unloaded_and_loaded(page, daemon):

@@ -77,50 +77,6 @@ def test_a_sweep_is_followed_steered_and_removed(page, daemon):
     assert not (daemon.home.sweeps / sweep_id).exists()
 
 
-def test_a_sweep_is_submitted_from_the_form(page, daemon):
-    browser = page.open("submit")
-    browser.choose("select[name=kind]", "grpo")
-    for name, text in {
-        "num_generations": "2",
-        "max_completion_length": "4",
-        "samples": "4",
-        "template": "{question}=",
-    }.items():
-        browser.type(f"input[name={name}]", text)
-    browser.wait_for("4 steps. The same")
-    browser.press_summary("Sweep")
-    browser.press("Vary an option")
-    browser.choose("select[name=sweep_option]", "learning_rate")
-    browser.type("input[name=sweep_values]", "1e-5, fast")
-    browser.wait_for("learning_rate: must be a number")
-    browser.type("input[name=sweep_values]", "1e-5, 1e-4")
-    browser.type("input[name=sweep_halving]", "3")
-    browser.wait_for("halving: must be at most the number of points (2), got 3")
-    browser.type("input[name=sweep_halving]", "2")
-    browser.type("input[name=sweep_seeds]", "2")
-    browser.type("input[name=sweep_name]", "rates")
-    browser.wait_for("4 jobs, 12 steps in all, compared at steps 2, 4, by reward.")
-    command = browser.js("return document.querySelector('form pre').innerText")
-    assert command.endswith(
-        " --sweep learning_rate=0.00001,0.0001 --seeds 2 --halving 2 --name rates"
-    )
-    assert "--learning-rate" not in command
-    for width in WIDTHS:
-        browser.resize(width)
-        assert_clean(browser)
-    browser.press("Submit")
-    browser.wait("location.hash.startsWith('#/sweeps/sweep-')")
-    sweep_id = browser.js("return location.hash").split("/")[2]
-    browser.wait("document.querySelector('.card .status.finished') !== null", timeout_s=120)
-    found = daemon.client.groups.sweep(sweep_id)
-    assert (found["name"], found["jobs"], found["halving"]) == ("rates", 4, 2)
-    assert [point["values"] for point in found["points"]] == [
-        {"learning_rate": 1e-5},
-        {"learning_rate": 1e-4},
-    ]
-    assert browser.problems() == []
-
-
 def test_a_curriculum_is_followed_from_stage_to_stage(page, daemon):
     curriculum_id = daemon.client.groups.submit_curriculum("grpo", OPTIONS, STAGES)
     browser = page.open(f"curricula/{curriculum_id}")

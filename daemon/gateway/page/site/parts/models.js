@@ -1,11 +1,12 @@
-// The models that a request may name, and a select for one of them.
+// The models that a request may name, a select for one of them, and what one takes.
 
 import { html, useEffect, useState } from "./libraries.js";
 import { get } from "./api.js";
 import { nameOf, useNames } from "./names.js";
 
-export function useModels() {
-  const [names, setNames] = useState([]);
+// Their names; null until they are known.
+export function useModelNames() {
+  const [names, setNames] = useState(null);
   useEffect(() => {
     get("/v1/models").then(
       (found) => setNames(found.data.map((model) => model.id)),
@@ -13,6 +14,10 @@ export function useModels() {
     );
   }, []);
   return names;
+}
+
+export function useModels() {
+  return useModelNames() ?? [];
 }
 
 export function ModelSelect({ label, name, names, value, onChange }) {
@@ -24,4 +29,27 @@ export function ModelSelect({ label, name, names, value, onChange }) {
       ${shown.map((one) => html`<option key=${one} value=${one}>${nameOf(one)}</option>`)}
     </select>
   </label>`;
+}
+
+// Instead of a select without options.
+export function NoModels() {
+  return html`<p class="empty">No model is known yet. Load one on the <a href="#/">Overview</a>, or in the terminal: <code>warmd load NAME=PATH</code></p>`;
+}
+
+// {has_chat_template, context_length} of a model; null until it is known, and where it cannot be read.
+export function useModelInputs(name) {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    setFound(null);
+    if (!name) return undefined;
+    let isOld = false;
+    get(`/v1/warmd/models/${encodeURIComponent(name)}`).then(
+      (inputs) => isOld || setFound(inputs),
+      () => isOld || setFound(null),
+    );
+    return () => {
+      isOld = true;
+    };
+  }, [name]);
+  return found;
 }

@@ -4,10 +4,10 @@ import { html } from "./libraries.js";
 import { quoted } from "./command.js";
 import { optionText } from "./format.js";
 
-export const NO_SWEEP = { axes: [], seeds: "", halving: "", search: "", trials: "", metric: "", name: "" };
+export const NO_SWEEP = { axes: [], seeds: "", halving: "", search: "", trials: "", metric: "" };
 
 // The fields that a request to /v1/warmd/sweeps has besides those of a job; null for a single job.
-export function sweepFields({ axes, seeds, halving, search, trials, metric, name }) {
+export function sweepFields({ axes, seeds, halving, search, trials, metric }) {
   const varied = axes.filter((axis) => axis.option && axis.values.trim());
   if (varied.length === 0 && !seeds) return null;
   const sweep = {};
@@ -15,32 +15,33 @@ export function sweepFields({ axes, seeds, halving, search, trials, metric, name
     sweep[option] = [...(sweep[option] ?? []), ...values.split(",").map((one) => one.trim()).filter(Boolean)];
   }
   const numbers = { seeds: seeds && Number(seeds), halving: halving && Number(halving), trials: trials && Number(trials) };
-  const fields = { sweep, ...numbers, search, metric, name };
+  const fields = { sweep, ...numbers, search, metric };
   return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== ""));
 }
 
 // The words of the command line that make a sweep of a checked job.
-export function sweepWords(varied, { seeds, halving, search, trials, metric, name }) {
+export function sweepWords(varied, { seeds, halving, search, trials, metric }) {
   const words = Object.entries(varied).flatMap(([option, values]) => ["--sweep", quoted(`${option}=${values.map(optionText).join(",")}`)]);
-  for (const [flag, value] of Object.entries({ seeds, halving, search, trials, metric, name })) {
+  for (const [flag, value] of Object.entries({ seeds, halving, search, trials, metric })) {
     if (value !== undefined) words.push(`--${flag}`, quoted(String(value)));
   }
   return words.join(" ");
 }
 
-export function SweepForm({ kind, value, onChange, problem }) {
+// `problems`: those of the form, by field.
+export function SweepForm({ kind, value, onChange, problems }) {
   const change = (changed) => onChange({ ...value, ...changed });
   const changeAxis = (index, changed) => change({ axes: value.axes.map((axis, at) => (at === index ? { ...axis, ...changed } : axis)) });
-  const own = ["sweep", "seeds", "halving", "search", "trials", "metric", "name"].includes(problem?.param) ? problem : null;
+  const own = ["sweep", "seeds", "halving", "search", "trials", "metric"].find((name) => problems[name]);
   const text = (name, takes, help) => html`<label>
     ${takes}
-    <input name=${`sweep_${name}`} value=${value[name]} inputmode=${name === "name" ? "text" : "numeric"}
-      aria-invalid=${own?.param === name ? "true" : undefined} aria-describedby=${`help-sweep-${name}`}
+    <input name=${`sweep_${name}`} value=${value[name]} inputmode="numeric"
+      aria-invalid=${own === name ? "true" : undefined} aria-describedby=${`help-sweep-${name}`}
       onInput=${(event) => change({ [name]: event.target.value.trim() })} />
     <small id=${`help-sweep-${name}`}>${help}</small>
   </label>`;
   return html`<details open=${sweepFields(value) !== null}>
-    <summary>Sweep</summary>
+    <summary>Sweep <small>several jobs that differ in options or seeds</small></summary>
     <p class="quiet">One job for each combination of values and each seed, compared in one table.</p>
     ${value.axes.map(
       (axis, index) => html`<${Axis} key=${index} axis=${axis} number=${index + 1} kind=${kind} onChange=${(changed) => changeAxis(index, changed)}
@@ -67,9 +68,8 @@ export function SweepForm({ kind, value, onChange, problem }) {
         </select>
         <small id="help-sweep-metric">a metric on held-out data, or of the last tenth of the steps</small>
       </label>
-      ${text("name", "name of the sweep", "for lists")}
     </div>
-    ${own && html`<p class="problem">${own.message}</p>`}
+    ${own && html`<p class="problem">${own}: ${problems[own].text}</p>`}
   </details>`;
 }
 
