@@ -14,6 +14,7 @@ from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.eval.summary import count_words
 from ...jobs.intervals import interval_words
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..shared.grouped import label_options
 from ..shared.option_values import gathered
 from ..shared.spec_options import file_options, spec_option
 from ..view import render
@@ -28,7 +29,12 @@ _OPTIONS = {n: o for n, o in spec_class(_KIND).options().items() if n != "model"
 
 
 def _evaluate(
-    models: tuple[str, ...], config_file: Path | None, settings: tuple[str, ...], **given: Any
+    models: tuple[str, ...],
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    name: str | None,
+    tags: tuple[str, ...],
+    **given: Any,
 ) -> int:
     """Evaluate MODELs on a data set and compare them.
 
@@ -37,11 +43,16 @@ def _evaluate(
     first, question by question. Ctrl-C leaves the jobs running. Exit code: 0 finished, 1 failed,
     4 stopped.
     """
+    from ...daemon.lifecycle.queueing import Queueing
+
     app = click.get_current_context().ensure_object(App)
     client = app.client()
+    queueing = Queueing(name=name, tags=tags)
     values = gathered(app, _KIND, given, config_file, settings)
     if not models:
         models = (str(values.pop("model", "demo")),)
+    if name is not None and len(models) > 1:
+        raise SpecError("name", f"must go with one model, got {len(models)}: --tag marks them all")
     if len(set(models)) < len(models):
         raise SpecError("model", f"must be given once each, got {' '.join(models)}")
     named = [_model(client, text) for text in models]
@@ -51,7 +62,7 @@ def _evaluate(
     for model, init in named:
         against = jobs[0] if jobs and values.get("against") is None else values.get("against")
         spec = spec_class(_KIND).parse({**values, "model": model, "against": against})
-        jobs.append(client.jobs.submit(spec, init=init))
+        jobs.append(client.jobs.submit(spec, init=init, queueing=queueing))
     try:
         statuses = [wait(client, job_id) for job_id in jobs]
     except KeyboardInterrupt:
@@ -136,6 +147,7 @@ eval = common_options(
         params=[
             click.Argument(["models"], metavar="[MODEL]...", nargs=-1),
             *map(spec_option, _OPTIONS.values()),
+            *label_options(),
             *file_options(),
         ],
     )(_evaluate)

@@ -18,7 +18,7 @@ from ...jobs.errors import SpecError
 from ...jobs.ids import kind_of
 from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
-from ..shared.grouped import GroupedCommand, GroupedOption
+from ..shared.grouped import GroupedCommand, GroupedOption, label_options
 from ..shared.job_argument import complete_job
 from ..shared.kind_group import LIKE, KindGroup
 from ..shared.option_values import described
@@ -89,18 +89,7 @@ class _Request:
 
 def _request_options() -> list[click.Option]:
     return [
-        GroupedOption(
-            ["--name"],
-            metavar="NAME",
-            help="Name of the job; commands accept it in place of the id.  [default: none]",
-        ),
-        GroupedOption(
-            ["--tag", "tags"],
-            multiple=True,
-            metavar="TAG",
-            help="Tag of the job; `warmd jobs --tag TAG` lists the jobs that have it. May be "
-            "repeated.  [default: none]",
-        ),
+        *label_options(),
         GroupedOption(["--front"], is_flag=True, help="Put the job at the front of its queue."),
         GroupedOption(
             ["--after"],

@@ -18,6 +18,24 @@ class GroupedOption(click.Option):
         self.heading = heading
 
 
+def label_options() -> list[click.Option]:
+    """The options that name a job, and tag it."""
+    return [
+        GroupedOption(
+            ["--name"],
+            metavar="NAME",
+            help="Name of the job; commands accept it in place of the id.  [default: none]",
+        ),
+        GroupedOption(
+            ["--tag", "tags"],
+            multiple=True,
+            metavar="TAG",
+            help="Tag of the job; `warmd jobs --tag TAG` lists the jobs that have it. May be "
+            "repeated.  [default: none]",
+        ),
+    ]
+
+
 class GroupedCommand(click.Command):
     """A command whose `--help` lists its options by group, in the order of its parameters."""
 

@@ -152,3 +152,13 @@ def test_a_comparison_waits_for_the_job_that_it_names(shared_daemon: Daemon):
     client.jobs.cancel(later)
     with pytest.raises(SpecError, match="against: must be a job of kind eval, got infer-"):
         client.jobs.submit(spec(against=answer))
+
+
+def test_an_evaluation_has_a_name_and_tags(shared_daemon):
+    home = shared_daemon.home.path
+    how = ("--samples", "2", "--name", "named-eval", "--tag", "t")
+    refused = warmd("eval", "tiny", "demo", *how, home=home)
+    assert refused.err == "Error: name: must go with one model, got 2: --tag marks them all\n"
+    (done,) = warmd("eval", "tiny", *how, "--json", home=home).objects
+    (shown,) = warmd("show", "named-eval", "--json", home=home).objects
+    assert (shown["id"], shown["tags"]) == (done["job"], ["t"])
