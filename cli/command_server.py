@@ -35,8 +35,9 @@ _CLIENT_S = 2.0  # for the client to send its request, and to let it run
 # What commands import in functions, so that others do without (complete: tests/cli/test_warm.py).
 _IMPORTED_IN_FUNCTIONS = (
     *("warmd.cli.view.fetching", "warmd.daemon.client.client", "warmd.daemon.client.control"),
-    *("warmd.daemon.client.groups", "warmd.daemon.client.jobs", "warmd.daemon.groups.actions"),
-    *("warmd.daemon.groups.scores", "warmd.daemon.reports.diff", "warmd.daemon.reports.digest"),
+    *("warmd.daemon.client.groups", "warmd.daemon.client.jobs", "warmd.daemon.client.sweep_views"),
+    *("warmd.daemon.groups.actions", "warmd.daemon.groups.scores"),
+    *("warmd.daemon.reports.diff", "warmd.daemon.reports.digest"),
     *("warmd.daemon.reports.leaderboard", "warmd.daemon.runs.completions"),
     *("warmd.jobs.eval.journal", "warmd.jobs.grpo.completions", "warmd.jobs.libraries"),
     *("click.shell_completion", "msgspec", "difflib", "_strptime"),

@@ -91,12 +91,12 @@ def divergence_warning(facts: Mapping[str, Any]) -> str | None:
 
 
 def truncation_warning(facts: Mapping[str, Any]) -> str | None:
-    """Return a sentence on rows that lose their end; None if they are few."""
+    """Return a sentence on rows that are longer than `max_length`; None if they are few."""
     rows, truncated, most = facts["rows"], facts["truncated"], facts["max_length"]
     if truncated <= _FEW * rows:
         return None
     return (
         f"max_length: {truncated:,} of {rows:,} records are longer than {most:,} tokens (the "
-        f"longest has {facts['longest']:,}) and lose their end: a larger max_length trains them "
-        "whole"
+        f"longest has {facts['longest']:,}) and lose their end, {facts['dropped']:,} of them all "
+        "that is to be learned: a larger max_length trains them whole"
     )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ import pytest
 from daemons import Daemon, gone
 from disturbing import hold, let_go
 from other_users import OTHER, another_user
+from running import running
 from shell import CLEAN_ENVIRON
 from terminal import seen_on_a_terminal
 from waiting import wait_until
@@ -63,10 +65,8 @@ def run(
 
 def server(daemon: Daemon) -> psutil.Process | None:
     """The command server of a daemon."""
-    for one in daemon.processes():
-        if MODULE in one.cmdline():
-            return one
-    return None
+    found = running(MODULE, parent=psutil.Process(daemon.pid("supervisor")))
+    return found[0] if found else None
 
 
 def is_warm(daemon: Daemon) -> bool:
@@ -305,8 +305,9 @@ def test_the_daemon_ends_its_server(sturdy: Daemon):
     found = warm_up(sturdy)
     sturdy.stop()
     assert gone(found)
-    code, _, err = run(WARMD, "queue", home=sturdy.home.path)
-    assert (code, "no daemon runs" in err) == (0, True)
+    found_again = run(WARMD, "jobs", home=sturdy.home.path)
+    assert "no daemon runs" in found_again[2]
+    assert found_again == run(HERE, "jobs", home=sturdy.home.path)
 
 
 @pytest.mark.slow
@@ -402,6 +403,15 @@ def test_garbage_does_no_harm(daemon, callers, data):
     silent.close()
 
 
+def fork_that_asks(found: psutil.Process) -> psutil.Process | None:
+    """The fork of a server that has connections to its client and to the supervisor."""
+    for child in found.children():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # of a client that was quick
+            if len(child.net_connections("unix")) > 1:
+                return child
+    return None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_reach_the_command(sturdy: Daemon, number: int):
@@ -411,8 +421,7 @@ def test_signals_reach_the_command(sturdy: Daemon, number: int):
     supervisor.suspend()
     try:
         asking = subprocess.Popen([*WARMD, "models"], env=environ, stderr=subprocess.DEVNULL)
-        (fork,) = wait_until(found.children)
-        wait_until(lambda: fork.net_connections("unix") and fork.status() == "sleeping")
+        fork = wait_until(lambda: fork_that_asks(found))
         asking.send_signal(number)
         assert asking.wait(10) == (130 if number == signal.SIGINT else -number)
         wait_until(lambda: gone(fork))

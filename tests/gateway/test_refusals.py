@@ -161,15 +161,15 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
         (
             "fine_tuning/jobs",
             {
-                **{"model": "tiny", "training_file": "stdlib"},
+                **{"model": "tiny", "training_file": "arithmetic"},
                 **{
                     "method": {
-                        "type": "mlm",
-                        "mlm": {"hyperparameters": {"nodes": 2, "seq_len": 8}},
+                        "type": "reinforcement",
+                        "reinforcement": {"hyperparameters": {"nodes": 2}},
                     }
                 },
             },
-            "method.mlm.hyperparameters.nodes: must be 1 without a Redis that several",
+            "method.reinforcement.hyperparameters.nodes: must be 1 without a Redis that several",
         ),
     ],
 )
