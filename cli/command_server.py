@@ -137,7 +137,7 @@ def _run(request: Request, streams: list[int], connection: socket.socket) -> byt
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     with contextlib.suppress(OSError):  # a closed pipe
         sys.stdout.flush()
-    return DONE + bytes([code])
+    return DONE + bytes([code & 0xFF])  # as the shell gets it
 
 
 def _take_over(request: Request, streams: list[int]) -> None:

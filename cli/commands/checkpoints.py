@@ -21,8 +21,8 @@ from ...jobs.errors import CheckpointDamaged, NotFound, SpecError
 from ...jobs.models.adapters import is_adapter
 from ...jobs.spec import path_of
 from ..shared.app import App, common_options, note
+from ..shared.default_group import DefaultGroup
 from ..shared.given import GivenPath
-from ..shared.grouped import DefaultGroup
 from ..shared.job_argument import complete_job, job_argument
 from ..shared.target import ambiguous
 from ..view import render

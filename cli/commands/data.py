@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..shared.app import App, common_options, note
-from ..shared.grouped import DefaultGroup
+from ..shared.default_group import DefaultGroup
 from ..view import render
 
 _BAR = 30  # columns of the longest bar of a histogram

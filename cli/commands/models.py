@@ -55,10 +55,10 @@ def load(app: App, models: tuple[str, ...], once: bool, response_template: Path 
             render.json_line(model)
     else:
         print_models(loaded)
-        twins = control.models(config)
+        every = control.models(config)
         for model in loaded:
             _note_differences(model)
-            for other in twins:
+            for other in every:
                 if other["path"] == model["path"] and other["name"] != model["name"]:
                     note(f"{model['name']}: the same folder is also loaded as {other['name']}")
 

@@ -1,8 +1,7 @@
-"""Options that `--help` lists under headings, and groups with a default subcommand."""
+"""Options that `--help` lists under headings."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -56,23 +55,3 @@ class GroupedCommand(click.Command):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
-
-
-class DefaultGroup(click.Group):
-    """A group in which an argument that is no subcommand is one of the default subcommand."""
-
-    def __init__(self, *args: Any, default: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.default = default
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and self._is_argument(args[0]):
-            args = [self.default, *args]
-        return super().resolve_command(ctx, args)
-
-    def _is_argument(self, word: str) -> bool:
-        """Whether it is a path, the id of a job or `-`, and no misspelt subcommand."""
-        is_id = word == "-" or "-" in word.strip("-")
-        return is_id or os.path.exists(word) or "/" in word or ":" in word

@@ -61,6 +61,7 @@ OPTION_HABITS = {
 }
 
 _CLOSE = 0.6
+_NEARLY = 0.7  # `lits` for `list`, but not the name `first`
 _MOST = 3
 
 
@@ -70,6 +71,11 @@ def commands(name: str, known: Iterable[str]) -> list[str]:
     if HABITS.get(name) in known:
         return [HABITS[name]]
     return _close(name, known)
+
+
+def is_misspelt(word: str, known: Iterable[str]) -> bool:
+    """Return whether a word is so similar to a known one that it is hardly a name of its own."""
+    return bool(_close(word, list(known), cutoff=_NEARLY))
 
 
 def options(flag: str, known: Sequence[str]) -> list[str]:
@@ -88,7 +94,7 @@ def sentence(found: Sequence[str]) -> str:
     return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def _close(name: str, known: Sequence[str]) -> list[str]:
+def _close(name: str, known: Sequence[str], *, cutoff: float = _CLOSE) -> list[str]:
     import difflib
 
-    return difflib.get_close_matches(name, known, n=_MOST, cutoff=_CLOSE)
+    return difflib.get_close_matches(name, known, n=_MOST, cutoff=cutoff)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .request import COLD, DONE, GO, SOCKET, Request
 
-# Commands that change nothing on their way but what the daemon is asked for, and end soon.
+# Commands that end soon. Most only read; none starts, stops or replaces the daemon.
 COMMANDS = frozenset(
     ("diff", "jobs", "models", "plot", "queue", "result", "samples", "show", "status", "tail")
 )
@@ -72,6 +72,7 @@ def _home(arguments: Sequence[str]) -> str | None:
 
 
 def _default_home() -> str | None:
+    """Return the default home as configs/config.py does, whose import takes 10 ms."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):
         if not (home := os.environ.get("HOME", "")):

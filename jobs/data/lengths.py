@@ -97,6 +97,6 @@ def truncation_warning(facts: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"max_length: {truncated:,} of {rows:,} records are longer than {most:,} tokens (the "
-        f"longest has {facts['longest']:,}) and lose their end, {facts['dropped']:,} of them all "
-        "that is to be learned: a larger max_length trains them whole"
+        f"longest has {facts['longest']:,}) and are truncated; {facts['dropped']:,} have no token "
+        "left to learn and are dropped: a larger max_length keeps them whole"
     )

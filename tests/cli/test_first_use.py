@@ -54,6 +54,7 @@ def test_a_wrong_command_or_option_suggests_similar_ones(arguments, meant, tmp_p
     [
         (["checkpoints", "grpo-20260101-000000-aaaa"], ["checkpoints", "list"]),
         (["checkpoints", "-"], ["checkpoints", "list"]),
+        (["checkpoints", "first"], ["checkpoints", "list"]),
         (["data", "/no/such/folder"], ["data", "show"]),
         (["data", "no:such"], ["data", "show"]),
     ],

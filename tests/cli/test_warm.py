@@ -23,8 +23,10 @@ from shell import CLEAN_ENVIRON
 from terminal import seen_on_a_terminal
 from waiting import wait_until
 
+from warmd.cli.warm import forward
 from warmd.cli.warm.forward import COMMANDS
 from warmd.cli.warm.request import GO, SOCKET
+from warmd.configs.config import load
 
 WARMD = [sys.executable, "-m", "warmd.cli"]
 HERE = [sys.executable, "-c", "import sys; from warmd.cli.main import main; sys.exit(main())"]
@@ -167,6 +169,23 @@ def test_the_server_has_imported_what_commands_use(daemon, job):
     found = {line.rpartition("]")[2].strip() for line in out.splitlines()}
     assert len(out.splitlines()) == len(arguments)
     assert found <= {"", "click._textwrap"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HOME": "/home/ada"},
+        {"HOME": "/home/ada", "XDG_STATE_HOME": "/state"},
+        {"HOME": "/home/ada", "XDG_STATE_HOME": "relative"},
+        {"HOME": "/home/ada", "XDG_STATE_HOME": ""},
+    ],
+)
+def test_the_default_home_is_that_of_the_settings(environ, monkeypatch):
+    for name in ("XDG_STATE_HOME", "WARMD_HOME", "WARMD_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert forward._home(["queue"]) == str(load(environ=environ, reads_home=False).home)
 
 
 def test_every_command_is_tried():

@@ -10,8 +10,8 @@ import psutil
 def running(module: str, *, parent: psutil.Process | None = None) -> list[psutil.Process]:
     """Return the children of `parent` (None: this process) that run `-m module`.
 
-    Their own children do not count: a daemon that another test keeps has such processes, too. Nor
-    do children that have ended and that nobody has waited for.
+    Grandchildren do not count: the daemon of another test has such processes, too. Nor do zombie
+    processes.
     """
     found = []
     for child in (parent or psutil.Process()).children():

@@ -75,7 +75,7 @@ def test_steps_that_are_requested_are_done(tmp_path, kind):
     made = job(tmp_path)
     assert run(jobs.spec(tmp_path, "long prompts", **SHORT, steps=5), made.ctx)["steps"] == 5
     (warning,) = made.of_type("warning")
-    assert "and lose their end, 7 of them all that is to be learned" in warning["message"]
+    assert "and are truncated; 7 have no token left to learn" in warning["message"]
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, but=("sft",)))

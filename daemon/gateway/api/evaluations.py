@@ -13,7 +13,6 @@ from ....jobs.errors import NotFound, SpecError
 from ....jobs.eval import journal, summary
 from ....jobs.ids import kind_of
 from ...lifecycle.view import JobView
-from ...runs.labels import Labels
 from ..core.state import AppState, StateDep
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
@@ -21,6 +20,7 @@ from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep
+from .fine_tuning import labels_of
 
 router = APIRouter(
     route_class=StrictRoute,
@@ -186,12 +186,10 @@ def _checked(body: CreateEvaluation, state: AppState) -> Submission:
         spec = state.parse(_KIND, {**options, "model": body.model, "against": body.against})
     except SpecError as error:
         raise _by_request(error) from error
-    return Submission(spec, labels=Labels.parse(body.name, body.tags))
+    return Submission(spec, labels=labels_of(body.name, body.tags, name_field="name"))
 
 
 def _by_request(error: SpecError) -> SpecError:
     """Return the error of an option with the name that the request has for it."""
-    is_field = error.field in ("model", "against", "home", "name", "tag") or error.field.startswith(
-        "options."
-    )
+    is_field = error.field in ("model", "against", "home") or error.field.startswith("options.")
     return error if is_field else SpecError(f"options.{error.field}", error.problem)

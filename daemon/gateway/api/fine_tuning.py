@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -183,17 +183,21 @@ async def checked(body: CreateJob, state: AppState) -> Submission:
         }
     }
     try:
-        return Submission(state.parse(kind, options), about, labels=labels_of(body))
+        spec = state.parse(kind, options)
     except SpecError as error:
         raise by_request(error, kind) from error
+    return Submission(spec, about, labels=labels_of(body.suffix, body.tags, name_field="suffix"))
 
 
-def labels_of(body: CreateJob) -> Labels:
-    """Return the name and the tags of a job. A SpecError names the field of the request."""
+def labels_of(name: str | None, tags: Sequence[str], *, name_field: str) -> Labels:
+    """Return the name and the tags of a job.
+
+    `name_field`: the request's field of the name. Raises SpecError with the request's field.
+    """
     try:
-        return Labels.parse(body.suffix or None, body.tags)
+        return Labels.parse(name or None, tags)
     except SpecError as error:
-        raise SpecError({"name": "suffix", "tag": "tags"}[error.field], error.problem) from None
+        raise SpecError({"name": name_field, "tag": "tags"}[error.field], error.problem) from None
 
 
 def checked_options(body: CreateJob, state: AppState) -> tuple[str, dict[str, Any]]:
@@ -236,7 +240,7 @@ def read_options(
 def by_request(error: SpecError, kind: str) -> SpecError:
     """Return the error of an option with the name that the request has for it."""
     problem = error.problem
-    if error.field in ("model", "suffix", "tags"):
+    if error.field == "model":
         return error
     method = methods.method_of(kind)
     assert method is not None

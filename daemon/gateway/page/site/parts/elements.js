@@ -32,11 +32,6 @@ export function Tags({ job }) {
   return tagsOf(job).map((tag) => html` <span class="tag" key=${tag}>${tag}</span>`);
 }
 
-// The name and the tags that someone gave a job.
-export function Labels({ job }) {
-  return html`${job.name && html`<strong>${job.name}</strong>`}<${Tags} job=${job} />`;
-}
-
 export function Progress({ job }) {
   const found = progressOf(job);
   if (!found) return null;

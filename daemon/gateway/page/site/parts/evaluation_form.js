@@ -1,7 +1,8 @@
 // The form that submits an evaluation.
 
-import { html, useEffect, useState } from "./libraries.js";
-import { get, post, upload } from "./api.js";
+import { html, useState } from "./libraries.js";
+import { post, upload } from "./api.js";
+import { useFiles } from "./data_set.js";
 import { notify } from "./dialog.js";
 import { Problem } from "./elements.js";
 import { size } from "./format.js";
@@ -25,13 +26,10 @@ export function EvaluationForm({ model: first, earlier, onSubmit }) {
   const names = useModels();
   const [model, setModel] = useState(first);
   const [task, setTask] = useState("reward");
-  const [files, setFiles] = useState([]);
+  const [files, addFile] = useFiles();
   const [dataset, setDataset] = useState("");
   const [error, setError] = useState(null);
   const [isBusy, setBusy] = useState(false);
-  useEffect(() => {
-    get("/v1/files", { limit: 100 }).then((page) => setFiles(page.data), setError);
-  }, []);
   const needsFile = task === "choice" || task === "perplexity";
 
   async function take(event) {
@@ -40,7 +38,7 @@ export function EvaluationForm({ model: first, earlier, onSubmit }) {
     setError(null);
     try {
       const stored = await upload(file);
-      setFiles((before) => [stored, ...before]);
+      addFile(stored);
       setDataset(stored.id);
     } catch (problem) {
       setError(problem);

@@ -83,7 +83,7 @@ function Row({ job, rank, best, other, range }) {
   </tr>`;
 }
 
-// A value and its interval on a scale; the text beside it says the same.
+// Interval plot of a value. Hidden from screen readers: the cell has the same numbers as text.
 export function Interval({ value, low, high, range: [from, to] }) {
   if (value === null || to === from) return null;
   const at = (one) => (100 * (one - from)) / (to - from);

@@ -11,7 +11,7 @@ export function inWords({ param, message }) {
   return { field, label: field && (LABELS[field] ?? field.replaceAll("_", " ")), text: withoutFolders(text) };
 }
 
-// An uploaded file by its name alone: its folder is an id that nobody has seen.
+// Removes the folders of uploaded files from a message: the form shows files by name, and a folder is named by the id.
 function withoutFolders(text) {
   return text.replace(/[^\s'"]*\/file-[0-9a-f]{24}\//g, "");
 }

@@ -7,7 +7,7 @@ import { differing, optionOf } from "./run_list.js";
 
 const MOST_OPTIONS = 4; // that are shown without a choice
 // Metrics that are shown without a choice, the first ones that a run has.
-const MAIN = ["eval_reward", "reward", "eval_loss", "loss"];
+export const MAIN = ["eval_reward", "reward", "eval_loss", "loss"];
 const MOST_MAIN = 2; // of each run
 
 const FIXED = [

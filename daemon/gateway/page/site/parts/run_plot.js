@@ -4,9 +4,9 @@ import { html, useEffect, useMemo, useState } from "./libraries.js";
 import { get } from "./api.js";
 import { Chart } from "./chart.js";
 import { isPending } from "./overview.js";
+import { MAIN } from "./run_columns.js";
 
 export const MOST_LINES = 6; // as many as there are colors
-const MAIN = ["eval_reward", "reward", "eval_loss", "loss"];
 const MOST_CHARTS = 4;
 
 // `runs`: {id, legend, status, step}; the first ones are drawn, in this order.

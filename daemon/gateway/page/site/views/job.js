@@ -7,7 +7,7 @@ import { ActionButtons } from "../parts/buttons.js";
 import { Download } from "../parts/download.js";
 import { useEvents } from "../parts/events.js";
 import { Linked, wordsOf } from "../parts/event_words.js";
-import { Copy, Eta, GroupLink, Heading, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
+import { Copy, Eta, GroupLink, Heading, JobLink, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
 import { clock, NOTHING, number, size } from "../parts/format.js";
 import { useLoaded } from "../parts/loaded.js";
 import { isPending, useOverview } from "../parts/overview.js";
@@ -104,7 +104,7 @@ function Answer({ job }) {
           <dd>
             <strong>${number(one.value)}</strong>
             <small>95 % interval ${number(one.low)} to ${number(one.high)}, ${number(one.n)} questions</small>
-            ${comparison?.[name] && html`<small>${comparison[name].words}, compared with <a href="#/jobs/${against}">${against}</a></small>`}
+            ${comparison?.[name] && html`<small>${comparison[name].words}, compared with <${JobLink} id=${against} /></small>`}
           </dd>
         </div>`,
       )}

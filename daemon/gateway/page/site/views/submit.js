@@ -198,7 +198,7 @@ function requestOf(kind, model, file, values, { validation_file, ...evaluation }
   if (validation_file) body.validation_file = validation_file;
   if (name) body[fields ? "name" : "suffix"] = name;
   if (tags.trim()) body.tags = listOf(tags);
-  if (seed) body.seed = Number.isNaN(Number(seed)) ? seed : Number(seed); // the gateway says what is wrong with it
+  if (seed) body.seed = Number.isNaN(Number(seed)) ? seed : Number(seed); // the gateway reports the error of a text
   return { path: fields ? SWEEP : JOB, body, fields };
 }
 
