@@ -24,10 +24,7 @@ class DefaultGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
         is_option = word.startswith("-") and word != "-"
-        if (
-            word not in self.commands
-            and not is_option
-            and not suggest.commands(word, self.commands)
-        ):
+        is_misspelt = suggest.is_misspelt(word, self.commands)
+        if word not in self.commands and not is_option and not is_misspelt:
             args = [self.default, *args]
         return super().resolve_command(ctx, args)
