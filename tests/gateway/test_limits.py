@@ -98,6 +98,22 @@ def test_upload_is_one_file_and_few_fields(gateway):
     data = {f"field{n}": "x" for n in range(50)}
     answer = httpx.post(f"{gateway.url}/v1/files", files=files[:1], data=data)
     assert answer.status_code == 400
+    twice = {"purpose": ["assistants", "fine-tune"]}
+    answer = httpx.post(f"{gateway.url}/v1/files", files=files[:1], data=twice)
+    assert answer.json()["error"]["message"] == "purpose: must be given once"
+    answer = httpx.post(f"{gateway.url}/v1/files?purpose=fine-tune", files=files[:1])
+    assert answer.json()["error"]["message"] == "purpose: unknown or not supported"
+
+
+def test_files_are_listed_by_purpose_and_in_both_orders(make_gateway):
+    gateway = make_gateway()
+    client = gateway.openai()
+    ids = [upload(gateway, content).id for content in (b"{}", b"{}\n{}")]
+    assert {file.id for file in client.files.list()} == set(ids)
+    newest_first = [file.id for file in client.files.list()]
+    assert [file.id for file in client.files.list(order="asc")] == newest_first[::-1]
+    assert [file.id for file in client.files.list(purpose="fine-tune", limit=1)] == newest_first
+    assert list(client.files.list(purpose="assistants")) == []
 
 
 # --- a full disk

@@ -20,7 +20,7 @@ from openai import DefaultHttpxClient, OpenAI
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
-from warmd.configs.queues import INFER
+from warmd.configs.queues import INFER, QUEUES
 from warmd.daemon.client.client import Client
 from warmd.daemon.gateway.http.connection import OTHER_FILES
 from warmd.daemon.host.home import Home
@@ -135,9 +135,9 @@ class Gateway:
 
     # --- the queue, and the part of the worker --------------------------------------------------
 
-    def waiting(self) -> list[str]:
-        """Return the waiting jobs of the queue infer, the next one first."""
-        key = self.client.store.queue(INFER).key
+    def waiting(self, queue: str = INFER) -> list[str]:
+        """Return the waiting jobs of a queue, the next one first."""
+        key = self.client.store.queue(queue).key
         found: Any = self.client.connection.lrange(key, 0, -1)
         return [keys.text(job_id) for job_id in found]
 
@@ -157,9 +157,10 @@ class Gateway:
         return status
 
     def drop_waiting(self) -> None:
-        """Cancel all waiting jobs."""
-        for job_id in self.waiting():
-            self.client.jobs.cancel(job_id)
+        """Cancel all waiting jobs, of all queues."""
+        for queue in QUEUES:
+            for job_id in self.waiting(queue):
+                self.client.jobs.cancel(job_id)
 
 
 class Execution:

@@ -13,8 +13,11 @@ from ....jobs.errors import SpecError
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.hidden import without_paths
+from ..http.strict import StrictRoute
 
-router = APIRouter(prefix="/v1/warmd/files", tags=["files"], responses=RESPONSES)
+router = APIRouter(
+    route_class=StrictRoute, prefix="/v1/warmd/files", tags=["files"], responses=RESPONSES
+)
 
 _MOST_COLUMNS = 50
 _LONGEST = 1000  # characters of a value

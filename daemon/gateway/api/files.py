@@ -22,6 +22,7 @@ from ..core.state import AppState, StateDep
 from ..http import forms
 from ..http.client import share_of
 from ..http.errors import CLIENT_DISCONNECTED, RESPONSES, ApiError, unavailable
+from ..http.strict import StrictRoute, check_query, place_after
 from . import result_files
 
 _FIELDS = {"file", "purpose"}
@@ -196,11 +197,10 @@ class UploadRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if "POST" not in (self.methods or ()):
-            return handle
         uploads = Uploads()
 
         async def handle_upload(request: Request) -> Response:
+            check_query(request.query_params, {})
             state: AppState = request.app.state.warmd
             announced = request.headers.get("content-length", "")
             await state.in_thread(state.files.check_room, int(announced or 0))
@@ -209,7 +209,7 @@ class UploadRoute(APIRoute):
         return handle_upload
 
 
-router = APIRouter(route_class=UploadRoute, prefix="/v1/files", tags=["files"], responses=RESPONSES)
+router = APIRouter(route_class=StrictRoute, prefix="/v1/files", tags=["files"], responses=RESPONSES)
 
 
 class FileList(BaseModel):
@@ -228,17 +228,24 @@ class FileDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
-@router.post("", response_model=FileObject)
 async def upload_file(
     file: UploadFile, state: StateDep, request: Request, purpose: Annotated[str, Form()] = PURPOSE
 ) -> Any:
     """Store a JSONL, CSV or Parquet file for training; the end of its name says which."""
-    for name in await request.form():
+    names = [name for name, _ in (await request.form()).multi_items()]
+    for name in names:
         if name not in _FIELDS:
             raise SpecError(name[:80], "unknown or not supported")
+        if names.count(name) > 1:
+            raise SpecError(name, "must be given once")
     if purpose != PURPOSE:
         raise SpecError("purpose", f"must be {PURPOSE}, got {purpose[:80]!r}")
     return await state.in_thread(cast(Incoming, file.file).keep)
+
+
+router.add_api_route(
+    "", upload_file, methods=["POST"], response_model=FileObject, route_class_override=UploadRoute
+)
 
 
 @router.get("", response_model=FileList)
@@ -246,12 +253,15 @@ async def list_files(
     state: StateDep,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    purpose: str | None = None,
+    order: Literal["asc", "desc"] = "desc",
 ) -> Any:
-    """List uploaded files, newest first."""
+    """List uploaded files: those of `purpose`, newest first unless `order` is asc."""
     found = await state.in_thread(state.files.all)
+    found = [file for file in found if purpose in (None, file.purpose)]
+    found = found if order == "desc" else found[::-1]
     if after is not None:
-        ids = [file.id for file in found]
-        found = found[ids.index(after) + 1 :] if after in ids else []
+        found = found[place_after([file.id for file in found], after) :]
     return {"data": found[:limit], "has_more": len(found) > limit}
 
 

@@ -259,6 +259,8 @@ async def list_jobs(state: StateDep, after: str | None = None, limit: _Limit = 2
 
     def page() -> dict[str, Any]:
         ids = state.client.jobs.trainings(limit + 1, after=after)
+        if after is not None and not ids:
+            view(state.client, after)  # NotFound if it was removed, which would end the list here
         jobs = []
         for job_id in ids[:limit]:
             with suppress(NotFound):  # removed meanwhile

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 
 from ..core.state import StateDep
 from ..http.errors import RESPONSES, ErrorBody, unavailable
+from ..http.strict import StrictRoute
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(route_class=StrictRoute, tags=["operation"])
 
 
 class Health(BaseModel):

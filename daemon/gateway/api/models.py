@@ -9,8 +9,11 @@ from pydantic import BaseModel
 
 from ..core.state import StateDep
 from ..http.errors import RESPONSES
+from ..http.strict import StrictRoute
 
-router = APIRouter(prefix="/v1/models", tags=["models"], responses=RESPONSES)
+router = APIRouter(
+    route_class=StrictRoute, prefix="/v1/models", tags=["models"], responses=RESPONSES
+)
 
 
 class Model(BaseModel):

@@ -15,8 +15,11 @@ from ..core.state import AppState, StateDep
 from ..http.client import current
 from ..http.errors import RESPONSES
 from ..http.rights import READ
+from ..http.strict import StrictRoute
 
-router = APIRouter(prefix="/v1/warmd/overview", tags=["operation"], responses=RESPONSES)
+router = APIRouter(
+    route_class=StrictRoute, prefix="/v1/warmd/overview", tags=["operation"], responses=RESPONSES
+)
 
 
 class Machine(BaseModel):

@@ -16,6 +16,7 @@ from ...client.client import Client
 from ...lifecycle.statuses import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
+from ..http.strict import place_after
 from . import result_files
 from .methods import method_of
 
@@ -172,6 +173,5 @@ def checkpoints_of(client: Client, job_id: str, after: str | None, limit: int) -
 
 def _page(found: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
     if after is not None:
-        ids = [item["id"] for item in found]
-        found = found[ids.index(after) + 1 :] if after in ids else []
+        found = found[place_after([item["id"] for item in found], after) :]
     return {"data": found[:limit], "has_more": len(found) > limit}
