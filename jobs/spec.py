@@ -48,7 +48,7 @@ def option(
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
     longest: int | None = None,
-    former_names: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
     none_word: str = "none",
     former: str | None = None,
 ) -> Any:
@@ -57,10 +57,10 @@ def option(
     `longest`: of a text, in characters.
 
     `default_text` describes the default if it is None. `group` is one of GROUPS; within a group,
-    the options most used are declared first. `former_names`: spellings of choices in earlier
-    versions, and the choice that each means. `none_word`: the text that means None. `former`: of an
-    option that only jobs of earlier versions have, what to use instead; a new job is refused with
-    these words, and the option is shown nowhere.
+    the options most used are declared first. `names`: words for values, such as spellings of
+    choices in earlier versions, and the value that each means. `none_word`: the text that means
+    None. `former`: of an option that only jobs of earlier versions have, what to use instead; a new
+    job is refused with these words, and the option is shown nowhere.
     """
     return field(
         default=default,
@@ -73,7 +73,7 @@ def option(
             "maximum": maximum,
             "choices": choices,
             "longest": longest,
-            "former_names": former_names or {},
+            "names": names or {},
             "none_word": none_word,
             "former": former,
         },
@@ -107,7 +107,7 @@ class OptionInfo:
     maximum: float | None
     choices: tuple[str, ...] | None
     longest: int | None  # characters of a text
-    former_names: Mapping[str, str]
+    names: Mapping[str, str]  # words for values
     none_word: str  # the text that means None, of an option that may be None
     former: str | None  # what to use instead of an option that only earlier versions had
     relations: tuple[str, ...]  # to other options, in words: 'with lora'
@@ -146,8 +146,8 @@ class OptionInfo:
         return self._convert_one(value)
 
     def current(self, value: Any) -> Any:
-        """Return a choice by its current name; any other value unchanged."""
-        return self.former_names.get(value, value) if isinstance(value, str) else value
+        """Return the value that a word stands for; any other value unchanged."""
+        return self.names.get(value, value) if isinstance(value, str) else value
 
     def _convert_one(self, value: Any) -> Any:
         converted = self.current(_CONVERTERS[self.type](value))
@@ -347,6 +347,13 @@ class Spec:
                     f"{other} {_word(values[other])}" for other in relation.others
                 )
                 raise SpecError(name, f"{relation.rule}, got {_word(values[name])} with {others}")
+
+    def as_trained(self, model_settings: Mapping[str, Any] | None) -> Self:
+        """Return the spec with the prompt of its model's training, unless it has one of its own.
+
+        `model_settings`: as of `check_inputs`; `trained_prompt` is a data.TrainedPrompt, or None.
+        """
+        return self
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
         """Check the files that the spec names, before submission. Raises SpecError.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobs import spec_class
+from ...jobs.data.templates import AS_IT_IS
 from ...jobs.errors import SpecError, WarmdError
 from ...jobs.files.chats import tool_calls_of
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
@@ -39,8 +40,9 @@ def chat(app: App, /, model: str | None, **given: Any) -> int:
     """Chat with MODEL.
 
     Default: the latest trained model with a chat template, else the only loaded one. Every line is
-    a message. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the chat. Thinking
-    is dimmed, and each tool call is a line.
+    a message; where a model has no chat template but was trained with a prompt template, it is a
+    question of its own, in that template. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the
+    prompt ends the chat. Thinking is dimmed, and each tool call is a line.
     """
     values = {
         **app.config().defaults.get("infer", {}),
@@ -54,17 +56,20 @@ def chat(app: App, /, model: str | None, **given: Any) -> int:
         values["model"] = _chosen(app, client)
         other = app.command("chat MODEL")
         note(f"Model: {values['model']}. `{other}` chooses another one.")
-    name = _checked(app, client, values)
+    options = _checked(app, client, values)
+    has_history = options["template"] == AS_IT_IS
+    if not has_history:
+        note("Each line is a question of its own: the answers do not know those before them.")
     if sys.stdin.isatty():
-        note(f"Chat with {name}. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
-    return _talk(client, values)
+        note(f"Chat with {options['model']}. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
+    return _talk(client, values, has_history=has_history)
 
 
-def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
-    """Return the name of the model. Raises SpecError, naming models that can chat, if it cannot."""
+def _checked(app: App, client: Client, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an answer. Raises SpecError if the model cannot chat, naming others."""
     spec = _spec(values, [{"role": "user", "content": "?"}])
     try:
-        client.jobs.check(spec)
+        document = client.jobs.check(spec)
     except SpecError as error:
         if error.field != "messages":
             raise
@@ -77,7 +82,8 @@ def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
         complete = app.command(f"run --model {spec.model} PROMPT")
         raise SpecError("messages", f"{problem}; {cure}, or complete text: {complete}") from error
     client.jobs.queues()  # raises Unavailable before anything is typed
-    return str(spec.model)
+    options: dict[str, Any] = document["spec"]
+    return options
 
 
 def _chosen(app: App, client: Client) -> str:
@@ -112,7 +118,7 @@ def _spec(values: dict[str, Any], messages: list[dict[str, Any]]) -> Any:
     return spec_class("infer").parse({**values, "messages": orjson.dumps(messages).decode()})
 
 
-def _talk(client: Client, values: dict[str, Any]) -> int:
+def _talk(client: Client, values: dict[str, Any], *, has_history: bool) -> int:
     messages: list[dict[str, Any]] = []
     code = 0
     while (line := _read_message()) is not None and line.strip() not in _LEAVE:
@@ -121,6 +127,7 @@ def _talk(client: Client, values: dict[str, Any]) -> int:
         if line.strip() == "/help":
             note("Every line is a message. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
             continue
+        messages = messages if has_history else []
         messages.append({"role": "user", "content": line})
         answer, code = show(client, client.jobs.submit(_spec(values, messages)))
         if code not in (0, EXIT_INTERRUPTED):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ...daemon.client.client import Client
     from ...jobs.spec import OptionInfo
 
+_PROMPT = ("template", "chat_template", "system")  # options that say what a prompt is put into
 _OPTIONS = (
-    "chat_template", "system", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed",
+    *_PROMPT, "max_tokens", "temperature", "top_p", "top_k", "stop", "seed",
     "precision",
 )  # fmt: skip
 _TEMPERATURE = 0  # greedy: differences come from the weights only
@@ -55,6 +56,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     client = app.client()
     models = _of_adapter(app, job) or _before_and_after(client, job)
     values.setdefault("precision", models[0].precision)
+    values |= _trained_prompt(values, models[1])
     jobs: list[str] = []
     try:
         specs = [
@@ -87,6 +89,19 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     if not app.as_json:
         _print(names, pairs)
     return max(EXIT_CODES.get(answer["status"], 0) for answer in answers)
+
+
+def _trained_prompt(values: Mapping[str, Any], trained: ModelConfig) -> dict[str, Any]:
+    """Return the options for prompts as in the training, for both models, unless some are given."""
+    from ...daemon.client.checking import trained_prompt
+
+    prompt = None if values.keys() & set(_PROMPT) else trained_prompt(Path(trained.path))
+    if prompt is None:
+        return {}
+    described = f"prompts as in the training: {prompt.description}"
+    note(f"{described}; --template as-is leaves them as they are")
+    system = {} if prompt.system is None or not prompt.chat_template else {"system": prompt.system}
+    return {"template": prompt.template, "chat_template": prompt.chat_template, **system}
 
 
 def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:

@@ -64,7 +64,7 @@ class App:
 
         client = Client(self.config(), on_outdated=note)
         client.fetch_report = FetchProgress()
-        client.on_left = cache(note)  # once for all jobs of a sweep
+        client.on_note = cache(note)  # once for all jobs of a sweep
         return client
 
     def reader(self) -> Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,8 @@ from typing import Any
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.context import RULES
 from ...jobs.data.options import RecordsSpec
-from ...jobs.errors import SpecError
+from ...jobs.data.trained_prompt import TrainedPrompt
+from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.ids import is_job_id
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.models.chat_templates import shown_prompt
@@ -24,6 +26,7 @@ from ...jobs.spec import Spec, path_of
 from ..host import fetch, model_files
 from ..host.home import Home
 from ..host.warm_set import known_models, on_demand_models
+from ..runs.rundir import RunDir
 from ..runs.weights import Weights
 from .trained import FetchReport, is_checkpoint, trained_by
 
@@ -37,14 +40,15 @@ def document_of(
     init: Weights | None,
     model: ModelConfig | None,
     report: FetchReport | None = None,
-    on_left: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     reads_tokenizer: bool = True,
 ) -> dict[str, Any]:
     """Check a spec against files and models; return the content of its spec.json.
 
-    `init` and `model` as for `Jobs.submit`. `report`: for a model that must be fetched. `on_left`
-    is called with a note on checks that are left to the job. `reads_tokenizer`: whether prompts are
-    counted, which may take a second. Raises SpecError, NotFound or StoreUnavailable.
+    `init` and `model` as for `Jobs.submit`. `report`: for a model that must be fetched. `on_note`
+    is called with notes on what was chosen, and on checks that are left to the job.
+    `reads_tokenizer`: whether prompts are counted, which may take a second. Raises SpecError,
+    NotFound or StoreUnavailable.
     """
     spec.check_completions(config.max_completions)
     located = spec.located(Path.cwd())
@@ -53,15 +57,15 @@ def document_of(
     elif model is None:
         name = getattr(located, "model", None)
         model = None if name is None else resolve_model(name, config, report)
+    settings = None if model is None else _model_settings(model)
+    located = _as_trained(located, settings, on_note)
     document: dict[str, Any] = {
         "spec": located.to_json(),
         "python_path": [str(Path.cwd())],
         "rules": RULES,
     }
-    settings = None
     if model is not None:
         document["model"] = model.__dict__
-        settings = _model_settings(model)
     if init is not None:
         document["init_from"] = init.name
     located.check_inputs(settings)
@@ -69,10 +73,24 @@ def document_of(
         located.check_chats(tokenizer_folder(model))
         if reads_tokenizer:
             left = located.check_model_files(tokenizer_folder(model))
-            if left is not None and on_left is not None:
-                on_left(left)
+            if left is not None and on_note is not None:
+                on_note(left)
         located.check_layers(fetch.local_folder(model))
     return document
+
+
+def _as_trained(
+    spec: Spec, settings: Mapping[str, Any] | None, on_note: Callable[[str], None] | None
+) -> Spec:
+    """Return the spec with the prompt that its model was trained with, and tell so."""
+    found = spec.as_trained(settings)
+    before, after = (TrainedPrompt.of(one.to_json()) for one in (spec, found))
+    if on_note is not None and after is not None and after != before:
+        on_note(
+            f"prompts as in the model's training: {after.description}; --template as-is leaves "
+            "them as they are"
+        )
+    return found
 
 
 def first_prompt(spec: Spec, document: Mapping[str, Any]) -> str | None:
@@ -140,7 +158,7 @@ def _why_no_folder(path: Path) -> str:
 
 
 def _model_settings(model: ModelConfig) -> Mapping[str, Any] | None:
-    """The model's config.json, with `has_chat_template` of its tokenizer.
+    """The model's config.json, with `has_chat_template` of its tokenizer, and `trained_prompt`.
 
     None if a part of the model may still have to be downloaded.
     """
@@ -168,7 +186,26 @@ def _checked_settings(folder: Path, task: str, state: str) -> Mapping[str, Any]:
         raise SpecError("model", f"must be a sound model, got {path}: {error}") from error
     if task != "auto":  # loaded by its task, not by the class that it names
         settings.pop("architectures", None)
-    return MappingProxyType(settings | {"has_chat_template": _has_chat_template(folder)})
+    found = {
+        "has_chat_template": _has_chat_template(folder),
+        "trained_prompt": trained_prompt(folder),
+    }
+    return MappingProxyType(settings | found)
+
+
+def trained_prompt(folder: Path) -> TrainedPrompt | None:
+    """Return how the training of a model's folder wrote prompts; None: as they are, or not known.
+
+    Folders of jobs of earlier versions have no file of it. Raises SpecError for a damaged one.
+    """
+    if (found := TrainedPrompt.read(folder)) is not None:
+        return found
+    run = folder.parents[1] if folder.parent.name == "checkpoints" else folder.parent
+    if not is_job_id(run.name):
+        return None
+    with suppress(NotFound, Conflict, OSError):
+        return TrainedPrompt.of(RunDir(run).read_spec()["spec"])
+    return None
 
 
 def _check_adapter(folder: Path) -> None:

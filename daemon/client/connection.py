@@ -59,7 +59,7 @@ class Connection:
     """A home and its Redis, which all parts of a client use."""
 
     fetch_report: FetchReport | None = None  # receives the progress of models that are fetched
-    on_left: Callable[[str], None] | None = None  # receives notes on checks that jobs do later
+    on_note: Callable[[str], None] | None = None  # receives notes on what a submission chooses
 
     def __init__(
         self,

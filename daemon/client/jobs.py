@@ -244,7 +244,7 @@ class Jobs:
             init=init,
             model=model,
             report=self._client.fetch_report,
-            on_left=self._client.on_left,
+            on_note=self._client.on_note,
             reads_tokenizer=reads_tokenizer,
         )
         check_memory(self._client.config, spec, document)

@@ -121,7 +121,7 @@ class EncodeSpec(Spec):
         "quantization, faster; the result reports its accuracy",
         group="model",
         choices=(NATIVE, "int8"),
-        former_names=FORMER_NAMES,
+        names=FORMER_NAMES,
     )
     batch_size: int = option(
         16, "maximum passages per batch", group="model", minimum=1, maximum=4096

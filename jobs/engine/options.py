@@ -40,5 +40,5 @@ class PrecisionSpec(SamplingSpec):
         group="model",
         default_text="as the model was loaded",
         choices=PRECISIONS,
-        former_names=FORMER_NAMES,
+        names=FORMER_NAMES,
     )

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ...configs.queues import INFER
+from ..data import templates
 from ..data.options import Content
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
+from ..data.templates import AS_IT_IS, AS_TRAINED
+from ..data.trained_prompt import TrainedPrompt
 from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..environments import tasks
 from ..environments.options import EPISODE_LENGTH, EnvironmentSpec
@@ -24,7 +27,7 @@ from ..rewards.options import RewardsSpec
 from ..rewards.prompt_options import PromptsSpec
 from ..rewards.prompts import check_chats
 from ..spec import option, override
-from ..training.options import AS_IT_IS, FORMER_TEMPLATE, MOST_ROWS
+from ..training.options import MOST_ROWS
 from . import gsm8k, questions
 from .questions import Question
 
@@ -33,7 +36,6 @@ REWARD, GSM8K, GSM8K_COT, CHOICE, PERPLEXITY = TASKS = (
 )
 _VARIANTS = {GSM8K: gsm8k.DIRECT, GSM8K_COT: gsm8k.CHAIN_OF_THOUGHT}
 LIKELIHOOD_TASKS = (CHOICE, PERPLEXITY)
-_FORMER_CHOICE_TEMPLATE = "Question: {question}\nAnswer:"
 _GSM8K_TEST, _GSM8K_TRAIN = "openai/gsm8k:main:test", "openai/gsm8k:main:train"
 _MAX_TOKENS = 256
 _MOST_REPEATS = 128
@@ -107,6 +109,14 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         "data set from which the few-shot examples of gsm8k are drawn",
         group="data",
         default_text=_GSM8K_TRAIN,
+    )
+
+    template: str = override(
+        PromptsSpec,
+        "template",
+        default=AS_TRAINED,
+        help=f"prompt template: {templates.HELP}; as-trained: with task reward that of the model's "
+        "training, with its chat template and system message; prompt records are used unchanged",
     )
 
     model: str = option("demo", "warm model to evaluate", group="model")
@@ -193,15 +203,17 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
 
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        if options.get("template") is not None:
-            return dict(options)
-        former = {REWARD: FORMER_TEMPLATE, CHOICE: _FORMER_CHOICE_TEMPLATE}
-        return {**options, "template": former.get(options.get("task", REWARD), AS_IT_IS)}
+        former = {REWARD: templates.MATH, CHOICE: templates.NAMED["qa"]}.get(
+            options.get("task", REWARD)
+        )
+        if former is None:  # a task without a template: earlier versions stored AS_IT_IS
+            return {**options, "template": AS_TRAINED}
+        return {**options, "template": options.get("template") or former}
 
     def check(self) -> None:
         super().check()
-        if "{question}" not in self.template:
-            raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
+        if self.template != AS_TRAINED:
+            templates.check(self.template)
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
         for name in ("pass_k", "maj_k"):
@@ -251,6 +263,18 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
         if self.task == CHOICE:
             return questions.multiple_choice(self.source, self.template, reading)
         return questions.open_ended(self.source, self.template, reading, check=self.check_problem)
+
+    def as_trained(self, model_settings: Mapping[str, Any] | None) -> Self:
+        if self.template != AS_TRAINED or self.task not in (REWARD, CHOICE):
+            return self
+        settings = model_settings or {}
+        prompt: TrainedPrompt | None = settings.get("trained_prompt")
+        is_own = self.chat_template or self.system is not None or self.played is not None
+        if prompt is None or is_own or self.task != REWARD:
+            return replace(self, template=AS_IT_IS)
+        is_chat = prompt.chat_template and settings["has_chat_template"]
+        system = prompt.system if is_chat else None
+        return replace(self, template=prompt.template, chat_template=is_chat, system=system)
 
     def check_problem(self, problem: problems.Problem) -> None:
         if self.variant is None:

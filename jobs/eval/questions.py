@@ -17,12 +17,12 @@ import orjson
 from ..data import texts
 from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
+from ..data.templates import AS_IT_IS, AS_TRAINED
 from ..errors import SpecError
 from ..files import jsonl
 from ..files.chats import refuse_inputs
 from ..files.jsonl import Place
 from ..rewards.problems import ARITHMETIC, Problem, iter_arithmetic, problem_of
-from ..training.options import AS_IT_IS
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -78,7 +78,7 @@ def open_ended(
     def convert(values: Mapping[str, Any], place: Place) -> Question:
         raw = problem_of(AS_IT_IS, values, place)
         check(raw)
-        problem = raw if template == AS_IT_IS else problem_of(template, values, place)
+        problem = raw if template in (AS_IT_IS, AS_TRAINED) else problem_of(template, values, place)
         inputs = [raw.inputs.content] if raw.inputs else []
         return Question(problem, _identity(raw.prompt, raw.answer, *inputs))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ..context import RULES
+from ..data import templates
 from ..data.former import Former
 from ..data.options import Content
 from ..data.reader import Reading
@@ -25,7 +26,6 @@ from ..rewards.prompts import check_chats
 from ..spec import HttpMethod, option, override
 from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
-    FORMER_TEMPLATE,
     MOST_AT_ONCE,
     MOST_ROWS,
     MOST_TOKENS,
@@ -272,7 +272,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
 
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        stored = {"template": FORMER_TEMPLATE, **options}
+        stored = {"template": templates.MATH, **options}
         # Versions without `time_limit` had the number of completions in an event as this option.
         if "time_limit" not in options:
             stored["log_completions"] = 10 if stored.get("log_completions", 2) else 0
@@ -280,6 +280,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
 
     def _check_texts(self) -> None:
         """Limit the text that is repeated in every prompt, and so in memory."""
+        templates.check(self.template)
         questions = self.template.count("{question}")
         if questions > MOST_QUESTIONS:
             raise SpecError(

@@ -202,6 +202,7 @@ def answer_all(
         "timings": _timings(answers),
         "seed": seed,
         "model": spec.model,
+        **({"prompt_format": found} if (found := spec.prompt_format) else {}),
         "precision": engine.precision,
     }
 
@@ -561,7 +562,7 @@ def _in_order(
     """
     in_flight: deque[Answer | JobFailed] = deque()
     grammar = forms.grammar_of(engine, json_schema=spec.json_schema, regex=spec.regex)
-    prompts = batch_file.read(source, chat_template=spec.chat_template)
+    prompts = batch_file.read(source, chat_template=spec.chat_template, template=spec.template)
     for number, prompt in enumerate(prompts):
         if number < done:
             continue

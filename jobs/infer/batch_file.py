@@ -14,8 +14,9 @@ from typing import Any, Self
 
 import orjson
 
-from ..data import keys
+from ..data import keys, templates
 from ..data.reader import Reader, Reading
+from ..data.templates import AS_IT_IS
 from ..errors import JobFailed, SpecError
 from ..files import journal, jsonl
 from ..files.chats import Chat, inputs_of, refuse_inputs
@@ -28,16 +29,20 @@ _TAKES = "a file of records (JSONL, CSV, Parquet or Arrow)"
 
 
 def read(
-    path: Path, reading: Reading | None = None, *, chat_template: bool = False
+    path: Path,
+    reading: Reading | None = None,
+    *,
+    chat_template: bool = False,
+    template: str = AS_IT_IS,
 ) -> Iterator[str | Chat]:
     """Yield the prompt of every record: text, or a chat. Raises SpecError.
 
     `reading`: the record reader's options, and its counters of blank lines and ignored columns.
-    `chat_template`: whether texts become chats.
+    `chat_template`: whether texts become chats; `template`: of those with inputs of it.
     """
     if path.is_dir():  # answers have numbers of records; the order of its files may change
         raise SpecError("input", f"must be {_TAKES}, got {path}: a folder")
-    prompt = partial(_prompt, chat_template=chat_template)
+    prompt = partial(_prompt, chat_template=chat_template, template=template)
     reader = Reader(prompt, reading or Reading(), keys.READ["infer"])
     return reader.rows("input", str(path), _TAKES)
 
@@ -56,7 +61,9 @@ def check(source: Path, target: Path, *, chat_template: bool = False) -> None:
         )
 
 
-def _prompt(values: Mapping[str, Any], place: Place, *, chat_template: bool) -> str | Chat:
+def _prompt(
+    values: Mapping[str, Any], place: Place, *, chat_template: bool, template: str
+) -> str | Chat:
     keys.refuse_ignored(values, place)
     inputs = inputs_of(values, place)
     if "messages" in values:
@@ -72,7 +79,7 @@ def _prompt(values: Mapping[str, Any], place: Place, *, chat_template: bool) -> 
         return prompt
     if not chat_template:
         refuse_inputs(inputs, place)
-    return Chat([{"role": "user", "content": prompt}], inputs)
+    return Chat([{"role": "user", "content": templates.fill(template, prompt)}], inputs)
 
 
 class Answers:

@@ -12,6 +12,10 @@ from typing import Any, ClassVar, Self
 import orjson
 
 from ...configs.queues import INFER
+from ..data import templates
+from ..data.options import MOST_CHARACTERS
+from ..data.templates import AS_IT_IS, AS_TRAINED
+from ..data.trained_prompt import TrainedPrompt
 from ..engine import forms, images, json_schemas
 from ..engine.options import MOST_TOKENS, PrecisionSpec, SamplingSpec
 from ..errors import JobFailed, SpecError
@@ -74,6 +78,7 @@ class InferSpec(PrecisionSpec):
             when=is_in(TOKENS),
             **dict.fromkeys(("input", "echo", "json_schema", "regex"), GIVEN),
         ),
+        never_with("template", reply=is_in(TOKENS), image=GIVEN),
         never_with("regex", json_schema=GIVEN, thinking_token_budget=GIVEN),
         never_with("regex", max_tokens=is_in(0)),
         goes_with("add_special_tokens", reply=is_in(TOKENS)),
@@ -107,6 +112,14 @@ class InferSpec(PrecisionSpec):
         False, "chat template of the tokenizer, applied to plain prompts", group="data"
     )
     system: str = option("", "system message for chats that have none", group="data")
+    template: str = option(
+        AS_TRAINED,
+        f"prompt template of plain prompts: {templates.HELP}; as-trained: that of the model's "
+        "training, with its chat template and system message",
+        group="data",
+        longest=MOST_CHARACTERS,
+        names=templates.NAMED,
+    )
     tools: str = option(
         "",
         "tools that the chat template gets: JSON list as in OpenAI's API, or a file",
@@ -277,6 +290,8 @@ class InferSpec(PrecisionSpec):
                 f"must be given, or else messages, prompts or input, got "
                 f"{' and '.join(given) or 'none'}",
             )
+        if self.template != AS_TRAINED:
+            templates.check(self.template)
         if self.messages:
             chat_messages.parse(self.messages, "messages")
         if 0 < self.temperature < MIN_TEMPERATURE:
@@ -309,6 +324,29 @@ class InferSpec(PrecisionSpec):
             paths[name] = json_schemas.text_of(name, getattr(self, name), folder, takes)
         paths["image"] = tuple(str(path_of("image", path, folder)) for path in self.image)
         return replace(self, **paths)
+
+    def as_trained(self, model_settings: Mapping[str, Any] | None) -> Self:
+        if self.template != AS_TRAINED or self.image or self.reply == TOKENS:
+            return self
+        settings = model_settings or {}
+        prompt: TrainedPrompt | None = settings.get("trained_prompt")
+        if prompt is None or self.chat_template or self.system or self.echo:
+            return replace(self, template=AS_IT_IS)
+        if self.messages and settings["has_chat_template"]:
+            return replace(self, template=AS_IT_IS, system=prompt.system or "")
+        is_chat = prompt.chat_template and settings["has_chat_template"]
+        system = (prompt.system or "") if is_chat else ""
+        return replace(self, template=prompt.template, chat_template=is_chat, system=system)
+
+    @property
+    def prompt_format(self) -> dict[str, Any]:
+        """What prompts are put into, for a result: empty if they are used as they are."""
+        found = {
+            "template": None if self.template in (AS_IT_IS, AS_TRAINED) else self.template,
+            "chat_template": self.chat_template or None,
+            "system": self.system or None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def inputs(self) -> TemplateInputs:
@@ -345,7 +383,9 @@ class InferSpec(PrecisionSpec):
 
     def chat(self, prompt: str | Chat) -> Chat:
         """Return a prompt as a chat, with all that the options add to it."""
-        chat = Chat([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            prompt = Chat([{"role": "user", "content": templates.fill(self.template, prompt)}])
+        chat = prompt
         messages = chat_messages.with_system(chat.messages, self.system)
         inputs = chat.inputs.over(self.inputs)
         if self.tool_choice == NO_CALLS:
@@ -418,7 +458,11 @@ class InferSpec(PrecisionSpec):
         room = limit - (1 if self.max_tokens is None else self.max_tokens)
         source = "prompts" if self.prompts else "prompt"
         prompts = prompt_list(self.prompts) if self.prompts else [self.prompt]
-        texts = [(place, one) for place, one in enumerate(prompts) if isinstance(one, str)]
+        texts = [
+            (place, templates.fill(self.template, one))
+            for place, one in enumerate(prompts)
+            if isinstance(one, str)
+        ]
         counts = [(place, len(one)) for place, one in enumerate(prompts) if isinstance(one, tuple)]
         longer: tuple[int, int | str] | None = files.longer_than(
             room, texts, until=time.monotonic() + _CHECK_S
@@ -454,7 +498,22 @@ class InferSpec(PrecisionSpec):
         if found is not None:
             raise SpecError(*found)
 
+    def question_of(self, chat: Chat) -> str | None:
+        """Return the question of a chat of one user message of text, for `template`; else None."""
+        content = chat.messages[0].get("content") if len(chat.messages) == 1 else None
+        is_question = isinstance(content, str) and chat.messages[0]["role"] == "user"
+        is_plain = self.template not in (AS_IT_IS, AS_TRAINED) and not chat.inputs.over(self.inputs)
+        return content if is_question and is_plain else None
+
     def _check_plain(self) -> None:
+        if self.messages and self.template not in (AS_IT_IS, AS_TRAINED):
+            if self.question_of(Chat(chat_messages.parse(self.messages, "messages"))) is None:
+                raise SpecError(
+                    "messages",
+                    f"must be one user message of text: the tokenizer of {self.model} has no chat "
+                    "template, and the template that it was trained with takes one question",
+                )
+            return
         for name in ("messages", "chat_template", "image"):
             if getattr(self, name):
                 raise SpecError(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..context import Context, WarmModel
+from ..data import templates
 from ..engine import images
 from ..engine.image_tokens import insert_image_tokens
 from ..engine.request import Image
@@ -29,9 +30,13 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
     urls: list[str] = []
     if isinstance(prompt, tuple):
         return list(prompt), []
-    if isinstance(prompt, str) and not spec.chat_template:
+    question: str | Chat | None = prompt
+    if isinstance(prompt, Chat) and not warm.tokenizer.chat_template:
+        question = spec.question_of(prompt)
+    if isinstance(question, str) and not spec.chat_template:
         given = spec.add_special_tokens
-        ids = _tokens(warm, prompt, **({} if given is None else {"add_special_tokens": given}))
+        text = templates.fill(spec.template, question)
+        ids = _tokens(warm, text, **({} if given is None else {"add_special_tokens": given}))
     else:
         if not warm.tokenizer.chat_template:
             raise JobFailed(f"chat_template: the tokenizer of {warm.name} has none")

@@ -14,10 +14,11 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from ..data import keys
+from ..data import keys, templates
 from ..data.held_out import split
 from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
+from ..data.templates import AS_IT_IS
 from ..errors import SpecError
 from ..files import jsonl
 from ..files.chats import (
@@ -29,7 +30,6 @@ from ..files.chats import (
     refuse_inputs,
 )
 from ..files.numbers import Digits, written
-from ..training.options import AS_IT_IS
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
 NUM_EVAL_SUMS = 1000
@@ -138,8 +138,7 @@ def _candidates(
     check: Callable[[Problem], None],
 ) -> Iterator[Problem]:
     """Yield the problems of a source whose prompts are distinct. Raises SpecError."""
-    if "{question}" not in template:
-        raise SpecError("template", f"must contain {{question}}, got {template[:60]!r}")
+    templates.check(template)
     if source == ARITHMETIC:
         return iter_arithmetic("train")
 
@@ -240,7 +239,7 @@ def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> 
     if "question" in values:
         question = jsonl.text(values["question"], place.field("question"))
         keys.check_parallel(values, question, place)
-        prompt = template.replace("{question}", question)
+        prompt = templates.fill(template, question)
         return Problem(prompt, answer, place.line, columns, place, inputs)
     if "messages" in values:
         chat = read_messages(values["messages"], place.field("messages"))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..data import templates
 from ..data.options import MOST_CHARACTERS, ChatRecordsSpec, Content
+from ..data.templates import AS_IT_IS
 from ..files.jsonl import Place
 from ..relations import GIVEN, Relation, goes_with
 from ..spec import option
-from ..training.options import AS_IT_IS
 from ..user_code.modules import own_modules
 from . import problems
 from .options import RewardsSpec
@@ -26,9 +27,10 @@ class PromptsSpec(ChatRecordsSpec, RewardsSpec, ABC):
 
     template: str = option(
         AS_IT_IS,
-        "prompt template with {question}; prompt records are used unchanged",
+        f"prompt template: {templates.HELP}; prompt records are used unchanged",
         group="data",
         longest=MOST_CHARACTERS,
+        names=templates.NAMED,
     )
 
     relations: ClassVar[tuple[Relation, ...]] = (goes_with("system", chat_template=GIVEN),)

@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
-from ..data import keys
+from ..data import keys, templates
 from ..data.lengths import Lengths, num_shared
+from ..data.templates import AS_IT_IS
 from ..errors import JobFailed
 from ..files import jsonl
 from ..files.chats import (
@@ -38,7 +39,6 @@ from ..files.chats import (
 from ..files.numbers import Digits
 from ..models import chat_templates
 from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
-from ..training.options import AS_IT_IS
 from ..training.rows import RowSource, ended_by_assistant, prompt_text
 
 ASSISTANT = "assistant"
@@ -118,7 +118,7 @@ class Source(RowSource[Row]):
         if "question" in values:
             question = jsonl.text(values["question"], place.field("question"))
             answer = _answer(values, place)
-            return self._plain(self.template.replace("{question}", question), answer, place)
+            return self._plain(templates.fill(self.template, question), answer, place)
         if "text" in values:
             return Row(place, None, jsonl.text(values["text"], place.field("text")))
         raise place.fault(

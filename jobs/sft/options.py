@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..data import templates
 from ..data.options import MOST_CHARACTERS, Content
+from ..data.templates import AS_IT_IS
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.chat_templates import ChatTemplate, check_used
 from ..spec import HttpMethod, option, override
-from ..training.options import AS_IT_IS, FORMER_TEMPLATE, TrainingSpec
+from ..training.options import TrainingSpec
 from ..training.row_options import RowTrainingSpec
 from .dataset import ZERO_WEIGHT, Source
 from .training_templates import NOT_MARKED, marks_assistant
@@ -53,10 +55,11 @@ class SftSpec(RowTrainingSpec):
     )
     template: str = option(
         AS_IT_IS,
-        "prompt template with {question}, for question/answer records; a space and the answer "
+        f"prompt template of question/answer records: {templates.HELP}; a space and the answer "
         "follow it",
         group="data",
         longest=MOST_CHARACTERS,
+        names=templates.NAMED,
     )
 
     learning_rate: float | None = override(
@@ -74,7 +77,7 @@ class SftSpec(RowTrainingSpec):
 
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"template": FORMER_TEMPLATE, **options}
+        return {"template": templates.MATH, **options}
 
     @property
     def source(self) -> Source:
@@ -109,5 +112,4 @@ class SftSpec(RowTrainingSpec):
 
     def check(self) -> None:
         super().check()
-        if "{question}" not in self.template:
-            raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
+        templates.check(self.template)

@@ -28,6 +28,7 @@ from transformers.trainer_utils import align_special_tokens
 from transformers.utils.logging import disable_progress_bar
 
 from ..context import Activity, Context, step_of
+from ..data.trained_prompt import TrainedPrompt
 from ..errors import JobFailed, Stopped
 from ..models.pretrained import restore
 from ..user_code.forks import end_if_forked
@@ -162,7 +163,7 @@ class Training:
         self._began = 0.0  # of the current step
         self._saver = Saver(ctx, spec, self._content)
         self._limit = self._time_limit(eval_every)
-        self._files = TokenizerFiles(tokenizer)
+        self._files = TokenizerFiles(tokenizer, TrainedPrompt.of(spec.to_json()))
         self._optimizer: Any = None
         self._schedule: Any = None
         self.progress.begin("start")

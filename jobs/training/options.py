@@ -26,9 +26,6 @@ MOST_ROWS = 10**9  # of its data
 MOST_AT_ONCE = 10**5  # samples of one step
 MOST_TOKENS = 2**20  # of one sample
 MOST_PROCESSES = 1024  # of a job
-AS_IT_IS = "{question}"  # the prompt template that changes nothing
-# The default prompt template of earlier versions, for stored jobs: see Spec.of_stored.
-FORMER_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 MOST_RANK = 4096  # of a LoRA adapter
 ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers except the vocabulary head
 NOT_ON_ADAPTER = (

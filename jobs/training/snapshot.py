@@ -27,6 +27,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_pt_utils import safe_globals
 
 from ..context import MANIFEST, Staging
+from ..data.trained_prompt import TrainedPrompt
 from ..errors import JobFailed
 from ..models.adapters import WEIGHTS
 from .device_copies import HostReader, held, on_host
@@ -135,14 +136,20 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 class TokenizerFiles:
-    """The files of a tokenizer, cached: they are slow to make and equal in every checkpoint."""
+    """The files of a tokenizer, cached: they are slow to make and equal in every checkpoint.
 
-    def __init__(self, tokenizer: Any | None) -> None:
+    `prompt`: how the training writes prompts, in a file next to them.
+    """
+
+    def __init__(self, tokenizer: Any | None, prompt: TrainedPrompt | None = None) -> None:
         self._tokenizer = tokenizer
+        self._prompt = prompt
         self._files: dict[Path, bytes] | None = None  # by their place in the folder
 
     def write(self, folder: Path) -> None:
         """Write the files into a folder."""
+        if self._prompt is not None:
+            self._prompt.write(folder)
         if self._tokenizer is None:
             return
         if self._files is None:

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  #
 from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 
+from warmd.jobs.data.templates import MATH  # noqa: E402
 from warmd.jobs.rewards import problems, rewards  # noqa: E402
-from warmd.jobs.training.options import FORMER_TEMPLATE  # noqa: E402
 
 seconds = {"imports": time.perf_counter() - begun}
 
@@ -55,7 +55,7 @@ tokenizer = AutoTokenizer.from_pretrained(args.model)
 seconds["model"] = time.perf_counter() - mark
 
 mark = time.perf_counter()
-rows = problems.load(args.dataset, template=FORMER_TEMPLATE, samples=args.steps)
+rows = problems.load(args.dataset, template=MATH, samples=args.steps)
 dataset = Dataset.from_list([{"prompt": row.prompt} for row in rows])
 seconds["data"] = time.perf_counter() - mark
 

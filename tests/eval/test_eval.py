@@ -68,7 +68,7 @@ def test_the_kind_is_known():
         ({"task": "choice"}, "task: must go with dataset, got choice with dataset none"),
         ({"examples": 3}, "examples: must go with task gsm8k or gsm8k-cot, got 3"),
         ({"task": "gsm8k", "template": "{question}="}, "template: must go with task reward or"),
-        ({"template": "?"}, "template: must contain {question}, got '?'"),
+        ({"template": "?"}, "template: must be as-is, math, qa, or contain {question}, got '?'"),
         ({"repeats": 4}, "repeats: must go with temperature above 0, got 4"),
         ({"repeats": 4, "temperature": 1, "pass_k": [8]}, "pass_k: must be at most 4 (repeats)"),
         ({"maj_k": [1]}, "maj_k: must go with task gsm8k or gsm8k-cot, got 1"),

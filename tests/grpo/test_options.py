@@ -143,7 +143,7 @@ def test_options_that_do_not_fit_together_are_refused_by_name(options, message):
         ({"samples": 100_000}, "samples: must be at most"),
         ({"eval_samples": 100_000}, "eval_samples: must be at most"),
         ({"dataset": "nowhere.jsonl"}, "dataset: must be a JSONL, CSV or Parquet file"),
-        ({"template": "no place"}, "template: must contain {question}"),
+        ({"template": "no place"}, "template: must be as-is, math, qa, or contain {question}"),
     ],
 )
 def test_inputs_that_cannot_work_are_refused_before_they_are_queued(options, message):

@@ -31,6 +31,7 @@ ELSEWHERE = {
         ),
         **dict.fromkeys(("reply", "tool_choice"), "infer/test_forced_calls.py"),
         "parallel_tool_calls": "gateway/test_chat_inputs.py",
+        "template": "data/test_trained_prompts.py",
         "thinking_token_budget": "infer/test_thinking.py",
         **dict.fromkeys(
             ("add_special_tokens", "add_generation_prompt"), "infer/test_prompt_tokens.py"

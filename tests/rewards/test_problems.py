@@ -187,7 +187,7 @@ def test_a_file_without_line_ends_is_not_read_whole(tmp_path):
 def test_a_template_without_the_question_is_refused(dataset):
     source = dataset({"question": "q"})
     assert refusal(source, template="{Question}") == (
-        "template: must contain {question}, got '{Question}'"
+        "template: must be as-is, math, qa, or contain {question}, got '{Question}'"
     )
 
 

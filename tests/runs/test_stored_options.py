@@ -13,8 +13,8 @@ from warmd.daemon.groups.curriculum import CurriculumFolder
 from warmd.daemon.groups.members import submit_all
 from warmd.daemon.groups.sweep import SweepFolder
 from warmd.jobs import spec_class, stored_options
+from warmd.jobs.data.templates import MATH
 from warmd.jobs.eval.options import EvalSpec
-from warmd.jobs.training.options import FORMER_TEMPLATE
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def without_template(path):
 def test_a_stored_job_keeps_its_template_and_one_without_has_the_former_prompt(kind):
     data = {"dataset": "rows.jsonl"}
     spec: Any = spec_class(kind)
-    assert spec.parse(stored_options(kind, data)).template == FORMER_TEMPLATE
+    assert spec.parse(stored_options(kind, data)).template == MATH
     kept = stored_options(kind, {**data, "template": "{question}"})
     assert spec.parse(kept).template == "{question}"
 
@@ -47,10 +47,11 @@ def test_a_stored_job_keeps_its_template_and_one_without_has_the_former_prompt(k
 @pytest.mark.parametrize(
     ("stored", "template"),
     [
-        ({"template": None}, FORMER_TEMPLATE),
-        ({"task": "reward"}, FORMER_TEMPLATE),
+        ({"template": None}, MATH),
+        ({"task": "reward"}, MATH),
         ({"task": "choice", "template": None, "dataset": "d"}, "Question: {question}\nAnswer:"),
-        ({"task": "gsm8k", "template": None}, "{question}"),
+        ({"task": "gsm8k", "template": None}, "as-trained"),  # which has no effect
+        ({"task": "gsm8k", "template": "{question}"}, "as-trained"),
         ({"template": "{question}"}, "{question}"),
     ],
 )
@@ -65,9 +66,9 @@ def test_a_job_of_an_earlier_version_resumes_with_its_prompt(desk, questions):
     without_template(rundir.path / "spec.json")
     desk.client.jobs.cancel(job_id)
     desk.client.jobs.resume(job_id)
-    assert rundir.read_spec()["spec"]["template"] == FORMER_TEMPLATE
+    assert rundir.read_spec()["spec"]["template"] == MATH
     [again] = desk.warmd("submit", "--like", job_id, "--dry-run", "--json").objects
-    assert again["spec"]["template"] == FORMER_TEMPLATE
+    assert again["spec"]["template"] == MATH
 
 
 @pytest.mark.slow
@@ -80,7 +81,7 @@ def test_jobs_that_an_old_sweep_submits_later_have_its_prompt(desk):
     stored = [desk.client.rundir(one).path / "spec.json" for one in queued(desk)]
     assert stored
     for path in stored:
-        assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
+        assert orjson.loads(path.read_bytes())["spec"]["template"] == MATH
 
 
 @pytest.mark.slow
@@ -98,5 +99,5 @@ def test_jobs_that_an_old_curriculum_submits_later_have_its_prompt(desk, questio
     driver.advance(desk.client.places, folder)
     evaluation = folder.state().attempts[0].rounds[0].before
     path = desk.client.rundir(evaluation).path / "spec.json"
-    assert orjson.loads(path.read_bytes())["spec"]["template"] == FORMER_TEMPLATE
-    assert folder.read().stages[1].document["spec"]["template"] == FORMER_TEMPLATE
+    assert orjson.loads(path.read_bytes())["spec"]["template"] == MATH
+    assert folder.read().stages[1].document["spec"]["template"] == MATH

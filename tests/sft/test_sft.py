@@ -21,11 +21,11 @@ from sft_jobs import message, spec, write
 
 from warmd.jobs import spec_class
 from warmd.jobs.data.lengths import Lengths, truncation_warning
+from warmd.jobs.data.templates import MATH
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.sft.dataset import Source
 from warmd.jobs.sft.kind import run
 from warmd.jobs.sft.options import SftSpec
-from warmd.jobs.training.options import FORMER_TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_an_earlier_version_knows_its_rows(tmp_path):
         {"text": "t"},
     ]
     path = write(tmp_path / "rows.jsonl", rows)
-    source = Source(dataset=path, samples=3, eval_samples=1, template=FORMER_TEMPLATE)
+    source = Source(dataset=path, samples=3, eval_samples=1, template=MATH)
     # By the first version with SFT: a digest that moves refuses the resume of all jobs before.
     digest = "1d572afbe73e16bc021318aaf655997b80e7df93be041b28cd66f72a79211cb4"
     assert source.load().fingerprint == digest
@@ -87,7 +87,10 @@ def test_a_checkpoint_of_an_earlier_version_knows_its_rows(tmp_path):
     ("options", "message"),
     [
         ({"dataset": None}, "dataset: must be given: a JSONL, CSV or Parquet file"),
-        ({"template": "none"}, "template: must contain {question}, got 'none'"),
+        (
+            {"template": "none"},
+            "template: must be as-is, math, qa, or contain {question}, got 'none'",
+        ),
         ({"eval_every": 5}, "eval_every: must go with eval_samples above 0 or eval_dataset, got 5"),
         (
             {"keep_best": "eval_loss"},

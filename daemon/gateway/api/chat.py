@@ -19,6 +19,7 @@ from ..core.answers import Text
 from ..core.sampling import (
     FORMS,
     FinishReason,
+    PromptFormat,
     SamplingRequest,
     TextOnly,
     Unsupported,
@@ -198,7 +199,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The response to a chat; `timings` and `prompt_token_ids` are extensions."""
+    """The response to a chat; what OpenAI's API does not have comes last."""
 
     id: str
     object: Literal["chat.completion"]
@@ -208,6 +209,7 @@ class ChatCompletion(BaseModel):
     usage: Usage
     system_fingerprint: str | None
     timings: dict[str, Any]
+    prompt_format: PromptFormat | None = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -270,6 +272,7 @@ async def create_chat_completion(
         "usage": usage_of(result),
         "system_fingerprint": answers.fingerprint_of(result.get("weights")),
         "timings": result["timings"],
+        **answers.prompt_format_of(result),
     }
     if "prompt_token_ids" in result:
         (answer["prompt_token_ids"],) = result["prompt_token_ids"]

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ....jobs.data.options import MOST_CHARACTERS
 from ....jobs.engine.options import MOST_TOKENS
 from ....jobs.errors import SpecError
 from ....jobs.infer.options import MOST_PROMPTS
@@ -20,6 +21,7 @@ from ..core.sampling import (
     FORMS,
     FinishReason,
     OneOnly,
+    PromptFormat,
     SamplingRequest,
     Unsupported,
     Usage,
@@ -66,6 +68,10 @@ class CompletionRequest(SamplingRequest):
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
     echo: bool | None = None
+    template: Annotated[
+        str | None,
+        Field(max_length=MOST_CHARACTERS, description="A prompt template, by text or name."),
+    ] = None
     best_of: OneOnly = None
     suffix: Unsupported = None
 
@@ -81,6 +87,8 @@ class CompletionRequest(SamplingRequest):
             options["logprobs"] = self.logprobs
         if self.echo:
             options["echo"] = True
+        if self.template is not None:
+            options["template"] = self.template
         return options
 
 
@@ -105,7 +113,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The response to a prompt; `timings` is a warmd extension."""
+    """The response to a prompt; `timings` and `prompt_format` are extensions of warmd."""
 
     id: str
     object: Literal["text_completion"]
@@ -115,6 +123,7 @@ class Completion(BaseModel):
     usage: Usage
     system_fingerprint: str | None
     timings: dict[str, Any]
+    prompt_format: PromptFormat | None = None
 
 
 @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
@@ -167,6 +176,7 @@ async def create_completion(
         "usage": usage_of(result),
         "system_fingerprint": answers.fingerprint_of(result.get("weights")),
         "timings": result["timings"],
+        **answers.prompt_format_of(result),
     }
     return JSONResponse(answer, headers=headers)
 

@@ -26,6 +26,7 @@ router = APIRouter(
 )
 
 _MAX_JOBS = 200  # of one page of the list
+Word = Annotated[str, Field(max_length=64)]  # of a list in a query: a kind, a status, a tag, an id
 _MAX_CHANGES = 20  # options changed by one resume
 
 
@@ -98,12 +99,12 @@ class Removed(BaseModel):
 @router.get("", response_model=JobPage)
 async def list_jobs_of_all_kinds(
     state: StateDep,
-    kind: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
-    status: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006
+    kind: Annotated[list[Word], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
+    status: Annotated[list[Word], Query(max_length=20)] = [],  # noqa: B006
     name: Annotated[
         str | None, Query(max_length=200, description="A name; * and ? stand for any characters.")
     ] = None,
-    tag: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006
+    tag: Annotated[list[Word], Query(max_length=20)] = [],  # noqa: B006
     text: Annotated[str, Query(max_length=40, description="A part of the id.")] = "",
     after: Annotated[str | None, Query(max_length=60, description="Only older jobs.")] = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_JOBS)] = 50,

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from ..core.answers import Text
+from ..core.answers import Text, prompt_format_of
 from ..core.sampling import usage_of
 from ..http.errors import ApiError
 from .chat import token_logprobs
@@ -114,6 +114,7 @@ class ResponseEvents:
                 "total_tokens": usage["total_tokens"],
             },
             "timings": result["timings"],
+            **prompt_format_of(result),
         }
 
     # --- items ------------------------------------------------------------------------------

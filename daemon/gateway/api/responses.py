@@ -19,6 +19,7 @@ from ..core import answers, sse
 from ..core.sampling import (
     Ignored,
     ModelName,
+    PromptFormat,
     ServiceTier,
     Temperature,
     TopP,
@@ -220,7 +221,7 @@ class ResponsesRequest(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """A response; `timings` is a warmd extension."""
+    """A response; `timings` and `prompt_format` are extensions of warmd."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -233,6 +234,7 @@ class ResponseObject(BaseModel):
     output: list[dict[str, Any]]
     usage: dict[str, Any]
     timings: dict[str, Any]
+    prompt_format: PromptFormat | None = None
 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=STREAMED)

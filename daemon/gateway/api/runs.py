@@ -20,7 +20,7 @@ from ...lifecycle.view import JobFilter, listed_kinds
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
-from .jobs import check_words
+from .jobs import Word, check_words
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/runs", tags=["jobs"], responses=RESPONSES
@@ -92,13 +92,13 @@ _FIELDS = tuple(name for name in RunView.model_fields if name not in ("options",
 @router.get("", response_model=RunPage)
 async def list_runs(
     state: StateDep,
-    kind: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
-    status: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006
+    kind: Annotated[list[Word], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
+    status: Annotated[list[Word], Query(max_length=20)] = [],  # noqa: B006
     name: Annotated[
         str | None, Query(max_length=200, description="A name; * and ? stand for any characters.")
     ] = None,
-    tag: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006
-    id: Annotated[list[str], Query(max_length=_MAX_IDS, description="Only these runs.")] = [],  # noqa: B006
+    tag: Annotated[list[Word], Query(max_length=20)] = [],  # noqa: B006
+    id: Annotated[list[Word], Query(max_length=_MAX_IDS, description="Only these runs.")] = [],  # noqa: B006
     after: Annotated[str | None, Query(max_length=60, description="Only older runs.")] = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_RUNS)] = 100,
 ) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -11,8 +12,10 @@ from ....configs.config import ModelConfig
 from ....jobs.errors import JobFailed
 from ....jobs.models.tokenizer_folder import TokenizerFolder
 from ...client import control
-from ...client.checking import resolve_model, tokenizer_folder
+from ...client.checking import resolve_model, tokenizer_folder, trained_prompt
+from ...host import fetch
 from ...host.warm_set import known_models, on_demand_models
+from ..core.sampling import PromptFormat
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES, ApiError
 from ..http.strict import StrictRoute
@@ -32,11 +35,15 @@ class ModelName(BaseModel):
 
 
 class ModelInputs(BaseModel):
-    """What a model takes. `context_length` is in tokens; null: its config does not say."""
+    """What a model takes. `context_length` is in tokens; null: its config does not say.
+
+    `prompt_format`: what plain prompts are put into, as in the training of the model.
+    """
 
     name: str
     has_chat_template: bool
     context_length: int | None
+    prompt_format: PromptFormat | None
 
 
 class LoadedModel(BaseModel):
@@ -56,18 +63,21 @@ class UnloadedModel(BaseModel):
 
 @router.get("/{name}", response_model=ModelInputs)
 async def show_model(name: str, state: StateDep) -> Any:
-    """Show whether a model takes chats, and how many tokens."""
+    """Show whether a model takes chats, how many tokens, and what its prompts are put into."""
     await state.in_thread(state.model_index.check, name)
     return await state.in_thread(_inputs_of, state, name)
 
 
 def _inputs_of(state: AppState, name: str) -> ModelInputs:
     """Raises StoreUnavailable for a model in the run store."""
-    files = TokenizerFolder(tokenizer_folder(resolve_model(name, state.config)))
+    model = resolve_model(name, state.config)
+    files = TokenizerFolder(tokenizer_folder(model))
+    prompt = None if fetch.hub_id(model) is not None else trained_prompt(fetch.local_folder(model))
     return ModelInputs(
         name=name,
         has_chat_template=files.chat_template() is not None,
         context_length=files.positions(),
+        prompt_format=None if prompt is None else PromptFormat(**asdict(prompt)),
     )
 
 

@@ -64,6 +64,11 @@ def fingerprint_of(weights: Mapping[str, str] | None) -> str | None:
     return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
 
+def prompt_format_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field that tells what prompts were put into; none if they were used as given."""
+    return {"prompt_format": result["prompt_format"]} if "prompt_format" in result else {}
+
+
 async def submit(
     state: AppState, caller: Caller, submission: Submission
 ) -> tuple[str, dict[str, str]]:

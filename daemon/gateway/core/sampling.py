@@ -191,6 +191,14 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionDetails | None = None  # of messages
 
 
+class PromptFormat(BaseModel):
+    """What prompts were put into, as in the training of their model or as requested."""
+
+    template: str | None = None
+    chat_template: bool | None = None
+    system: str | None = None
+
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from ..http import errors
 from ..http.errors import ApiError, from_any
 from . import answers
-from .answers import Begun, Text, fingerprint_of
+from .answers import Begun, Text, fingerprint_of, prompt_format_of
 from .event_reader import JobState
 from .inbox import SILENCE_S
 from .live import comment
@@ -49,8 +49,9 @@ class Chunks:
     """The form of chat and text completions: chunks of choices.
 
     `chunk` holds the fields of every frame but `system_fingerprint`, which is null until the job
-    begins. `opened` and `on_end` give the choices of frames: before the text, and for a finished
-    choice; `on_text` gives the further fields of frames for a piece of text.
+    begins, and `prompt_format`, which the last frames have. `opened` and `on_end` give the choices
+    of frames: before the text, and for a finished choice; `on_text` gives the further fields of
+    frames for a piece of text.
     """
 
     chunk: dict[str, Any]
@@ -73,6 +74,7 @@ class Chunks:
 
     def of_result(self, result: Mapping[str, Any]) -> Iterator[bytes]:
         self._fingerprint = fingerprint_of(result.get("weights"))
+        self.chunk |= prompt_format_of(result)
         for choice in result["choices"]:
             yield self._frame(choices=[self.on_end(choice)])
         if self.wants_usage:

@@ -36,7 +36,7 @@ export function NoModels() {
   return html`<p class="empty">No model is known yet. Load one on the <a href="#/">Overview</a>, or in the terminal: <code>warmd load NAME=PATH</code></p>`;
 }
 
-// {has_chat_template, context_length} of a model; null until it is known, and where it cannot be read.
+// {has_chat_template, context_length, prompt_format} of a model; null until it is known, and where it cannot be read.
 export function useModelInputs(name) {
   const [found, setFound] = useState(null);
   useEffect(() => {

@@ -168,6 +168,7 @@ function Conversations({ names, wanted }) {
         ${begins && html`<p class="quiet" role="status">${mode === "text" ? "A text is completed now, not a chat: it begins a new conversation." : "It begins a new conversation, as a chat."}</p>`}
         ${problem && html`<p class="problem">${problem}</p>`}
         <label for="prompt" class="quiet">${mode === "chat" ? "Message" : "Text to complete"}</label>
+        ${mode === "text" && formatsOf(inputs).map((text) => html`<p class="quiet" key=${text}>Put into, as in the training: <code>${text}</code></p>`)}
         <div class="composer-line">
           <textarea ref=${field} id="prompt" name="prompt" rows="1" aria-describedby="keys" value=${draft} onInput=${(event) => setDraft(event.target.value)}
             onKeyDown=${onKey}></textarea>
@@ -294,6 +295,12 @@ function Regenerate({ steps, model, onClick }) {
 }
 
 // --- texts ------------------------------------------------------------------------------------------
+
+// The templates that the models were trained with, into which their prompts are put.
+function formatsOf(inputs) {
+  const templates = inputs.map((found) => found?.prompt_format?.template);
+  return [...new Set(templates.filter((template) => template && template !== "{question}"))];
+}
 
 // Each text is completed alone: earlier ones are not sent, so they are folded.
 function Texts({ turns, ...rest }) {

@@ -1,0 +1,26 @@
+"""Prompt templates: the text around a question. Imports no torch."""
+
+from __future__ import annotations
+
+from ..errors import SpecError
+
+AS_IT_IS = "{question}"  # the template that changes nothing
+# The default of earlier versions, for stored jobs: see Spec.of_stored.
+MATH = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
+NAMED = {"as-is": AS_IT_IS, "math": MATH, "qa": "Question: {question}\nAnswer:"}
+AS_TRAINED = "as-trained"  # that of the model's training, of options that are not resolved yet
+HELP = f"its text with {{question}}, or a name ({', '.join(NAMED)})"
+
+
+def check(template: str) -> None:
+    """Raise SpecError if a template has no place for the question."""
+    if "{question}" not in template:
+        names = ", ".join(NAMED)
+        raise SpecError(
+            "template", f"must be {names}, or contain {{question}}, got {template[:60]!r}"
+        )
+
+
+def fill(template: str, question: str) -> str:
+    """Return a question in a template; unchanged in AS_TRAINED, which was not resolved."""
+    return question if template == AS_TRAINED else template.replace("{question}", question)
