@@ -335,8 +335,11 @@ def _merge(chosen: Weights, folder: Path) -> int:
     if not is_adapter(chosen.folder):
         raise SpecError("merge", f"must be an adapter, got {chosen.name}, which is a whole model")
     cache.keep_library_caches()
+    from ...daemon.client.checking import trained_prompt
     from ...daemon.fork.merging import write_merged  # imports torch: after the checks
 
+    if (prompt := trained_prompt(chosen.folder)) is not None:
+        prompt.write(folder)
     return write_merged(chosen.name, chosen.folder, folder)
 
 

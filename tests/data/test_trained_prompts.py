@@ -117,6 +117,17 @@ def test_a_copied_model_keeps_its_template(daemon: Daemon, job: str, tmp_path: P
     assert "Question" in done.err
 
 
+@pytest.mark.slow
+def test_an_adapter_and_the_merged_model_have_it(
+    daemon: Daemon, data: Path, tmp_path: Path
+) -> None:
+    job_id = trained(daemon, data, template="qa", lora=2)
+    assert TrainedPrompt.read(daemon.home.runs / job_id / "model") == TrainedPrompt(template=QA)
+    merged = ("checkpoints", "export", job_id, str(tmp_path / "merged"), "--merge")
+    assert warmd(*merged, home=daemon.home.path).code == 0
+    assert TrainedPrompt.read(tmp_path / "merged") == TrainedPrompt(template=QA)
+
+
 def test_a_model_that_an_earlier_version_trained_has_that_of_its_job(
     daemon: Daemon, job: str, tmp_path: Path
 ) -> None:
