@@ -42,9 +42,10 @@ _GAP = 3  # columns of the terminal between the two texts
 def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     """Compare the answers to PROMPTs before and after a training.
 
-    JOB `-` is the latest training. JOB@STEP compares with that checkpoint; instead of JOB an
-    adapter's folder may be given. Both models answer at the same time, with the same seed and
-    precision; a loaded model is not loaded again. Exits with 1 when an answer failed.
+    JOB `-` is the latest training, and a sweep its best job. JOB@STEP compares with that
+    checkpoint; instead of JOB an adapter's folder may be given. Both models answer at the same
+    time, with the same seed and precision; a loaded model is not loaded again. Exits with 1 when an
+    answer failed.
     """
     app = click.get_current_context().ensure_object(App)
     values: dict[str, Any] = {
@@ -137,7 +138,7 @@ def _before_and_after(client: Client, text: str) -> tuple[ModelConfig, ModelConf
     from ...configs.config import ModelConfig
 
     job, at, step = text.partition("@")
-    job_id = client.find(job, is_training=True)
+    job_id = client.models.training(job)
     document = client.rundir(job_id).read_spec()
     if "model" not in document or spec_class(document["kind"]).queue != TRAIN:
         raise Conflict(f"job: {job_id} started from no model: there is nothing to compare with")

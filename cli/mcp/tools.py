@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import cleandoc
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import orjson
 from mcp.server import MCPServer
@@ -18,7 +20,6 @@ from pydantic import Field
 from ... import __version__
 from ...daemon.lifecycle import statuses
 from ...jobs.errors import WarmdError
-from ...jobs.ids import is_job_id
 from .gateway import Gateway
 
 _INSTRUCTIONS = """\
@@ -29,6 +30,7 @@ one; `submit`, then `wait` until the status is finished; look at `metrics` and `
 what two jobs differ. Jobs survive crashes and restarts; a job that was stopped continues from its \
 last step with `resume`. Names of code and paths of files are refused."""
 
+_JOB = re.compile(r"-|[^\W_][\w.+=:@/-]{0,63}")  # an id, a name or the latest
 _DIGITS = 6  # of a metric
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0  # between two looks at a job
 _SHOWN = (
@@ -37,7 +39,7 @@ _SHOWN = (
 )  # fmt: skip
 
 _Tool = Callable[..., Awaitable[str]]
-_Job = Annotated[str, Field(description="A job id.")]
+_Job = Annotated[str, Field(description="The id or the name of a job; -: the latest.")]
 _Options = Annotated[dict[str, Any], Field(description="Options by name; see `kinds`.")]
 
 
@@ -106,7 +108,9 @@ class Tools:
     async def submit(
         self,
         kind: Annotated[str, Field(description="A kind of `kinds`.")],
-        model: Annotated[str, Field(description="Of `models`; a job id; or JOB@STEP.")],
+        model: Annotated[
+            str, Field(description="Of `models`; a job by id or name; JOB@STEP; or a sweep.")
+        ],
         data: Annotated[str, Field(description="A file id of `upload`, or the built-in data.")],
         options: _Options = {},  # noqa: B006 (pydantic copies it)
         validation: Annotated[str | None, Field(description="A file id.")] = None,
@@ -132,7 +136,9 @@ class Tools:
 
     async def evaluate(
         self,
-        model: Annotated[str, Field(description="Of `models`; a job id; or JOB@STEP.")],
+        model: Annotated[
+            str, Field(description="Of `models`; a job by id or name; JOB@STEP; or a sweep.")
+        ],
         data: Annotated[
             str | None, Field(description="A file id of `upload`; else the built-in data.")
         ] = None,
@@ -286,7 +292,7 @@ def _text(value: Any) -> str:
 
 
 def _name(job: str) -> str:
-    """A job id as a part of a path."""
-    if not is_job_id(job):
-        raise ToolError(f"job: must be a job id, got {job[:80]!r}")
-    return job
+    """The id or the name of a job as a part of a path."""
+    if not _JOB.fullmatch(job):
+        raise ToolError(f"job: must be the id or the name of a job, got {job[:80]!r}")
+    return quote(job, safe="")

@@ -28,7 +28,7 @@ from ..host.home import Home
 from ..host.warm_set import known_models, on_demand_models
 from ..runs.rundir import RunDir
 from ..runs.weights import Weights
-from .trained import FetchReport, is_checkpoint, trained_by
+from .trained import FetchReport, is_explicit, trained_by
 
 _TEMPLATES = ("chat_template.jinja", TEMPLATES)  # next to tokenizer_config.json
 
@@ -120,18 +120,16 @@ def resolve_model(
 ) -> ModelConfig:
     """Resolve the name of a model.
 
-    It is that of a warm or configured model, a folder, a hub id, the id or name of a job that has
-    trained one, or JOB@STEP for a checkpoint.
+    It is that of a warm or configured model, a folder, a hub id, or of a job or a group, as
+    `trained_by` has it.
 
-    Raises SpecError, and StoreUnavailable for a model of a job.
+    Raises SpecError, and what `trained_by` raises for a model of a job.
     """
     home = Home(config.home)
     known = {m.name: m for m in config.models} | known_models(home)
     if name in known:
         return known[name]
-    if (is_job_id(name) or is_checkpoint(name)) and (
-        trained := trained_by(config, name, report)
-    ) is not None:
+    if is_explicit(name) and (trained := trained_by(config, name, report)) is not None:
         return trained
     folder = path_of("model", name, Path.cwd())
     if os.path.isdir(folder):  # Path.is_dir raises for names that are too long

@@ -26,7 +26,10 @@ from ..groups.folder import (
     overview,
 )
 from ..lifecycle.queueing import AT_ONCE, Queueing
+from ..runs import labels
+from ..runs.labels import Labels
 from .connection import needs_redis
+from .group_names import name_of, named_groups
 
 if TYPE_CHECKING:
     from ...configs.config import ModelConfig
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from ..runs.weights import Weights
     from .connection import Connection
     from .jobs import Jobs
+
+
+_MOST_LISTED = 4
 
 
 class Groups:
@@ -50,26 +56,44 @@ class Groups:
 
     def names(self, ids: Iterable[str]) -> dict[str, str]:
         """Return the names of those of these groups that have one, by id."""
-        named = ((group_id, _name_of(Folder(self._client.home, group_id))) for group_id in ids)
+        named = ((group_id, name_of(Folder(self._client.home, group_id))) for group_id in ids)
         return {group_id: name for group_id, name in named if name is not None}
 
     def find_any(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of a job or a group, by id, unique prefix or name. As `find`."""
         if text is None or text == "-":
             return self._client.find(text, is_training=is_training)
-        folders = all_folders(self._client.home)
-        matches = [folder.id for folder in folders if folder.id.startswith(text)]
-        if not is_id_prefix(text) or not matches:
-            matches = [folder.id for folder in folders if _name_of(folder) == text]
+        home = self._client.home
+        matches = []
+        if is_id_prefix(text):
+            matches = [folder.id for folder in all_folders(home) if folder.id.startswith(text)]
+        if not matches and (matches := named_groups(home, text)):
+            matches += labels.fitting(home.runs, Labels(name=text))
         if len(matches) > 1:
-            kind = kind_of(matches[-1])
-            raise SpecError(kind, f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
+            listed = ", ".join(matches[:_MOST_LISTED])
+            raise SpecError(kind_of(matches[0]), f"{text!r} may be any of {len(matches)}: {listed}")
         if matches:
             return matches[0]
         if is_group_id(text):
             kind = kind_of(text)
             raise NotFound(f"{kind}: no {kind} {text!r} in {self._client.home.path}")
         return self._client.find(text)
+
+    def named(self, kind: str, text: str) -> str:
+        """Return the id of the group of a kind that a whole id or a name names; `-`: the latest.
+
+        Raises SpecError if several have the name, and NotFound.
+        """
+        home = self._client.home
+        if is_group_id(text):
+            return text
+        found = group_ids(home, kind)[-1:] if text == "-" else named_groups(home, text, (kind,))
+        if len(found) > 1:
+            listed = ", ".join(found[:_MOST_LISTED])
+            raise SpecError(kind, f"{text!r} is the name of {len(found)}: {listed}")
+        if not found:
+            raise NotFound(f"{kind}: no {kind} {text[:80]!r}")
+        return found[0]
 
     # --- sweeps -----------------------------------------------------------------------------
 
@@ -199,7 +223,9 @@ class Groups:
         from ..groups.sweep import SweepFolder
         from . import sweep_plans
         from .capacity import check_deciding_daemon
+        from .trained import check_name
 
+        check_name(self._client.config, queueing.name)
         sweep, state = sweep_plans.plan(
             self._jobs, kind, values, given, queueing, init=init, model=model
         )
@@ -233,7 +259,9 @@ class Groups:
         from ..groups.curriculum import CurriculumFolder
         from . import curriculum_plans
         from .capacity import check_deciding_daemon
+        from .trained import check_name
 
+        check_name(self._client.config, queueing.name)
         plan, state = curriculum_plans.plan(self._jobs, kind, values, given, queueing, init=init)
         check_deciding_daemon(self._client, CURRICULUM)
         self._jobs.check_ready(stage.document["spec"] for stage in plan.stages)
@@ -280,12 +308,6 @@ def _progress(job: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"status": "removed", "step": None, "steps_total": None}
     status = "paused" if job["paused"] else job["status"]
     return {"status": status, "step": job["step"], "steps_total": job["steps_total"]}
-
-
-def _name_of(folder: Folder) -> Any:
-    with suppress(Conflict, NotFound):
-        return folder.read_plan().get("name")
-    return None
 
 
 def _with_origin(document: dict[str, Any], origin: str, token: str | None) -> dict[str, Any]:

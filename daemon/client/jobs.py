@@ -19,13 +19,13 @@ import redis
 from ...configs.queues import QUEUES, TRAIN
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ...jobs.ids import kind_of
+from ...jobs.ids import is_job_id, kind_of
 from ..groups.folder import CANCELED, PAUSED, RUNNING, is_group_id
 from ..lifecycle import steer
 from ..lifecycle.find import Pending
 from ..lifecycle.follow import follow as follow_events
 from ..lifecycle.queueing import AT_ONCE, Queueing
-from ..lifecycle.view import EVERY_JOB, JobFilter
+from ..lifecycle.view import EVERY_JOB, JobFilter, listed_kinds
 from ..queue import job_index, listing
 from ..queue.jobs import ENDED, JobStatus
 from ..queue.nodes import NodeRegistry
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..runs.weights import Weights
     from .connection import Connection
 
+_MOST_LISTED = 4
 _RETRY_S = 0.2  # between two attempts to reach Redis
 
 
@@ -79,6 +80,29 @@ class Jobs:
     def labels(self, job_id: str) -> Labels:
         """Return name, tags and notes of a job. Raises NotFound."""
         return job_labels.read(self._client.rundir(job_id))
+
+    def named(self, text: str, kinds: Collection[str] | None = None) -> str:
+        """Return the id of the job of some kinds that a whole id or a name names.
+
+        `-` is the latest one, whatever it was submitted from, by default of the listed kinds.
+        Whether the job of an id exists is not checked. Raises SpecError if several have the name,
+        and NotFound.
+        """
+        if is_job_id(text):
+            return text
+        if text == "-":
+            wanted = JobFilter(kinds=kinds or listed_kinds(), limit=1)
+        elif job_labels.is_name(text):
+            wanted = JobFilter(kinds=kinds, name=text)
+        else:
+            raise NotFound(f"job: no job {text[:80]!r}")
+        found = [str(job["id"]) for job in self.all(wanted)]
+        if len(found) > 1:
+            listed = ", ".join(found[:_MOST_LISTED])
+            raise SpecError("job", f"{text!r} is the name of {len(found)} jobs: {listed}")
+        if not found:
+            raise NotFound(f"job: no job {text!r}")
+        return found[0]
 
     def add_note(self, job_id: str, text: str) -> Labels:
         """Add a note to a job; return all labels. Raises NotFound and SpecError."""
@@ -248,7 +272,15 @@ class Jobs:
             reads_tokenizer=reads_tokenizer,
         )
         check_memory(self._client.config, spec, document)
+        self._name_model(document)
         return document
+
+    def _name_model(self, document: dict[str, Any]) -> None:
+        """Replace a model `-`, or a group, by the job that it means now, as it changes later."""
+        named, model = document["spec"].get("model"), document.get("model") or {}
+        job_id = model.get("name", "")
+        if named != job_id and is_job_id(job_id) and self.labels(job_id).name != named:
+            document["spec"]["model"] = job_id
 
     def first_prompt(self, kind: str, document: Mapping[str, Any]) -> str | None:
         """Return the first prompt that a checked job trains on or is evaluated on, rendered.
@@ -305,8 +337,9 @@ class Jobs:
         from ..lifecycle.submit import submit
         from ..runs import git
         from .models import Models
-        from .trained import is_checkpoint
+        from .trained import check_name, is_checkpoint
 
+        check_name(self._client.config, queueing.name)
         git_state = git.begin_state_of(Path.cwd()) if spec.queue == TRAIN else None
         named = getattr(spec, "model", None)
         if init is None and model is None and named is not None and is_checkpoint(named):

@@ -9,6 +9,7 @@ from ...jobs.errors import SpecError
 from ..host.warm_set import known_models
 from ..runs import weights
 from ..runs.weights import Weights
+from .trained import group_of, job_of_group
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -23,13 +24,14 @@ class Models:
     def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
 
-        `kind`: of the job that starts from them; `-` is then the latest job that trained the same
-        type of model. Raises SpecError, NotFound and CheckpointDamaged.
+        JOB may be a sweep or a curriculum, as in `trained_by`. `-` is the latest training; with
+        `kind`, that of the job that starts from them, the latest one of the same type of model.
+        Raises SpecError, NotFound and CheckpointDamaged.
         """
         job, at, step = text.partition("@")
         if job == "-" and kind is not None:
             job = self._client.lookup.latest(_kinds_like(kind))
-        rundir = self._client.rundir(self._client.find(job))
+        rundir = self._client.rundir(self.training(job))
         if not at:
             self.fetch_weights(rundir.path.name, final=True)
             return weights.final_model(rundir)
@@ -37,6 +39,15 @@ class Models:
             raise SpecError("init_from", f"must be JOB or JOB@STEP, got {text[:80]!r}")
         self.fetch_weights(rundir.path.name, int(step))
         return weights.checkpoint(rundir, int(step))
+
+    def training(self, text: str) -> str:
+        """Return the id of a job by id, unique prefix or name; of a group, that of its model.
+
+        `-` is the latest training. Raises SpecError and NotFound.
+        """
+        if (group := group_of(self._client.home, text)) is not None:
+            return job_of_group(self._client.config, group)
+        return self._client.find(text, is_training=True)
 
     def fetch_weights(self, job_id: str, step: int | None = None, *, final: bool = False) -> None:
         """Make weights of a job whole on this machine, if a run store has them.

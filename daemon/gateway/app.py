@@ -48,6 +48,7 @@ from .core.state import AppState
 from .http import errors
 from .http.auth import AuthMiddleware, end_unauthorized
 from .http.browser import BrowserMiddleware
+from .http.encoded_slashes import EncodedSlashes
 from .http.hidden import hide
 from .http.open_requests import OpenRequests
 from .http.rights import RouteRights
@@ -138,6 +139,7 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
         has_token=tokens.are_set,
     )
     app.add_middleware(_Counted, state=app.state)
+    app.add_middleware(EncodedSlashes)
     return app
 
 

@@ -12,12 +12,13 @@ import pytest
 from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon.client.checking import document_of, resolve_model
 from warmd.daemon.client.control import named_model
+from warmd.daemon.client.trained import check_name, trained_by
 from warmd.daemon.host.home import Home
 from warmd.daemon.runs import labels
 from warmd.daemon.runs.labels import Labels
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs import spec_class
-from warmd.jobs.errors import SpecError
+from warmd.jobs.errors import NotFound, SpecError
 from warmd.jobs.mlm.options import read_architecture
 from warmd.jobs.models.model_types import known_types
 
@@ -113,3 +114,52 @@ def test_the_name_of_a_job_is_the_model_that_it_has_trained(tmp_path):
     assert resolve_model("rates/2", config).path == "rates/2"  # a hub id
     for text in ("warm=rates/1", f"warm={first}"):
         assert named_model(config, text) == replace(trained, name="warm")
+
+
+PARTS: dict[str, Any] = {"id": "", "kind": "grpo", "revision": 1, "spec": {}}
+
+
+def training(home: Home, slot: int, *, name: str | None = None, **document: Any) -> str:
+    """Make the run directory of a training that has a model; return its id."""
+    job_id = f"grpo-20261124-1250{slot:02}-aaaa"
+    rundir = RunDir(home.runs / job_id)
+    (rundir.path / "model").mkdir(parents=True)
+    rundir.path.joinpath("spec.json").write_bytes(orjson.dumps({"schema": 1, **PARTS, **document}))
+    labels.write(rundir, Labels(name=name))
+    return job_id
+
+
+def test_a_hyphen_is_the_latest_training_of_the_command_line(tmp_path):
+    home = Home(tmp_path / "home")
+    config = DaemonConfig(home=home.path)
+    with pytest.raises(NotFound, match=r"^model: `-` is the latest training, and .* has none yet$"):
+        resolve_model("-", config)
+    training(home, 1)
+    typed = training(home, 2, origin="cli")
+    requested = training(home, 3, origin="http")
+    training(home, 4, origin="check")
+    (home.runs / "infer-20261124-125059-aaaa").mkdir()  # an answer is no training
+    assert resolve_model("-", config).name == typed
+    found = trained_by(config, "-", of_http=True)
+    assert found is not None
+    assert found.name == requested
+    (home.runs / typed / "model").rmdir()
+    with pytest.raises(NotFound, match=f"^job: {typed} has neither a final model nor a checkpoint"):
+        resolve_model("-", config)
+
+
+def test_a_name_of_a_training_without_a_model_is_no_hub_id(tmp_path):
+    home = Home(tmp_path / "home")
+    job_id = training(home, 1, name="rates/1")
+    (home.runs / job_id / "model").rmdir()
+    with pytest.raises(NotFound, match=f"^job: {job_id} has neither a final model"):
+        resolve_model("rates/1", DaemonConfig(home=home.path))
+
+
+@pytest.mark.parametrize("name", ["warm", "first@5", "-@5"])
+def test_a_name_that_would_mean_something_else_is_refused(tmp_path, name):
+    config = DaemonConfig(home=tmp_path, models=(ModelConfig(name="warm", path="/m"),))
+    check_name(config, None)
+    check_name(config, "lr@1e-5")
+    with pytest.raises(SpecError, match=r"^name: must be another word than "):
+        check_name(config, name)

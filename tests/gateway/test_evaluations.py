@@ -39,8 +39,12 @@ def ask(http: httpx.Client, **body: Any) -> tuple[int, Any]:
         ({"options": {"samples": 0}}, 400, "options.samples: must be "),
         ({"options": {"model": "tiny"}}, 400, "options.model: must be the field model of the re"),
         ({"options": {"nope": 1}}, 400, "options.nope: not an option of eval over HTTP"),
-        ({"against": "../x"}, 400, "against: must be the id of an evaluation, got '../x'"),
-        ({"against": ABSENT}, 400, f"against: must be the id of an evaluation, got '{ABSENT}'"),
+        ({"against": "../x"}, 400, "against: must be an evaluation, by id or name, got '../x'"),
+        (
+            {"against": ABSENT},
+            400,
+            f"against: must be an evaluation, by id or name, got '{ABSENT}'",
+        ),
         ({"temperature": 1}, 400, "temperature: unknown or not supported"),
     ],
 )

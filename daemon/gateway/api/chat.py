@@ -287,13 +287,14 @@ async def submit(
     Clears the large fields of `body`. Raises SpecError, which names options of the infer job, and
     as `answers.submit`.
     """
+    model = body.model
     if caller.agent is None:  # whose model is that of its job, whatever the request has
-        await state.in_thread(state.model_index.check, body.model)
+        model = await state.in_thread(state.model_index.known, model)
     reservation: Reservation = request.scope[RESERVATION]
     if reservation.is_large or body.images():
-        submission = await state.in_parser_thread(_submission, body, state, caller)
+        submission = await state.in_parser_thread(_submission, body, model, state, caller)
     else:
-        submission = _submission(body, state, caller)
+        submission = _submission(body, model, state, caller)
     # The submission holds copies: no second ones during the wait.
     body.messages.clear()
     body.tools = body.response_format = body.chat_template_kwargs = None
@@ -304,14 +305,14 @@ async def submit(
     return job_id, headers
 
 
-def _submission(body: ChatRequest, state: AppState, caller: Caller) -> Submission:
-    """Return the job for a chat. Raises SpecError."""
+def _submission(body: ChatRequest, model: str, state: AppState, caller: Caller) -> Submission:
+    """Return the job for a chat on a model. Raises SpecError."""
     files = state.config.http_files
     # The request of an agent has its images in it, as no run directory holds their files.
     store = state.images if caller.agent is None else None
     found = images.collect(body.images(), "messages", files, store) if body.images() else {}
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
-    options = body.options() | {"messages": orjson.dumps(messages).decode()}
+    options = body.options() | {"model": model, "messages": orjson.dumps(messages).decode()}
     if body.max_completion_tokens is not None:
         options["max_tokens"] = body.max_completion_tokens
     if body.top_logprobs is not None and not body.logprobs:

@@ -131,9 +131,9 @@ async def create_completion(
     body: CompletionRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
     """Complete a prompt, whole or streamed."""
-    await state.in_thread(state.model_index.check, body.model)
+    model = await state.in_thread(state.model_index.known, body.model)
     try:
-        spec = state.parse("infer", body.job_options())
+        spec = state.parse("infer", {**body.job_options(), "model": model})
         job_id, headers = await answers.submit(state, caller, Submission(spec))
         del spec
         body.prompt = ""  # the job has it

@@ -17,7 +17,7 @@ from ..core.waiters import CallerDep
 from ..http.client import current_name
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
-from . import groups, methods
+from . import groups, methods, named
 from .changes import ChangeDep
 from .fine_tuning import CreateJob, checked_options, read_options
 
@@ -110,6 +110,8 @@ async def create_curriculum(
         raise SpecError("Idempotency-Key", "must be left out for a curriculum, got one")
     await state.queue_length(TRAIN)
     kind, values = await state.in_thread(checked_options, body, state)
+    if values["model"] is not None:  # by id, also where the stages take it from the request
+        body = body.model_copy(update={"model": values["model"]})
     stages = [
         await state.in_data_thread(_stage, body, number, stage, values, state)
         for number, stage in enumerate(body.stages)
@@ -162,7 +164,8 @@ async def list_curricula(state: StateDep, limit: _Limit = 20) -> Any:
 @router.get("/{group_id}", response_model=CurriculumView)
 async def show_curriculum(group_id: str, state: StateDep) -> Any:
     """Show a curriculum: the attempts at its stages, and the decisions."""
-    return await state.in_thread(state.client.groups.curriculum, group_id)
+    found = await named.group_id(state, "curriculum", group_id)
+    return await state.in_thread(state.client.groups.curriculum, found)
 
 
 groups.add_actions(router, "curriculum", Groups.curriculum)

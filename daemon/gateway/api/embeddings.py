@@ -82,8 +82,8 @@ async def create_embeddings(
     body: EmbeddingRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
     """Embed texts."""
-    await state.in_thread(state.model_index.check, body.model)
-    options: dict[str, Any] = {"model": body.model, "truncate": False}
+    model = await state.in_thread(state.model_index.known, body.model)
+    options: dict[str, Any] = {"model": model, "truncate": False}
     if isinstance(body.input, str):
         options["text"] = [body.input]
     elif isinstance(body.input[0], str):

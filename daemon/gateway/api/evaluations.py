@@ -21,6 +21,7 @@ from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep
 from .fine_tuning import labels_of
+from .named import JobDep
 
 router = APIRouter(
     route_class=StrictRoute,
@@ -77,10 +78,10 @@ class QuestionPage(BaseModel):
 
 @router.get("/{job_id}/questions", response_model=QuestionPage)
 async def list_questions(
-    job_id: str,
+    job_id: JobDep,
     state: StateDep,
     against: Annotated[
-        str | None, Query(max_length=60, description="An evaluation on the same questions.")
+        str | None, Query(max_length=64, description="An evaluation on the same questions.")
     ] = None,
     only: Annotated[
         Literal["better", "worse", "different"] | None,
@@ -96,7 +97,8 @@ async def list_questions(
 
     def page() -> dict[str, Any]:
         rows = _rows(state, "job_id", job_id)
-        others = [] if against is None else _rows(state, "against", against)
+        other = _evaluation(state, against)
+        others = [] if other is None else _rows(state, "against", other)
         pairing = summary.pair(others, rows) if others else None
         if others and pairing is None:
             raise SpecError("against", f"must share questions with {job_id}, got {against}")
@@ -175,18 +177,28 @@ def _checked(body: CreateEvaluation, state: AppState) -> Submission:
         if name in body.options:
             raise SpecError(f"options.{name}", f"must be the field {name} of the request")
     options = methods.evaluation(body.options, state.files, "options")
-    state.model_index.check(body.model)
-    if body.against is not None:
-        try:
-            state.client.rundir(body.against)
-        except NotFound:
-            problem = f"must be the id of an evaluation, got {body.against[:80]!r}"
-            raise SpecError("against", problem) from None
+    model = state.model_index.known(body.model)
+    against = _evaluation(state, body.against)
     try:
-        spec = state.parse(_KIND, {**options, "model": body.model, "against": body.against})
+        spec = state.parse(_KIND, {**options, "model": model, "against": against})
     except SpecError as error:
         raise _by_request(error) from error
-    return Submission(spec, labels=labels_of(body.name, body.tags, name_field="name"))
+    return Submission(spec, labels=labels_of(state, body.name, body.tags, name_field="name"))
+
+
+def _evaluation(state: AppState, text: str | None) -> str | None:
+    """Return the id of the evaluation that an id or a name names. Raises SpecError."""
+    if text is None:
+        return None
+    try:
+        job_id = state.client.jobs.named(text, (_KIND,))
+        state.client.rundir(job_id)
+    except NotFound:
+        problem = f"must be an evaluation, by id or name, got {text[:80]!r}"
+        raise SpecError("against", problem) from None
+    except SpecError as error:
+        raise SpecError("against", error.problem) from None
+    return job_id
 
 
 def _by_request(error: SpecError) -> SpecError:

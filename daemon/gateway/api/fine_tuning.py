@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import NotFound, SpecError
+from ...client.trained import check_name
 from ...runs.labels import Labels
 from ..core.sampling import only
 from ..core.state import AppState, StateDep
@@ -20,6 +21,7 @@ from ..http.errors import RESPONSES
 from ..http.hidden import without_paths
 from ..http.strict import StrictRoute
 from . import integrations, methods
+from .named import TrainingDep
 from .tuning_views import ABOUT, checkpoints_of, events_of, view
 
 router = APIRouter(
@@ -186,29 +188,32 @@ async def checked(body: CreateJob, state: AppState) -> Submission:
         spec = state.parse(kind, options)
     except SpecError as error:
         raise by_request(error, kind) from error
-    return Submission(spec, about, labels=labels_of(body.suffix, body.tags, name_field="suffix"))
+    return Submission(
+        spec, about, labels=labels_of(state, body.suffix, body.tags, name_field="suffix")
+    )
 
 
-def labels_of(name: str | None, tags: Sequence[str], *, name_field: str) -> Labels:
+def labels_of(state: AppState, name: str | None, tags: Sequence[str], *, name_field: str) -> Labels:
     """Return the name and the tags of a job.
 
     `name_field`: the request's field of the name. Raises SpecError with the request's field.
     """
     try:
+        check_name(state.config, name or None)
         return Labels.parse(name or None, tags)
     except SpecError as error:
         raise SpecError({"name": name_field, "tag": "tags"}[error.field], error.problem) from None
 
 
 def checked_options(body: CreateJob, state: AppState) -> tuple[str, dict[str, Any]]:
-    """Return the job kind of a request and its options.
+    """Return the job kind of a request and its options; a model by name becomes its job's id.
 
     Raises SpecError for a wrong field, and ApiError 404 for a model that is not in `/v1/models`.
     """
     kind, options = read_options(body, state)
     integrations.check(body.integrations, kind, state.config)
     if options["model"] is not None:
-        state.model_index.check(body.model)
+        options["model"] = state.model_index.known(body.model)
     return kind, options
 
 
@@ -271,25 +276,25 @@ async def list_jobs(state: StateDep, after: str | None = None, limit: _Limit = 2
 
 
 @router.get("/{job_id}", response_model=Job)
-async def retrieve_job(job_id: str, state: StateDep) -> Any:
+async def retrieve_job(job_id: TrainingDep, state: StateDep) -> Any:
     """Show a training job."""
     return await state.in_thread(view, state.client, job_id)
 
 
 @router.post("/{job_id}/cancel", response_model=Job)
-async def cancel_job(job_id: str, state: StateDep) -> Any:
+async def cancel_job(job_id: TrainingDep, state: StateDep) -> Any:
     """Stop a job after it has saved a checkpoint."""
     return await _steer(state, job_id, state.client.jobs.cancel)
 
 
 @router.post("/{job_id}/pause", response_model=Job)
-async def pause_job(job_id: str, state: StateDep) -> Any:
+async def pause_job(job_id: TrainingDep, state: StateDep) -> Any:
     """Pause a job at the end of its step; it stays in memory."""
     return await _steer(state, job_id, state.client.jobs.pause)
 
 
 @router.post("/{job_id}/resume", response_model=Job)
-async def resume_job(job_id: str, state: StateDep) -> Any:
+async def resume_job(job_id: TrainingDep, state: StateDep) -> Any:
     """Continue a paused job, or resume an ended one from its latest checkpoint."""
     job = await state.in_thread(view, state.client, job_id)
     is_paused = job["status"] == "paused"
@@ -305,7 +310,7 @@ async def _steer(state: AppState, job_id: str, act: Callable[[str], str]) -> dic
 
 @router.get("/{job_id}/events", response_model=EventList)
 async def list_events(
-    job_id: str, state: StateDep, after: str | None = None, limit: _Limit = 20
+    job_id: TrainingDep, state: StateDep, after: str | None = None, limit: _Limit = 20
 ) -> Any:
     """List a job's events, newest first."""
     return await state.in_thread(events_of, state.client, job_id, after, limit)
@@ -313,7 +318,7 @@ async def list_events(
 
 @router.get("/{job_id}/checkpoints", response_model=CheckpointList)
 async def list_checkpoints(
-    job_id: str, state: StateDep, after: str | None = None, limit: _Limit = 10
+    job_id: TrainingDep, state: StateDep, after: str | None = None, limit: _Limit = 10
 ) -> Any:
     """List the checkpoints of a job, newest first."""
     return await state.in_thread(checkpoints_of, state.client, job_id, after, limit)

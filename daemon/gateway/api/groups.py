@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from ...client.groups import Groups
 from ..core.state import AppState, StateDep
+from . import named
 from .changes import ChangeDep, Nothing
 from .jobs import Pause
 
@@ -29,9 +30,13 @@ class Removed(BaseModel):
 
 
 def add_actions(router: APIRouter, noun: str, find: Callable[[Groups, str], Any]) -> None:
-    """Add the routes to a group's router; `find` raises NotFound for other ids."""
+    """Add the routes to a group's router; `find` raises NotFound for other ids.
 
-    async def act(state: AppState, group_id: str, how: Callable[[str], str]) -> dict[str, str]:
+    `noun`: the kind of the group, which begins its ids.
+    """
+
+    async def act(state: AppState, text: str, how: Callable[[str], str]) -> dict[str, str]:
+        group_id = await named.group_id(state, noun, text)
         await state.in_thread(find, state.client.groups, group_id)
         return {"id": group_id, "outcome": await state.in_thread(how, group_id)}
 
@@ -43,12 +48,13 @@ def add_actions(router: APIRouter, noun: str, find: Callable[[Groups, str], Any]
 
     @router.post("/{group_id}/remove", response_model=Removed, summary=f"Remove an ended {noun}")
     async def remove(group_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
-        def with_its_jobs() -> dict[str, Any]:
-            find(state.client.groups, group_id)
-            state.client.jobs.check_removal([group_id])
-            return {"id": group_id, "bytes": state.client.jobs.remove(group_id)}
+        def with_its_jobs(found: str) -> dict[str, Any]:
+            find(state.client.groups, found)
+            state.client.jobs.check_removal([found])
+            return {"id": found, "bytes": state.client.jobs.remove(found)}
 
-        return await state.in_thread(with_its_jobs)
+        found = await named.group_id(state, noun, group_id)
+        return await state.in_thread(with_its_jobs, found)
 
     @router.post(
         "/{group_id}/{action}",

@@ -22,6 +22,7 @@ from ..core.event_reader import JobState
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
+from .named import JobDep
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/jobs/{job_id}", tags=["jobs"], responses=RESPONSES
@@ -99,7 +100,7 @@ class CheckpointPage(BaseModel):
 
 @router.get("/events", response_model=EventPage)
 async def list_job_events(
-    job_id: str,
+    job_id: JobDep,
     state: StateDep,
     limit: Annotated[int, Query(ge=1, le=_MAX_EVENTS)] = 200,
     without: Annotated[
@@ -126,7 +127,7 @@ async def list_job_events(
 
 @router.get("/events/stream", response_class=Response, responses=live.STREAM)
 async def stream_job_events(
-    job_id: str,
+    job_id: JobDep,
     state: StateDep,
     after: _Seq = None,
     last_event_id: Annotated[str | None, Header(pattern="^[0-9]{1,15}$")] = None,
@@ -159,7 +160,7 @@ async def _events_of(state: AppState, job_id: str, after: int) -> AsyncGenerator
 
 @router.get("/curves", response_model=Curves)
 async def show_curves(
-    job_id: str,
+    job_id: JobDep,
     state: StateDep,
     points: Annotated[int, Query(ge=10, le=_MAX_POINTS)] = 400,
     first: _Step = None,
@@ -176,7 +177,7 @@ async def show_curves(
 
 @router.get("/completions", response_model=Completions)
 async def show_completions(
-    job_id: str,
+    job_id: JobDep,
     state: StateDep,
     step: _Step = None,
     row: Annotated[
@@ -202,7 +203,7 @@ async def show_completions(
 
 
 @router.get("/checkpoints", response_model=CheckpointPage)
-async def list_job_checkpoints(job_id: str, state: StateDep) -> Any:
+async def list_job_checkpoints(job_id: JobDep, state: StateDep) -> Any:
     """List the checkpoints of a job."""
 
     def read() -> dict[str, Any]:
@@ -230,7 +231,7 @@ def _checkpoint(found: Checkpoints, path: Any, is_best: bool) -> dict[str, Any]:
 
 
 @router.get("/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def show_log(job_id: str, state: StateDep) -> Response:
+async def show_log(job_id: JobDep, state: StateDep) -> Response:
     """Return the end of a job's log: the output of libraries and of your code."""
 
     def read() -> bytes:

@@ -20,6 +20,7 @@ from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep, Nothing
+from .named import JobDep, OtherJobDep
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/jobs", tags=["jobs"], responses=RESPONSES
@@ -142,7 +143,7 @@ def check_words(field: str, words: list[str], known: tuple[str, ...]) -> None:
 
 
 @router.get("/{job_id}", response_model=JobDetail)
-async def show_job(job_id: str, state: StateDep) -> Any:
+async def show_job(job_id: JobDep, state: StateDep) -> Any:
     """Show a job with its options."""
 
     def detail() -> dict[str, Any]:
@@ -158,7 +159,7 @@ async def show_job(job_id: str, state: StateDep) -> Any:
 
 
 @router.get("/{job_id}/diff/{other_id}", response_model=Differences)
-async def compare_jobs(job_id: str, other_id: str, state: StateDep) -> Any:
+async def compare_jobs(job_id: JobDep, other_id: OtherJobDep, state: StateDep) -> Any:
     """Compare two jobs: options, model, data, code, versions and results."""
 
     def compare() -> dict[str, Any]:
@@ -169,19 +170,19 @@ async def compare_jobs(job_id: str, other_id: str, state: StateDep) -> Any:
 
 
 @router.post("/{job_id}/cancel", response_model=Outcome)
-async def cancel_any_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+async def cancel_any_job(job_id: JobDep, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
     """Remove a waiting job from its queue, or save and stop a running one."""
     return await _outcome(state, job_id, state.client.jobs.cancel)
 
 
 @router.post("/{job_id}/kill", response_model=Outcome)
-async def kill_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+async def kill_job(job_id: JobDep, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
     """Stop a job at once; work since its last checkpoint is lost."""
     return await _outcome(state, job_id, state.client.jobs.kill)
 
 
 @router.post("/{job_id}/pause", response_model=Outcome)
-async def pause_any_job(job_id: str, body: Pause, state: StateDep, _: ChangeDep) -> Any:
+async def pause_any_job(job_id: JobDep, body: Pause, state: StateDep, _: ChangeDep) -> Any:
     """Pause a job at the end of its step."""
 
     def pause(found: str) -> str:
@@ -191,13 +192,13 @@ async def pause_any_job(job_id: str, body: Pause, state: StateDep, _: ChangeDep)
 
 
 @router.post("/{job_id}/unpause", response_model=Outcome)
-async def unpause_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+async def unpause_job(job_id: JobDep, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
     """Continue a paused job."""
     return await _outcome(state, job_id, state.client.jobs.unpause)
 
 
 @router.post("/{job_id}/resume", response_model=Outcome)
-async def resume_any_job(job_id: str, body: Resume, state: StateDep, _: ChangeDep) -> Any:
+async def resume_any_job(job_id: JobDep, body: Resume, state: StateDep, _: ChangeDep) -> Any:
     """Queue an ended job again; it resumes from its latest checkpoint."""
 
     def resume(found: str) -> str:
@@ -208,7 +209,7 @@ async def resume_any_job(job_id: str, body: Resume, state: StateDep, _: ChangeDe
 
 
 @router.post("/{job_id}/move", response_model=Outcome)
-async def move_job(job_id: str, body: Move, state: StateDep, _: ChangeDep) -> Any:
+async def move_job(job_id: JobDep, body: Move, state: StateDep, _: ChangeDep) -> Any:
     """Move a queued job within its queue."""
 
     def move(found: str) -> str:
@@ -218,7 +219,7 @@ async def move_job(job_id: str, body: Move, state: StateDep, _: ChangeDep) -> An
 
 
 @router.post("/{job_id}/remove", response_model=Removed)
-async def remove_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+async def remove_job(job_id: JobDep, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
     """Remove an ended job: its files, checkpoints and trained model."""
 
     def remove() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ..core.state import StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
+from . import named
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/models", tags=["models"], responses=RESPONSES
@@ -40,6 +41,5 @@ async def list_models(state: StateDep) -> Any:
 
 @router.get("/{name}", response_model=Model)
 async def retrieve_model(name: str, state: StateDep) -> Any:
-    """Show one model."""
-    await state.in_thread(state.model_index.check, name)
-    return await state.in_thread(state.model_index.find, name)
+    """Show one model; by the name of a job, a sweep or a curriculum, the model that it means."""
+    return await state.in_thread(state.model_index.found, named.text_of(name))

@@ -119,10 +119,10 @@ async def create_rerank(
     body: RerankRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
     """Order documents by their relevance to a query."""
-    await state.in_thread(state.model_index.check, body.model)
+    model = await state.in_thread(state.model_index.known, body.model)
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     options: dict[str, Any] = {
-        "model": body.model,
+        "model": model,
         "query": body.query,
         "text": texts,
         "truncate": bool(body.truncation),

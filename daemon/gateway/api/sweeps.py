@@ -17,6 +17,7 @@ from ....jobs.spec import OptionInfo
 from ...client import sweep_plans
 from ...client.groups import Groups
 from ...client.sweep_views import steps_total
+from ...client.trained import check_name
 from ...lifecycle.queueing import Queueing
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
@@ -24,7 +25,7 @@ from ..http.client import current_name
 from ..http.errors import RESPONSES
 from ..http.hidden import without_paths
 from ..http.strict import StrictRoute
-from . import groups, methods
+from . import groups, methods, named
 from .changes import ChangeDep
 from .fine_tuning import CreateJob, Problem, by_request, checked_options, read_options
 from .first_prompts import FirstPrompt, first_prompt
@@ -165,6 +166,7 @@ def _read_request(body: CreateSweep, state: AppState) -> _SweepRequest:
     given = {name: getattr(body, name) for name in _FIELDS if getattr(body, name)}
     if not given:
         raise SpecError("sweep", "must be given, or else seeds or array, got none")
+    check_name(state.config, body.name)
     values = {**state.config.defaults.get(kind, {}), **options}
     return _SweepRequest(kind, values, given, Queueing(name=body.name, tags=tuple(body.tags)))
 
@@ -251,7 +253,8 @@ async def list_sweeps(state: StateDep, limit: _Limit = 20) -> Any:
 @router.get("/{group_id}", response_model=SweepView)
 async def show_sweep(group_id: str, state: StateDep) -> Any:
     """Show a sweep with the scores of its points."""
-    return await state.in_thread(state.client.groups.sweep, group_id)
+    found = await named.group_id(state, "sweep", group_id)
+    return await state.in_thread(state.client.groups.sweep, found)
 
 
 groups.add_actions(router, "sweep", Groups.sweep_members)

@@ -81,12 +81,12 @@ async def tokenize(
     body: TokenizeRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
     """Return the tokens of a prompt or a chat."""
-    await state.in_thread(state.model_index.check, body.model)
+    model = await state.in_thread(state.model_index.known, body.model)
     reservation: Reservation = request.scope[RESERVATION]
     if reservation.is_large or images_of(body.messages or ()):
-        submission = await state.in_parser_thread(_submission, body, state)
+        submission = await state.in_parser_thread(_submission, body, model, state)
     else:
-        submission = _submission(body, state)
+        submission = _submission(body, model, state)
     body.prompt = body.messages = body.tools = body.chat_template_kwargs = None  # it has them
     await reservation.grow(submission.size)
     job_id, headers = await answers.submit(state, caller, submission)
@@ -110,10 +110,10 @@ async def detokenize(
     body: DetokenizeRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
     """Return the text of token ids."""
-    await state.in_thread(state.model_index.check, body.model)
+    model = await state.in_thread(state.model_index.known, body.model)
     if not body.tokens:
         return JSONResponse({"prompt": ""})
-    options = {"model": body.model, "prompts": orjson.dumps([body.tokens]).decode()}
+    options = {"model": model, "prompts": orjson.dumps([body.tokens]).decode()}
     try:
         submission = Submission(state.parse("infer", {**options, "reply": TOKENS}))
         job_id, headers = await answers.submit(state, caller, submission)
@@ -131,13 +131,13 @@ async def detokenize(
     return JSONResponse({"prompt": result["choices"][0]["text"]}, headers=headers)
 
 
-def _submission(body: TokenizeRequest, state: AppState) -> Submission:
-    """Return the job for a prompt or a chat. Raises SpecError."""
+def _submission(body: TokenizeRequest, model: str, state: AppState) -> Submission:
+    """Return the job for a prompt or a chat on a model. Raises SpecError."""
     given = [name for name in ("prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         got = " and ".join(given) or "neither"
         raise SpecError("prompt", f"must be given, or else messages, got {got}")
-    options: dict[str, Any] = {"model": body.model, "reply": TOKENS}
+    options: dict[str, Any] = {"model": model, "reply": TOKENS}
     found = {}
     if body.messages is None:
         options["prompt"] = body.prompt

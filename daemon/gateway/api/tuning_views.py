@@ -16,6 +16,7 @@ from ...client.client import Client
 from ...lifecycle.statuses import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
+from ..core.models_index import CHECKPOINT
 from ..http.strict import place_after
 from . import result_files
 from .methods import method_of
@@ -153,7 +154,7 @@ def checkpoints_of(client: Client, job_id: str, after: str | None, limit: int) -
         }
         found.append(
             {
-                "id": f"ftckpt-{job_id}-{step}",
+                "id": f"{CHECKPOINT}{job_id}-{step}",
                 "object": "fine_tuning.job.checkpoint",
                 "created_at": int(path.stat().st_mtime),
                 "fine_tuning_job_id": job_id,

@@ -19,6 +19,7 @@ from ..core.sampling import PromptFormat
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES, ApiError
 from ..http.strict import StrictRoute
+from . import named
 from .changes import ChangeDep
 
 router = APIRouter(
@@ -64,8 +65,8 @@ class UnloadedModel(BaseModel):
 @router.get("/{name}", response_model=ModelInputs)
 async def show_model(name: str, state: StateDep) -> Any:
     """Show whether a model takes chats, how many tokens, and what its prompts are put into."""
-    await state.in_thread(state.model_index.check, name)
-    return await state.in_thread(_inputs_of, state, name)
+    found = await state.in_thread(state.model_index.known, named.text_of(name))
+    return await state.in_thread(_inputs_of, state, found)
 
 
 def _inputs_of(state: AppState, name: str) -> ModelInputs:
@@ -87,8 +88,8 @@ async def load_model(body: ModelName, state: StateDep, _: ChangeDep) -> Any:
 
     A model that cannot be loaded is refused: its files do not fit, or there is no memory for it.
     """
-    await state.in_thread(state.model_index.check, body.name)
-    model = await state.in_thread(_config_of, state, body.name)
+    name = await state.in_thread(state.model_index.known, body.name)
+    model = await state.in_thread(_config_of, state, name)
     try:
         return await state.in_model_thread(control.load_model, state.config, model)
     except JobFailed as error:
@@ -106,4 +107,4 @@ def _config_of(state: AppState, name: str) -> ModelConfig:
     home = state.client.home
     configured = {model.name: model for model in state.config.models}
     known = on_demand_models(home) | configured | known_models(home)
-    return known.get(name) or ModelConfig(name=name, path=str(home.runs / name / "model"))
+    return known.get(name) or resolve_model(name, state.config)
