@@ -23,6 +23,7 @@ from ...daemon.lifecycle.statuses import (
 from ...jobs import KINDS
 from ...jobs.errors import SpecError
 from ..shared.app import App, common_options, note
+from ..shared.names import model_names
 from ..view import render
 
 STATUSES = (*EVERY, PAUSED, UNREGISTERED)
@@ -69,6 +70,7 @@ def queue(app: App) -> None:
             render.json_line(job)
         return
     now = client.now()
+    models = model_names(client, (job["model"] for job in jobs))
     labeled = _LABELED if any(map(render.labels, jobs)) else ()
     rows = [
         [
@@ -76,7 +78,7 @@ def queue(app: App) -> None:
             job["id"],
             *(render.labels(job) for _ in labeled),
             job["queue"],
-            job["model"] or render.NOTHING,
+            models[job["model"]],
             render.status(shown(job)),
             render.duration(now - job["created_at"]),
             render.steps(job),
@@ -260,12 +262,13 @@ def _list_jobs(
             render.json_line(job)
         return
     now = client.now()
+    models = model_names(client, (job["model"] for job in found))
     labeled = _LABELED if any(map(render.labels, found)) else ()
     rows = [
         [
             job["id"],
             *(render.labels(job) for _ in labeled),
-            job["model"] or render.NOTHING,
+            models[job["model"]],
             render.status(shown(job)),
             render.steps(job),
             render.clock(job["created_at"]),

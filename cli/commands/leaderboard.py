@@ -7,6 +7,7 @@ from dataclasses import asdict
 from ...jobs.eval.summary import count_words
 from ...jobs.intervals import interval_words
 from ..shared.app import App
+from ..shared.names import model_names
 from ..view import render
 
 
@@ -19,15 +20,17 @@ def show_leaderboard(app: App, dataset: str) -> None:
     """
     from ...daemon.reports.leaderboard import leaderboard as leaderboard_of
 
-    entries = leaderboard_of(app.reader(), dataset)
+    client = app.reader()
+    entries = leaderboard_of(client, dataset)
     if app.as_json:
         for entry in entries:
             render.json_line(asdict(entry))
         return
+    models = model_names(client, (entry.model for entry in entries))
     rows = [
         [
             str(entry.rank),
-            render.one_line(entry.model),
+            render.one_line(models[entry.model]),
             entry.task,
             entry.metric,
             f"{entry.value:.4g}",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ...jobs.errors import NotFound
+from ...jobs.ids import is_job_id
 from ..view import render
 
 if TYPE_CHECKING:
@@ -28,3 +31,20 @@ def names_of(client: Client, ids: Iterable[str]) -> dict[str, str]:
             shown = render.one_line(name)
             names[job_id] = shown if times[name] == 1 else f"{shown} {job_id}"
     return names
+
+
+def model_names(client: Client, models: Iterable[str | None]) -> dict[str | None, str]:
+    """Return the display name of each model: JOB and JOB@STEP by the name of the job."""
+    every = set(models)
+    jobs = {job for model in every if model and is_job_id(job := model.partition("@")[0])}
+    there = []
+    for job_id in jobs:
+        with suppress(NotFound):  # it was removed
+            client.rundir(job_id)
+            there.append(job_id)
+    names = names_of(client, there)
+    shown = {}
+    for model in every:
+        job, at, step = (model or "").partition("@")
+        shown[model] = f"{names.get(job, job)}{at}{step}" or render.NOTHING
+    return shown

@@ -3,6 +3,10 @@
 import pytest
 from breadth import mostly_slow
 
+from warmd.daemon.runs import labels
+from warmd.daemon.runs.labels import Labels
+from warmd.daemon.runs.rundir import RunDir
+
 
 def test_a_job_with_a_name_and_tags_is_found_by_them(desk):
     plain = desk.submit()
@@ -60,6 +64,18 @@ def test_a_name_or_tag_that_no_terminal_should_show_is_refused(desk, option, tex
 def test_a_name_must_not_be_a_job_id(desk):
     done = desk.warmd(*desk.grpo, "--name", "grpo-20261121-184200-x7f2")
     assert done.is_refusal(2)
+
+
+def test_tables_show_a_model_of_a_job_by_its_name(desk):
+    first = desk.train()
+    labels.write(RunDir(desk.home.runs / first), Labels(name="first"))
+    branch = desk.submit_branch("first")
+    assert desk.rows("queue")[0]["model"] == first
+    for command in ("jobs", "queue"):
+        [line] = [one for one in desk.warmd(command).out.splitlines() if branch in one]
+        assert " first " in line
+        assert first not in line
+    desk.warmd("rm", first)
 
 
 def test_notes_are_kept_with_their_time_and_shown(desk):

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./libraries.js";
 import { get } from "./api.js";
-import { nameOf, useNames } from "./names.js";
+import { namesOf, useNames } from "./names.js";
 
 // Their names; null until they are known.
 export function useModelNames() {
@@ -23,10 +23,11 @@ export function useModels() {
 export function ModelSelect({ label, name, names, value, onChange }) {
   useNames(names);
   const shown = value && !names.includes(value) ? [value, ...names] : names;
+  const called = namesOf(shown);
   return html`<label>
     ${label}
     <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${shown.map((one) => html`<option key=${one} value=${one}>${nameOf(one)}</option>`)}
+      ${shown.map((one) => html`<option key=${one} value=${one}>${called.get(one)}</option>`)}
     </select>
   </label>`;
 }

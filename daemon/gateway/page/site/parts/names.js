@@ -24,6 +24,13 @@ export function nameOf(id) {
   return step === undefined ? name : `${name}@${step}`;
 }
 
+// What each of these is called, by id; the id follows a name that several of them have.
+export function namesOf(ids) {
+  const all = ids.map(nameOf);
+  const isTwice = (name) => all.indexOf(name) !== all.lastIndexOf(name);
+  return new Map(ids.map((id, at) => [id, isTwice(all[at]) ? `${all[at]} ${id}` : all[at]]));
+}
+
 // Requests the names of those of these runs and models that are not known yet, and renders again with them.
 export function useNames(ids) {
   const [, setCount] = useState(0);

@@ -7,7 +7,7 @@ import { ActionButtons } from "../parts/buttons.js";
 import { ask } from "../parts/dialog.js";
 import { Eta, GroupLink, Heading, JobLink, Progress, Scroll, Status, Tags, Usage, WaitsFor } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, size, statusOf } from "../parts/format.js";
-import { nameOf } from "../parts/names.js";
+import { nameOf, namesOf, useNames } from "../parts/names.js";
 import { isPending, isRun, pendingJobs, useOverview } from "../parts/overview.js";
 import { useStored } from "../parts/stored.js";
 
@@ -124,6 +124,7 @@ function Groups({ groups }) {
 }
 
 function Models({ models, isReadOnly }) {
+  useNames(models.map((model) => model.name));
   return html`<section aria-labelledby="models">
     <h2 id="models">Warm models</h2>
     ${models.length === 0 && html`<p class="empty">No model is loaded.</p>`}
@@ -133,7 +134,7 @@ function Models({ models, isReadOnly }) {
           <div class="line">
             <strong>${nameOf(model.name)}</strong>
             ${!isReadOnly &&
-            html`<button type="button" class="small" aria-label=${`Unload ${model.name}`} onClick=${() => unload(model)}>
+            html`<button type="button" class="small" aria-label=${`Unload ${nameOf(model.name)}`} onClick=${() => unload(model)}>
               Unload
             </button>`}
           </div>
@@ -151,12 +152,12 @@ function Models({ models, isReadOnly }) {
 
 function unload(model) {
   ask({
-    title: `Unload ${model.name}?`,
+    title: `Unload ${nameOf(model.name)}?`,
     text: "Its memory is freed. Running jobs keep it until they end; its files stay.",
     action: "Unload the model",
     act: async () => {
       await post("/v1/warmd/models/unload", { name: model.name });
-      return `${model.name} unloaded`;
+      return `${nameOf(model.name)} unloaded`;
     },
   });
 }
@@ -168,17 +169,19 @@ function Load({ loaded }) {
     setNames((await get("/v1/models")).data.map((model) => model.id));
   }
   const free = (names ?? []).filter((one) => !loaded.includes(one));
+  useNames(free);
+  const called = namesOf(free);
   function load(event) {
     event.preventDefault();
     const chosen = name || free[0];
     ask({
-      title: `Load ${chosen}?`,
+      title: `Load ${called.get(chosen)}?`,
       text: "It stays in memory, also after a restart of the daemon, until it is unloaded.",
       action: "Load the model",
       act: async () => {
         const model = await (await post("/v1/warmd/models/load", { name: chosen })).json();
         setNames(null);
-        return `${model.name} loaded`;
+        return `${nameOf(model.name)} loaded`;
       },
     });
   }
@@ -190,7 +193,7 @@ function Load({ loaded }) {
     <label class="inline">
       Model
       <select value=${name} onChange=${(event) => setName(event.target.value)}>
-        ${free.map((one) => html`<option key=${one}>${one}</option>`)}
+        ${free.map((one) => html`<option key=${one} value=${one}>${called.get(one)}</option>`)}
       </select>
     </label>
     <button class="small">Load</button>
