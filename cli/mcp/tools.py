@@ -40,6 +40,7 @@ _SHOWN = (
 
 _Tool = Callable[..., Awaitable[str]]
 _Job = Annotated[str, Field(description="The id or the name of a job; -: the latest.")]
+_NewName = Annotated[str | None, Field(description="What the job is called by later.")]
 _Options = Annotated[dict[str, Any], Field(description="Options by name; see `kinds`.")]
 
 
@@ -115,6 +116,7 @@ class Tools:
         options: _Options = {},  # noqa: B006 (pydantic copies it)
         validation: Annotated[str | None, Field(description="A file id.")] = None,
         seed: int | None = None,
+        name: _NewName = None,
         check_only: Annotated[bool, Field(description="Queue nothing; show all options.")] = False,
     ) -> str:
         """Queue a training job; return it at once. A wrong option is named, and nothing is queued.
@@ -127,6 +129,7 @@ class Tools:
             "training_file": data,
             "validation_file": validation,
             "seed": seed,
+            "suffix": name,
             "method": {"type": method, method: {"hyperparameters": options}},
         }
         if check_only:
@@ -146,6 +149,7 @@ class Tools:
             str | None, Field(description="An earlier evaluation on the same questions.")
         ] = None,
         options: Annotated[dict[str, Any], Field(description="Such as samples and seed.")] = {},  # noqa: B006
+        name: _NewName = None,
     ) -> str:
         """Queue an evaluation of a model; return it at once.
 
@@ -153,7 +157,7 @@ class Tools:
         the comparison question by question and its verdict in words.
         """
         given = options if data is None else {**options, "dataset": data}
-        body = {"model": model, "against": against, "options": given}
+        body = {"model": model, "against": against, "options": given, "name": name}
         return _text(_shown(await self._post("/v1/warmd/evaluations", body)))
 
     async def jobs(

@@ -21,14 +21,14 @@ def say(**found):
 
 
 async def experiment(session):
-    async def call(name, **arguments):
+    async def call(tool, /, **arguments):
         async def note(*about):
             progress.append(about)
 
         progress = []
-        done = await session.call_tool(name, arguments, progress_callback=note)
+        done = await session.call_tool(tool, arguments, progress_callback=note)
         (part,) = done.content
-        say(tool=name, is_error=bool(done.is_error), text=part.text, progress=progress)
+        say(tool=tool, is_error=bool(done.is_error), text=part.text, progress=progress)
         return None if done.is_error else json.loads(part.text)
 
     await call("kinds")
@@ -36,17 +36,19 @@ async def experiment(session):
     await call("models")
     file = await call("upload", filename='ru"le\n.jsonl', text=DATA)
     await call("files")
-    base = await call("evaluate", model="tiny", options=EVALUATION)
+    base = await call("evaluate", model="tiny", options=EVALUATION, name="base")
     await call("wait", job=base["id"], timeout_s=60)
     given = {"kind": "grpo", "model": "tiny", "data": file["id"]}
     await call("submit", **given, options={**TRAINING, "samples": 2}, check_only=True)
-    job = await call("submit", **{**given, "data": "arithmetic"}, options=TRAINING, seed=3)
+    job = await call(
+        "submit", **{**given, "data": "arithmetic"}, options=TRAINING, seed=3, name="sums/1"
+    )
     await call("wait", job=job["id"], timeout_s=60)
-    await call("metrics", job=job["id"], names=["reward"])
+    await call("metrics", job="sums/1", names=["reward"])
     await call("samples", job=job["id"], limit=1)
-    second = await call("evaluate", model=job["id"], options=EVALUATION, against=base["id"])
+    second = await call("evaluate", model="sums/1", options=EVALUATION, against="base")
     await call("wait", job=second["id"], timeout_s=60)
-    await call("diff", job=base["id"], other=second["id"])
+    await call("diff", job="base", other="-")
     await call("resume", job=job["id"], changes={"steps": 6})
     await call("wait", job=job["id"], timeout_s=60)
     await call("jobs", kind="grpo", limit=1)
