@@ -167,7 +167,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -
 def test_what_is_no_plain_prompt_is_not_changed(
     daemon: Daemon, chatter: str, options: dict[str, Any]
 ) -> None:
-    spec = spec_class("infer")
+    spec: Any = spec_class("infer")
     stored = daemon.client.jobs.check(spec.parse({"model": chatter, **options}))["spec"]
     assert not spec.parse(stored).prompt_format.get("template")  # a worker reads it so
     assert {**stored, **options, "template": ""} == {**stored, "template": ""}
