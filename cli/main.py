@@ -30,7 +30,7 @@ SECTIONS = {
         "stop": ("control", "Stop the daemon; unfinished jobs resume at the next start."),
         "reload": (
             "reload",
-            "Replace zygote and workers after an upgrade, without interrupting jobs.",
+            "Use upgraded libraries in new processes, without interrupting jobs.",
         ),
         "status": ("control", "Show the daemon, its workers, models and queues."),
         "probe": ("probe", "Check whether the daemon is live or ready, for containers."),
@@ -46,7 +46,10 @@ SECTIONS = {
     "Ask a model": {
         "run": ("run", "Complete PROMPT and stream the text."),
         "chat": ("chat", "Chat with MODEL."),
-        "compare": ("compare", "Compare the answers to PROMPTs before and after a training."),
+        "compare": (
+            "compare",
+            "Compare the answers to PROMPTs before and after a training, or of two models.",
+        ),
         "eval": ("evaluate", "Evaluate MODELs on a data set and compare them."),
     },
     "Keep models loaded": {

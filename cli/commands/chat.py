@@ -100,8 +100,12 @@ def _chosen(app: App, client: Client) -> str:
         return able[0]
     if able:
         raise SpecError("model", f"must be given, one of {', '.join(able)}")
-    load = app.command("load NAME=PATH")
-    raise SpecError("model", f"no trained or loaded model has a chat template: load one: {load}")
+    load, run = app.command("load NAME=PATH"), app.command("run PROMPT")
+    raise SpecError(
+        "model",
+        f"no trained or loaded model has a chat template: load one: {load}, or complete text: "
+        f"{run}",
+    )
 
 
 def _can_chat(client: Client, model: str) -> bool:

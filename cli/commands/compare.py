@@ -1,4 +1,4 @@
-"""`warmd compare JOB PROMPT…`: answers of a model before and after a training."""
+"""`warmd compare`: answers of a model before and after a training, or of two models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import click
 from ...configs.queues import TRAIN
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, SpecError, WarmdError
+from ...jobs.ids import is_job_id
 from ...jobs.models.adapters import base_of, is_adapter
 from ...jobs.spec import path_of
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.job_argument import complete_job
+from ..shared.names import names_of
 from ..shared.spec_options import spec_option
 from ..view import render
 from .watch import EXIT_CODES
@@ -40,12 +42,13 @@ _GAP = 3  # columns of the terminal between the two texts
 
 
 def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
-    """Compare the answers to PROMPTs before and after a training.
+    """Compare the answers to PROMPTs before and after a training, or of two models.
 
     JOB `-` is the latest training, and a sweep its best job. JOB@STEP compares with that
-    checkpoint; instead of JOB an adapter's folder may be given. Both models answer at the same
-    time, with the same seed and precision; a loaded model is not loaded again. Exits with 1 when an
-    answer failed.
+    checkpoint; instead of JOB an adapter's folder may be given. With MODEL, JOB is the first model
+    and MODEL the second one: each is a loaded model, a trained job or JOB@STEP. Both models answer
+    at the same time, with the same seed and precision; a loaded model is not loaded again. Exits
+    with 1 when an answer failed.
     """
     app = click.get_current_context().ensure_object(App)
     values: dict[str, Any] = {
@@ -55,9 +58,11 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     }
     values.setdefault("seed", secrets.randbits(_SEED_BITS))
     client = app.client()
-    models = _of_adapter(app, job) or _before_and_after(client, job)
+    words = prompts
+    models, prompts = _models(app, client, job, words)
     values.setdefault("precision", models[0].precision)
-    values |= _trained_prompt(values, models[1])
+    if prompts == words:  # before and after a training: both are asked as in it
+        values |= _trained_prompt(values, models[1])
     jobs: list[str] = []
     try:
         specs = [
@@ -76,6 +81,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
                 client.jobs.cancel(job_id)
         return EXIT_INTERRUPTED
     names = [model.name for model in models]
+    shown = _shown(client, names)
     pairs = list(zip(prompts, answers[::2], answers[1::2], strict=True))
     for prompt, base, trained in pairs:
         if app.as_json:
@@ -88,7 +94,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
                 }
             )
     if not app.as_json:
-        _print(names, pairs)
+        _print(shown, pairs)
     return max(EXIT_CODES.get(answer["status"], 0) for answer in answers)
 
 
@@ -103,6 +109,45 @@ def _trained_prompt(values: Mapping[str, Any], trained: ModelConfig) -> dict[str
     note(f"{described}; --template as-is leaves them as they are")
     system = {} if prompt.system is None or not prompt.chat_template else {"system": prompt.system}
     return {"template": prompt.template, "chat_template": prompt.chat_template, **system}
+
+
+def _models(
+    app: App, client: Client, job: str, prompts: tuple[str, ...]
+) -> tuple[tuple[ModelConfig, ModelConfig], tuple[str, ...]]:
+    """The two models, and the prompts without the name of the second model.
+
+    The first word after JOB names a model only if a prompt follows it. Raises SpecError for a
+    loaded model that nothing is compared with.
+    """
+    if len(prompts) > 1 and (second := _named(client, prompts[0])) is not None:
+        if job == "-":
+            job = client.find(job, is_training=True)
+        first = _named(client, job)
+        if first is None:
+            raise SpecError("job", f"must be a loaded model or a trained job, got {job!r}")
+        return (first, second), prompts[1:]
+    if job in client.models.names():
+        other = app.command(f"compare {job} MODEL PROMPT")
+        raise SpecError(
+            "job", f"{job!r} is a loaded model; to compare it with another one: {other}"
+        )
+    return _of_adapter(app, job) or _before_and_after(client, job), prompts
+
+
+def _named(client: Client, text: str) -> ModelConfig | None:
+    """The loaded model of this name, or the one that a job has trained; None if there is none."""
+    from ...daemon.client.trained import trained_by
+    from ...daemon.host.warm_set import known_models
+
+    known = {model.name: model for model in client.config.models} | known_models(client.home)
+    return known.get(text) or trained_by(client.config, text)
+
+
+def _shown(client: Client, models: Sequence[str]) -> list[str]:
+    """The names of models for people: of a job's model the job's name, with the step."""
+    ids = {model: model.partition("@")[0] for model in models}
+    names = names_of(client, {job_id for job_id in ids.values() if is_job_id(job_id)})
+    return [names.get(ids[model], ids[model]) + model[len(ids[model]) :] for model in models]
 
 
 def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
@@ -196,7 +241,7 @@ compare = common_options(
         "compare",
         params=[
             click.Argument(["job"], metavar="JOB", shell_complete=complete_job),
-            click.Argument(["prompts"], metavar="PROMPT...", nargs=-1, required=True),
+            click.Argument(["prompts"], metavar="[MODEL] PROMPT...", nargs=-1, required=True),
             *map(spec_option, _options()),
         ],
     )(_compare)

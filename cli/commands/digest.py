@@ -109,6 +109,8 @@ def _words(line: Line) -> list[str]:
             words.append(f"95 % interval {interval} (n {found.n})")
         if found.unscored:
             words.append(f"unscored: {found.unscored} of {found.completions}")
+    elif line.metric is not None and line.value is not None:
+        words.append(f"{line.metric} {render.number(line.value)}")
     if line.error:
         words.append(render.one_line(line.error))
     if line.interruptions:

@@ -188,8 +188,8 @@ def jobs(
 ) -> None:
     """List training jobs and evaluations, or summarize a period.
 
-    The newest job comes first. A sweep is one line; `--tag SWEEP` lists its jobs. Works without a
-    daemon.
+    The newest job comes first. A sweep is one line; `--tag SWEEP` lists its jobs. Evaluations at
+    the gates of curricula are left out; `--kind eval` lists them. Works without a daemon.
     """
     app = ctx.ensure_object(App)
     if since is not None:
@@ -238,6 +238,11 @@ def _list_jobs(
     client = app.reader()
     # With a filter by name or tag, the jobs of a sweep are listed one by one.
     is_grouped = name is None and not tags
+    hidden: list[str] = []
+    if is_grouped:
+        hidden += client.groups.sweep_members()
+        if not kinds and not has_answers:
+            hidden += client.groups.gate_jobs()
     found = client.jobs.all(
         JobFilter(
             statuses=wanted or None,
@@ -245,7 +250,7 @@ def _list_jobs(
             kinds=of_kinds,
             name=name,
             tags=tags,
-            hidden=client.groups.sweep_members() if is_grouped else (),
+            hidden=hidden,
         )
     )
     if is_grouped:

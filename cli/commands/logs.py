@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from ...jobs.errors import NotFound
-from ..shared.app import App, common_options
+from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..view import render
 
@@ -42,7 +42,9 @@ def logs(app: App, job: str | None, follow: bool, lines: int) -> None:
 
     path = Home(app.config().home).log if job is None else _job_log(app, job)
     if not path.is_file() and not follow:
-        raise NotFound(f"log: nothing was written to {path} yet")
+        if job is None:
+            raise NotFound(f"log: nothing was written to {path} yet")
+        note(f"{path.parent.name} has written no log")
     for line in _read(path, lines, follow=follow):
         if app.as_json:
             render.json_line({"line": line})

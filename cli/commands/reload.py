@@ -17,12 +17,13 @@ from ..view.live import ClockLine, has_live_lines
 @common_options
 @click.pass_obj
 def reload(app: App) -> None:
-    """Replace zygote and workers after an upgrade, without interrupting jobs.
+    """Use upgraded libraries in new processes, without interrupting jobs.
 
-    A new zygote starts next to the old one and takes its place when it is ready; if it cannot
-    start, nothing changes. Then the workers are replaced. A worker with a running training job is
-    replaced when that job has ended; until then, waiting training jobs do not start. Supervisor,
-    gateway and Redis are not replaced: that takes `warmd stop` and `warmd start`.
+    A new zygote, the process that holds libraries and models, starts next to the old one and takes
+    its place when it is ready; if it cannot start, nothing changes. Then the workers are replaced.
+    A worker with a running training job is replaced when that job has ended; until then, waiting
+    training jobs do not start. Supervisor, gateway and Redis are not replaced, and the settings are
+    not read again: that takes `warmd stop` and `warmd start`.
     """
     from ...daemon.client import control
 

@@ -72,6 +72,7 @@ class _Request:
     timeout: str | None
     wait: bool
     dry_run: bool
+    measure: bool
     like: str | None = None
     name: str | None = None
     tags: tuple[str, ...] = ()
@@ -87,9 +88,37 @@ class _Request:
     metric: str | None = None
 
 
+_JOB = "Job"  # the heading of what is set most often, which comes first
+
+
+def _job_options() -> list[click.Option]:
+    return [
+        *label_options(_JOB),
+        GroupedOption(
+            ["--wait"],
+            heading=_JOB,
+            is_flag=True,
+            help="Follow the job until it ends. Exit code: 0 finished, 1 failed, 4 stopped.",
+        ),
+        GroupedOption(
+            ["--dry-run"],
+            heading=_JOB,
+            is_flag=True,
+            help="Check all options and estimate time, memory and disk space, here and on other "
+            "hardware, without queueing the job.",
+        ),
+        GroupedOption(
+            ["--measure"],
+            heading=_JOB,
+            is_flag=True,
+            help="With --dry-run: measure the speed of this machine again; the better values are "
+            "kept.",
+        ),
+    ]
+
+
 def _request_options() -> list[click.Option]:
     return [
-        *label_options(),
         GroupedOption(["--front"], is_flag=True, help="Put the job at the front of its queue."),
         GroupedOption(
             ["--after"],
@@ -126,17 +155,6 @@ def _request_options() -> list[click.Option]:
             metavar="DURATION",
             help="Maximum running time; a job that takes longer fails.  [default: none]",
         ),
-        GroupedOption(
-            ["--wait"],
-            is_flag=True,
-            help="Follow the job until it ends. Exit code: 0 finished, 1 failed, 4 stopped.",
-        ),
-        GroupedOption(
-            ["--dry-run"],
-            is_flag=True,
-            help="Check all options and estimate time, memory and disk space, here and on other "
-            "hardware, without queueing the job.",
-        ),
     ]
 
 
@@ -159,7 +177,7 @@ def _kind_command(kind: str) -> click.Command:
         kind,
         cls=GroupedCommand,
         not_supported=spec_class(kind).not_supported,
-        params=[*arguments, *map(spec_option, options.values()), *requests],
+        params=[*arguments, *_job_options(), *map(spec_option, options.values()), *requests],
         help=spec_class(kind).__doc__,
     )(common_options(callback))
 
@@ -174,7 +192,7 @@ def _like_command() -> click.Command:
     return click.command(
         LIKE,
         cls=GroupedCommand,
-        params=[*sweep_options(), *origin_options("grpo"), *_request_options()],
+        params=[*_job_options(), *sweep_options(), *origin_options("grpo"), *_request_options()],
         help="Queue a job with the options and the kind of another job.",
     )(common_options(callback))
 
@@ -207,6 +225,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         retries=request.retries,
         timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
     )
+    if request.measure and not request.dry_run:
+        raise SpecError("measure", "must go with dry_run")
     staged: dict[str, Any] = {n: values.pop(n) for n in ("stages", "gate") if n in values}
     if staged or varied:
         submit_group = submit_curriculum if staged else submit_sweep
@@ -216,7 +236,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         )
     spec = spec_class(kind).parse(values)
     if request.dry_run:
-        return _dry_run(app, client, spec, client.jobs.check(spec, init=init))
+        checked = client.jobs.check(spec, init=init)
+        return _dry_run(app, client, spec, checked, again=request.measure)
     job_id = client.jobs.submit(spec, queueing, init=init)
     if app.as_json:
         render.json_line(client.jobs.get(job_id))
@@ -260,7 +281,7 @@ def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict
     return found
 
 
-def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
+def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any], *, again: bool) -> int:
     """Print the estimate of the job, and the options that are not the defaults."""
     from ...daemon.reports.estimate import estimate
 
@@ -269,6 +290,7 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
         spec,
         checked,
         measure=lambda: note("measuring the speed of this machine, once: takes some seconds"),
+        again=again,
     )
     prompt = client.jobs.first_prompt(spec.kind, checked)
     if app.as_json:

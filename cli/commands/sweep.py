@@ -15,6 +15,7 @@ from ...jobs.intervals import interval_words
 from ..shared.app import App, note
 from ..shared.grouped import GroupedOption
 from ..shared.groups import print_groups
+from ..shared.names import names_of
 from ..view import render
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def show_sweep(app: App, client: Client, sweep_id: str) -> None:
     if app.as_json:
         render.json_line(found)
     else:
-        print_sweep(found)
+        print_sweep(client, found)
 
 
 def list_sweeps(app: App, limit: int) -> None:
@@ -41,7 +42,7 @@ def list_sweeps(app: App, limit: int) -> None:
     print_groups(app, app.reader().groups.sweeps(limit), columns, kind="sweep", hint=_HINT)
 
 
-def print_sweep(found: Mapping[str, Any]) -> None:
+def print_sweep(client: Client, found: Mapping[str, Any]) -> None:
     """Print a sweep for people: its fields, then one row per combination.
 
     A score is the metric on held-out data, or its mean over the last tenth of the training steps.
@@ -80,7 +81,8 @@ def print_sweep(found: Mapping[str, Any]) -> None:
         click.echo(f"best: {values_of(point)}  {found['metric']} {score_of(point)}")
         if point["low"] is None:
             click.echo("one seed for each: differences may be chance (--seeds 3)")
-        click.echo(f"jobs: {' '.join(job['id'] for job in point['jobs'])}")
+        names = names_of(client, [job["id"] for job in point["jobs"]])
+        click.echo(f"jobs: {', '.join(names.values())}")
 
 
 def _row(found: Mapping[str, Any], index: int, point: Mapping[str, Any]) -> list[str]:
@@ -262,5 +264,5 @@ def follow(app: App, client: Client, sweep_id: str) -> int:
             break
         time.sleep(_POLL_S)
     if not app.as_json:
-        print_sweep(found)
+        print_sweep(client, found)
     return {"finished": 0, "failed": 1}.get(str(found["status"]), 4)

@@ -17,16 +17,18 @@ class GroupedOption(click.Option):
         self.heading = heading
 
 
-def label_options() -> list[click.Option]:
+def label_options(heading: str = "Queueing") -> list[click.Option]:
     """The options that name a job, and tag it."""
     return [
         GroupedOption(
             ["--name"],
+            heading=heading,
             metavar="NAME",
             help="Name of the job; commands accept it in place of the id.  [default: none]",
         ),
         GroupedOption(
             ["--tag", "tags"],
+            heading=heading,
             multiple=True,
             metavar="TAG",
             help="Tag of the job; `warmd jobs --tag TAG` lists the jobs that have it. May be "

@@ -41,6 +41,7 @@ OPTION_HABITS = {
     "bs": "batch-size",
     "config-file": "config",
     "data": "dataset",
+    "dataset": "data",
     "dependency": "after",
     "gradient-accumulation-steps": "gradient-accumulation",
     "lr": "learning-rate",

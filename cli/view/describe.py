@@ -136,7 +136,9 @@ def _progress(event: Event) -> str:
     text = f"{event['activity']}: " if event.get("activity") else ""
     if event.get("done") is not None:
         total = f"/{event['total']}" if event.get("total") else ""
-        text += f"{event['done']}{total} {event.get('unit', 'records')}"
+        # The first report of an activity says how much there is; a short one has no other.
+        done = event["total"] if total and event["done"] == 0 else f"{event['done']}{total}"
+        text += f"{done} {event.get('unit', 'records')}"
     return text.removesuffix(": ") or "progress"
 
 
@@ -182,8 +184,13 @@ def _changes(event: Event) -> list[str]:
         if isinstance(value, dict):
             changes += _changes(value)
         elif isinstance(value, list | tuple) and len(value) == 2:
-            changes.append(f"{name} {_number(value[0])} -> {_number(value[1])}")
+            changes.append(f"{name} {_value(value[0])} -> {_value(value[1])}")
     return changes
+
+
+def _value(value: Any) -> str:
+    """The value of an option; None: it is not given."""
+    return "default" if value is None else _number(value)
 
 
 def _number(value: Any) -> str:

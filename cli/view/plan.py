@@ -57,14 +57,22 @@ def _time(found: JobEstimate, seconds: Amount) -> str:
     )
     if seconds.source == "computed":
         return (
-            f"{text}; computed by the floor model from the measured limits of this machine, "
-            "no job like this has run in this home"
+            f"{text}; computed by the floor model from the measured limits of this machine"
+            f"{_measurement(found)}, no job like this has run in this home"
         )
     named = ", ".join(found.jobs[:_NAMED])
     each = render.duration(found.step_s)
     unit = "step" if found.steps is not None else "record"
     data = "" if found.is_same_data else ", which had other data"
     return f"{text}; measured: {each} a {unit}, as in {named}{data}"
+
+
+def _measurement(found: JobEstimate) -> str:
+    """When the speed of this machine was measured, and its load then."""
+    if found.measured_at is None:
+        return ""
+    load = "" if found.load is None else f" at load {render.number(round(found.load, 1))}"
+    return f" (measured {render.moment(found.measured_at)}{load}; again: --measure)"
 
 
 def _limited(found: JobEstimate, limit_s: float) -> str:

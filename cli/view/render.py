@@ -98,8 +98,10 @@ def model(name: str) -> str:
 
 
 def labels(job: Mapping[str, Any]) -> str:
-    """The name of a job and its tags, each with a #."""
-    words = [job.get("name"), *(f"#{tag}" for tag in job.get("tags") or ())]
+    """The name of a job and its tags, each with a #; without the id of its group, which is one."""
+    groups = (job.get("sweep"), job.get("curriculum"))
+    tags = (tag for tag in job.get("tags") or () if tag not in groups)
+    words = [job.get("name"), *(f"#{tag}" for tag in tags)]
     return " ".join(one_line(word) for word in words if word)
 
 

@@ -135,6 +135,19 @@ class Groups:
                 found += [member.id for member in self._sweep(one)[2].members]
         return found
 
+    def gate_jobs(self) -> list[str]:
+        """Return the ids of the evaluations at the gates of all curricula."""
+        from ..groups.curriculum import CurriculumFolder
+
+        found: list[str] = []
+        for curriculum_id in group_ids(self._client.home, CURRICULUM):
+            with suppress(Conflict, NotFound):  # it cannot be read, or was removed just now
+                state = CurriculumFolder.open(self._client.home, curriculum_id).state()
+                for attempt in state.attempts:
+                    for one in attempt.rounds:
+                        found += [one.before, one.after]
+        return found
+
     def _sweep(self, sweep_id: str) -> tuple[SweepFolder, Sweep, State]:
         from ..groups.sweep import SweepFolder
 

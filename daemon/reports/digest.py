@@ -54,6 +54,8 @@ class Line:
     interruptions: int  # since the start of the span
     lost_s: float  # time they cost: from the last step before each to the next new one
     evaluation: Evaluation | None
+    metric: str | None = None  # of the latest step: the reward, else the loss
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ def _groups(client: Client, ids: Set[str]) -> Iterator[Group]:
 def _line(client: Client, job: Mapping[str, Any], since: float) -> Line:
     found = list(events.read(RunDir(client.home.runs / job["id"]).events))
     interruptions, lost_s = lost_time(found, since)
+    metric, value = _trained(found)
     eta_s = job["eta_s"]
     return Line(
         id=job["id"],
@@ -157,7 +160,19 @@ def _line(client: Client, job: Mapping[str, Any], since: float) -> Line:
         interruptions=interruptions,
         lost_s=round(lost_s, 3),
         evaluation=evaluation_of(found),
+        metric=metric,
+        value=value,
     )
+
+
+def _trained(found: Iterable[Mapping[str, Any]]) -> tuple[str | None, float | None]:
+    """Return the name and the value of the main metric of a job's latest step, if it has one."""
+    latest: Mapping[str, Any] = {}
+    for event in found:
+        if event["type"] == "step":
+            latest = event
+    name = next((name for name in _TRAINED_BY if _is_number(latest.get(name))), None)
+    return name, None if name is None else float(latest[name])
 
 
 def lost_time(found: Iterable[Mapping[str, Any]], since: float) -> tuple[int, float]:
@@ -203,6 +218,7 @@ def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
     return Evaluation(metric, before, value, low, high, n, *left_out)
 
 
+_TRAINED_BY = ("reward", "loss")
 _METRICS = ("reward", "accuracy", "strict", "loss", "mlm_loss", "bits_per_byte")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -65,6 +66,8 @@ class _Speed:
     device: str
     flops: float
     bytes_s: float
+    measured_at: float | None = None  # None: measured by an earlier version
+    load: float | None = None  # of the machine, over the minute before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,8 @@ class JobEstimate:
     time_limit_s: float | None = None  # of the running time, which decides the steps
     jobs: tuple[str, ...] = ()  # the similar jobs that were measured
     is_same_data: bool = True  # whether these had the same data set and lengths
+    measured_at: float | None = None  # when the speed of this machine was measured, and its load
+    load: float | None = None
     peak_bytes: Amount | None = None
     disk_bytes: Amount | None = None
     disk_free_bytes: int | None = None
@@ -126,11 +131,13 @@ def estimate(
     document: Mapping[str, Any],
     *,
     measure: Callable[[], None] | None = None,
+    again: bool = False,
 ) -> JobEstimate:
     """Estimate a checked job; `document` is what `check` returned.
 
     `measure` is called before this machine is measured, which takes some seconds, once per
-    machine and home; None: it is not measured. Raises SpecError and JobFailed.
+    machine and home; None: it is not measured. `again`: measure it once more and keep the better
+    values. Raises SpecError and JobFailed.
     """
     located = spec.parse(document["spec"])
     count = _units(located)
@@ -144,14 +151,17 @@ def estimate(
         time_limit_s=getattr(located, "time_limit_s", None),
         disk_free_bytes=client.home.free_bytes(),
     )
-    limits = None
-    if size is not None and work is not None:
-        limits = _limits(client, measure if not runs else None)
+    speed = None
+    if again or (size is not None and work is not None):
+        speed = _speed(client, measure if again or not runs else None, again=again)
+    limits = None if speed is None else _limits(speed)
     if runs:
         found = _measured(found, runs, count)
     elif limits is not None and size is not None and work is not None and found.steps:
         seconds = _computed(work, size, limits, found.steps, _SHARE)
         found = replace(found, seconds=seconds, step_s=seconds.value / found.steps)
+        if speed is not None:
+            found = replace(found, measured_at=speed.measured_at, load=speed.load)
     if size is not None and work is not None and (found.steps or found.time_limit_s):
         low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
         if found.peak_bytes is None:
@@ -203,24 +213,32 @@ def _run(rundir: RunDir, spec: Mapping[str, Any], other: Mapping[str, Any]) -> _
     )
 
 
-def _limits(client: Client, measure: Callable[[], None] | None) -> Limits | None:
-    """The measured limits of this machine; None if they are not known and not measured."""
+def _speed(client: Client, measure: Callable[[], None] | None, *, again: bool) -> _Speed | None:
+    """The measured speed of this machine; None if it is not known and not measured."""
     path = client.home.machine_limits
-    found = records.read(path, _Speed)
-    if found is None:
-        if measure is None:
-            return None
-        measure()
-        device = next((w.device for w in client.config.workers if w.queue == "train"), "auto")
-        found = records.convert(rows.limits(device), _Speed)
-        client.home.create()
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(path, orjson.dumps(found))
+    before = records.read(path, _Speed)
+    if measure is None or (before is not None and not again):
+        return before
+    measure()
+    load = os.getloadavg()[0]
+    device = next((w.device for w in client.config.workers if w.queue == "train"), "auto")
+    found = records.convert(rows.limits(device), _Speed)
+    found = replace(found, measured_at=time.time(), load=load)
+    if before is not None and before.device == found.device:  # other work only slows it down
+        flops, bytes_s = max(found.flops, before.flops), max(found.bytes_s, before.bytes_s)
+        found = replace(found, flops=flops, bytes_s=bytes_s)
+    client.home.create()
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_atomic(path, orjson.dumps(found))
+    return found
+
+
+def _limits(speed: _Speed) -> Limits:
     return Limits(
-        flops=found.flops,
-        bytes_s=found.bytes_s,
+        flops=speed.flops,
+        bytes_s=speed.bytes_s,
         memory_bytes=memory_bytes(),
-        layer_s=_HOST_LAYER_S if found.device == "cpu" else _GPU_LAYER_S,
+        layer_s=_HOST_LAYER_S if speed.device == "cpu" else _GPU_LAYER_S,
     )
 
 

@@ -84,6 +84,20 @@ def test_table_shows_both_side_by_side(daemon, trained):
     assert names.split() == ["tiny", trained]
 
 
+def test_two_models_are_compared_by_name(daemon, trained):
+    done = compare(daemon, "--json", trained, "tiny", "1+1=")
+    (row,) = done.objects
+    assert (row["base"]["model"], row["trained"]["model"]) == (trained, "tiny")
+    alone = compare(daemon, "tiny", "1+1=")
+    assert alone.is_refusal(2)
+    assert "warmd compare tiny MODEL PROMPT" in alone.err
+
+
+def test_a_prompt_alone_is_no_model(daemon, trained):
+    (row,) = compare(daemon, "--json", trained, "tiny").objects
+    assert (row["prompt"], row["trained"]["model"]) == ("tiny", trained)
+
+
 def test_compare_refuses_a_job_without_training(daemon, trained):
     (row,) = compare(daemon, "--json", trained, "1+1=").objects
     assert compare(daemon, row["base"]["job"], "1+1=").is_refusal(2)

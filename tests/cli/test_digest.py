@@ -50,6 +50,22 @@ def test_the_interval_of_an_evaluation_is_its_own(desk):
     )
 
 
+def test_a_job_that_has_written_no_log_is_no_wrong_usage(desk):
+    job_id = desk.submit()
+    done = desk.warmd("logs", job_id)
+    assert (done.code, done.out) == (0, "")
+    assert f"{job_id} has written no log" in done.err
+
+
+def test_a_training_without_an_evaluation_has_the_metric_of_its_last_step(desk):
+    desk.submit()
+    run = desk.begin()
+    run.step(1)
+    run.log.emit("step", step=2, steps_total=4, loss=0.25)
+    run.finish({})
+    assert "step 2/4  loss 0.25" in desk.warmd("jobs", "--since", "12h").out
+
+
 def test_completions_without_a_score_are_counted(desk):
     desk.submit()
     run = desk.begin()

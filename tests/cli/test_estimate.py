@@ -4,6 +4,7 @@ import orjson
 import pytest
 from shell import warmd
 
+from warmd.cli.view.render import moment
 from warmd.configs.config import load
 from warmd.daemon.host.home import Home
 from warmd.jobs.bench.floor import HARDWARE, Limits, ModelSize, StepWork, step_work
@@ -115,4 +116,16 @@ def test_a_machine_is_measured_once_with_a_note(tmp_path):
     assert again.err == ""
     stored = load(home=tmp_path / "home", environ={}).home
     [path] = (stored / "cache").glob("limits-*.json")
-    assert orjson.loads(path.read_bytes())["flops"] > 1e6
+    speed = orjson.loads(path.read_bytes())
+    assert speed["flops"] > 1e6
+    assert f"(measured {moment(speed['measured_at'])} at load " in done.out
+    path.write_bytes(orjson.dumps({**speed, "flops": 1e18}))
+    later = warmd(*words, "--measure", home=tmp_path / "home")
+    assert "measuring the speed of this machine" in later.err
+    kept = orjson.loads(path.read_bytes())
+    assert kept["flops"] == 1e18
+    assert kept["measured_at"] > speed["measured_at"]
+
+
+def test_measure_goes_with_dry_run_only(home):
+    assert warmd("submit", "grpo", "--measure", home=home.path).is_refusal(2)

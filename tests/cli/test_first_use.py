@@ -307,6 +307,8 @@ def test_the_live_line_names_the_activity_before_the_steps_and_its_duration():
     assert describe(event("progress", 0.0, done=367, **fields)).endswith(
         "tokenizing: 367/734 files"
     )
+    begun = describe(event("progress", 0.0, done=0, **fields))
+    assert begun.endswith("tokenizing: 734 files")
     progress.update(event("begin", 9.0, steps_total=80))
     assert progress.line(9.0, 80).endswith("0/80  starting")
 

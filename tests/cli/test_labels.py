@@ -32,6 +32,14 @@ def test_tables_of_jobs_without_labels_have_no_column_for_them(desk):
     assert "NAME" not in desk.warmd("jobs").out + desk.warmd("queue").out
 
 
+def test_the_id_of_a_group_is_no_label_of_its_jobs(desk):
+    done = desk.warmd(*desk.grpo, "--name", "rates", "--sweep", "learning_rate=1e-5,1e-4")
+    sweep_id = done.out.split()[0]
+    out = desk.warmd("jobs", "--tag", sweep_id).out
+    assert "rates/1" in out
+    assert f"#{sweep_id}" not in out
+
+
 def test_jobs_are_filtered_by_labels_while_no_daemon_runs(desk):
     desk.submit()
     one = desk.submit("--tag", "sweep")

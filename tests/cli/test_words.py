@@ -307,7 +307,7 @@ def test_micro_steps_are_shown_if_a_step_has_several():
         (
             "revised",
             {"options": {"save_every": ["25", "10m"], "keep_best": [None, "loss"]}},
-            "revised: save_every 25 -> 10m; keep_best None -> loss",
+            "revised: save_every 25 -> 10m; keep_best default -> loss",
         ),
         ("extended", {"steps": [40, 80]}, "extended: steps 40 -> 80"),
         (

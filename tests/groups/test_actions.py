@@ -13,7 +13,7 @@ from desks import Desk
 from waiting import wait_until
 
 from warmd.daemon.groups import actions
-from warmd.daemon.groups.curriculum import CONTINUE, Attempt, CurriculumFolder
+from warmd.daemon.groups.curriculum import CONTINUE, Attempt, CurriculumFolder, Round
 from warmd.daemon.groups.folder import CANCELED, PAUSED, clean
 from warmd.jobs.ids import fresh_id
 
@@ -49,6 +49,17 @@ def test_a_stage_that_begins_while_a_curriculum_is_steered_is_not_forgotten(fold
     thread.join()
     assert folder.state().attempts[-1] == second
     assert folder.state().phase == phase
+
+
+def test_evaluations_at_gates_are_no_lines_of_the_list_of_jobs(folder, desk):
+    gate = desk.warmd("submit", "eval", "--model", desk.grpo[3], "--samples", "4").out.strip()
+    other = desk.warmd("submit", "eval", "--model", desk.grpo[3], "--samples", "4").out.strip()
+    [first] = folder.state().attempts
+    folder.update(attempts=[replace(first, rounds=[Round(4, gate, gate)])])
+    listed = [job["id"] for job in desk.rows("jobs")]
+    assert other in listed
+    assert gate not in listed
+    assert gate in [job["id"] for job in desk.rows("jobs", "--kind", "eval")]
 
 
 def test_what_killed_submissions_and_removals_have_left_is_removed(folder, desk):

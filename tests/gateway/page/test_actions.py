@@ -76,6 +76,7 @@ def test_two_models_complete_one_prompt(page, jobs_of_all_states):
 
 def test_a_model_is_unloaded_and_loaded(page, daemon):
     browser = page.open()
+    browser.wait_for("no chat template")
     browser.press("Unload tiny")
     browser.press("Unload the model")
     names = "[...document.querySelectorAll('li strong')].map((name) => name.innerText)"

@@ -46,7 +46,7 @@ function facts(fields) {
   for (const [name, value] of Object.entries(fields)) {
     if (ENVELOPE.includes(name)) continue;
     if (name === "changes" && value) {
-      for (const [option, [before, after]] of Object.entries(value)) found.push(`${option} ${before} → ${after}`);
+      for (const [option, [before, after]] of Object.entries(value)) found.push(`${option} ${before ?? "default"} → ${after ?? "default"}`);
     } else if (typeof value === "number") found.push(amount(name, value));
     else if (typeof value === "boolean" || (typeof value === "string" && value)) found.push(`${name.replaceAll("_", " ")} ${value}`);
   }

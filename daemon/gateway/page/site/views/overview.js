@@ -7,6 +7,7 @@ import { ActionButtons } from "../parts/buttons.js";
 import { ask } from "../parts/dialog.js";
 import { Eta, GroupLink, Heading, JobLink, Progress, Scroll, Status, Tags, Usage, WaitsFor } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, size, statusOf } from "../parts/format.js";
+import { useModelInputs } from "../parts/models.js";
 import { nameOf, namesOf, useNames } from "../parts/names.js";
 import { isPending, isRun, pendingJobs, useOverview } from "../parts/overview.js";
 import { useStored } from "../parts/stored.js";
@@ -129,25 +130,30 @@ function Models({ models, isReadOnly }) {
     <h2 id="models">Warm models</h2>
     ${models.length === 0 && html`<p class="empty">No model is loaded.</p>`}
     <ul class="cards">
-      ${models.map(
-        (model) => html`<li key=${model.name}>
-          <div class="line">
-            <strong>${nameOf(model.name)}</strong>
-            ${!isReadOnly &&
-            html`<button type="button" class="small" aria-label=${`Unload ${nameOf(model.name)}`} onClick=${() => unload(model)}>
-              Unload
-            </button>`}
-          </div>
-          <div class="line quiet">
-            <span>${size(model.bytes)}</span><span>${number(model.parameters)} parameters</span>
-            <span>${model.precision}</span><span>loaded ${clock(model.loaded_at)}</span>
-          </div>
-          <div class="quiet digest" title=${`digest of its weights: ${model.weights}`}>${model.path}</div>
-        </li>`,
-      )}
+      ${models.map((model) => html`<${Model} key=${model.name} model=${model} isReadOnly=${isReadOnly} />`)}
     </ul>
     ${!isReadOnly && html`<${Load} loaded=${models.map((model) => model.name)} />`}
   </section>`;
+}
+
+function Model({ model, isReadOnly }) {
+  const inputs = useModelInputs(model.name); // null: not known yet, or a model that takes no text
+  return html`<li>
+    <div class="line">
+      <strong>${nameOf(model.name)}</strong>
+      ${!isReadOnly &&
+      html`<button type="button" class="small" aria-label=${`Unload ${nameOf(model.name)}`} onClick=${() => unload(model)}>
+        Unload
+      </button>`}
+    </div>
+    <div class="line quiet">
+      <span>${size(model.bytes)}</span><span>${number(model.parameters)} parameters</span>
+      <span>${model.precision}</span><span>loaded ${clock(model.loaded_at)}</span>
+      ${inputs && html`<span>${inputs.has_chat_template ? "chat template" : "no chat template"}</span>`}
+      ${inputs?.context_length && html`<span>${number(inputs.context_length)} positions</span>`}
+    </div>
+    <div class="quiet digest" title=${`digest of its weights: ${model.weights}`}>${model.path}</div>
+  </li>`;
 }
 
 function unload(model) {
