@@ -180,6 +180,9 @@ def test_failed_trainings_need_attention_until_they_are_dismissed_and_requests_d
     request = daemon.client.jobs.all(JobFilter(kinds=["infer"], limit=1))[0]["id"]
     assert {daemon.wait(job_id)["status"] for job_id in (failed, request)} == {"failed"}
     (daemon.folder / "broken").unlink()
+    short = {"model": "tiny", "prompt": "1", "max_tokens": 1}
+    for _ in range(21):  # one more than the jobs that the overview's stream follows
+        assert httpx.post(f"{page.url}/v1/completions", json=short, timeout=60).status_code == 200
     browser = page.open()
     notes = "document.querySelector('.attention')?.innerText ?? ''"
     browser.wait(f"({notes}).includes(arguments[0])", failed)

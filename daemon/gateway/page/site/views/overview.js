@@ -52,11 +52,12 @@ function Attention({ overview, failed }) {
   const [dismissed, setDismissed] = useStored("dismissed", []);
   const notes = new Map(); // what a note is about, which is dismissed with it -> the note
   const jobs = new Map(failed.map((job) => [job.id, job]));
+  const runs = new Set(jobs.keys()); // they have no queue, by which those of the stream are known as runs
   for (const [id, job] of overview.jobs) jobs.set(id, job);
-  for (const job of jobs.values()) {
-    if (overview.gone.has(job.id)) continue;
+  for (const [id, job] of jobs) {
+    if (overview.gone.has(id)) continue;
     const link = html`<${JobLink} id=${job.id} name=${job.name} />`;
-    if (job.status === "failed" && isRun(job) && job.ended_at > now() - RECENT_S) {
+    if (job.status === "failed" && (runs.has(id) || isRun(job)) && job.ended_at > now() - RECENT_S) {
       notes.set(`${job.id} ${job.ended_at}`, html`${link} failed: ${job.error}`);
     } else if (isPending(job) && job.alert) {
       notes.set(`${job.id} ${job.alert}`, html`${link}: ${job.alert}`);
