@@ -311,8 +311,10 @@ def _refuse_others(ctx: click.Context, what: str, fitting: Collection[str]) -> N
 
 
 def took_s(job: dict[str, Any], now: float) -> float | None:
-    """How long a job has run, or ran; None before its start."""
+    """How long a job has run in all its executions, or ran; None before its start."""
     if job["started_at"] is None:
         return None
-    took: float = (job["ended_at"] or now) - job["started_at"]
-    return took
+    earlier: float = job["earlier_s"]
+    if job["ended_at"] is None and job["status"] != "started":  # it waits
+        return earlier
+    return earlier + (job["ended_at"] or now) - float(job["started_at"])

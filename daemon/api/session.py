@@ -16,6 +16,7 @@ from ...configs.labels import read_labels
 from ...configs.values import ConfigError
 from ...jobs import spec_class
 from ...jobs.errors import JobFailed, SpecError
+from ..client import control
 from ..client.client import Client
 from ..lifecycle.queueing import Queueing
 from ..lifecycle.statuses import PAUSABLE, PAUSED, shown
@@ -304,6 +305,22 @@ class Session:
                 self._client.jobs.cancel_if_pending(job.id)
         if job.status != "finished":
             job.result()  # raises the reason
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the loaded models, as `warmd models --json` has them."""
+        return control.models(self._client.config)
+
+    def load(self, model: str, *, once: bool = False) -> dict[str, Any]:
+        """Load a model, `[NAME=]PATH`, JOB or a hub id, and return it; later starts load it, too.
+
+        `once`: later starts do not. Raises SpecError, and Unavailable where no daemon runs.
+        """
+        config = self._client.config
+        return control.load_model(config, control.named_model(config, model), is_kept=not once)
+
+    def unload(self, name: str) -> None:
+        """Unload a model. Jobs that run with it keep it until they end."""
+        control.unload_model(self._client.config, name)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

@@ -6,6 +6,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ...configs.labels import OWN_NEEDS
@@ -21,6 +23,7 @@ from ..runs import events, labels
 from ..runs.estimate import Estimate
 from ..runs.labels import Labels
 from ..runs.rundir import RunDir
+from ..runs.running_time import running_s
 from .places import Places
 from .statuses import UNREGISTERED
 
@@ -111,6 +114,7 @@ class JobView:
     enqueued_at: float | None
     started_at: float | None
     ended_at: float | None
+    earlier_s: float  # running time of executions before the one that `started_at` is of
     scheduled_at: float | None
     position: int | None
     after: list[str]
@@ -280,6 +284,7 @@ def _view(rundir: RunDir, facts: _Facts, recent: list[dict[str, Any]], *, now: f
         enqueued_at=facts.enqueued_at,
         started_at=facts.started_at,
         ended_at=facts.ended_at,
+        earlier_s=_earlier_s(rundir, facts),
         scheduled_at=facts.due,
         position=facts.position,
         after=list(facts.after),
@@ -293,6 +298,18 @@ def _view(rundir: RunDir, facts: _Facts, recent: list[dict[str, Any]], *, now: f
         retries_left=notes.retries_left,
         waits_for=notes.waits_for if status == "started" else None,
     )
+
+
+def _earlier_s(rundir: RunDir, facts: _Facts) -> float:
+    """Return the running time of executions before the current one, or of all of a waiting job."""
+    is_waiting = facts.status != "started" and facts.ended_at is None
+    before = facts.notes.executions + is_waiting
+    return 0.0 if before <= 1 else _running_s(rundir.events, before)
+
+
+@lru_cache(maxsize=10_000)  # what has ended stays as it is
+def _running_s(path: Path, before: int) -> float:
+    return round(running_s(events.read(path), before=before), 3)
 
 
 def _alert(recent: list[dict[str, Any]], execution: int) -> str | None:

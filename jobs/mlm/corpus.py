@@ -286,7 +286,7 @@ def check_sources(option: str, data: Path) -> None:
     if not data.is_dir() or not sources_in(option, data).files:
         raise SpecError(
             option,
-            f"must be a folder of Python sources (the objective mlm takes text), got {str(data)!r}",
+            f"must be a folder of Python sources, got {str(data)!r}; for text: --objective mlm",
         )
 
 

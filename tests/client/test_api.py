@@ -173,6 +173,18 @@ def test_complete_gives_the_text_as_a_whole_or_in_pieces(shared_daemon):
             session.complete("1", n=2)
 
 
+@pytest.mark.slow
+def test_models_are_loaded_listed_and_unloaded(shared_daemon, tiny_model):
+    with warmd.connect(shared_daemon.home.path) as session:
+        loaded = session.load(f"another={tiny_model}", once=True)
+        assert loaded["name"] == "another"
+        assert {"another", "tiny"} <= {model["name"] for model in session.models()}
+        session.unload("another")
+        assert "another" not in {model["name"] for model in session.models()}
+        with pytest.raises(warmd.NotFound, match="must be a model folder"):
+            session.load("nowhere=./no/such/folder")
+
+
 def test_leaving_a_stream_cancels_its_job(shared_daemon):
     with warmd.connect(shared_daemon.home.path) as session:
         pieces = session.complete("1 and", stream=True, model="tiny", max_tokens=50)

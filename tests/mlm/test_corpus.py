@@ -341,7 +341,7 @@ def test_no_name_of_a_held_out_file_is_trained_on(tmp_path, sources):
 
 
 def test_a_folder_without_sources_is_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"^data: must be a folder of Python sources \(the"):
+    with pytest.raises(SpecError, match=r"^data: must be a folder of Python sources, got"):
         corpus.check_sources("data", tmp_path)
 
 

@@ -67,6 +67,7 @@ class RunView(BaseModel):
     created_at: float | None
     started_at: float | None
     ended_at: float | None
+    earlier_s: float
     eta_s: float | None
     options: dict[str, Any]
     metrics: dict[str, RunMetric]

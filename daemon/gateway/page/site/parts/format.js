@@ -48,6 +48,13 @@ export function percent(part, whole) {
   return whole ? `${Math.round((100 * part) / whole)} %` : NOTHING;
 }
 
+// The running time of a job in all its executions, in seconds; null before the first.
+export function tookOf(job) {
+  if (!job.started_at) return null;
+  const isWaiting = !job.ended_at && job.status !== "started" && job.status !== "running";
+  return job.earlier_s + (isWaiting ? 0 : (job.ended_at ?? now()) - job.started_at);
+}
+
 export function now() {
   return Date.now() / 1000;
 }

@@ -2,7 +2,7 @@
 
 import { html } from "./libraries.js";
 import { GroupLink, Progress, Status, Tags, tagsOf } from "./elements.js";
-import { clock, duration, NOTHING, now, number, optionText, progressOf, statusOf } from "./format.js";
+import { clock, duration, NOTHING, number, optionText, progressOf, statusOf, tookOf } from "./format.js";
 import { differing, optionOf } from "./run_list.js";
 
 const MOST_OPTIONS = 4; // that are shown without a choice
@@ -17,15 +17,11 @@ const FIXED = [
   { key: "tags", title: "Tags", value: (run) => tagsOf(run).join(" ") || null, cell: (run) => html`<${Tags} job=${run} />` },
   { key: "sweep", title: "Sweep", value: (run) => run.sweep ?? run.curriculum, cell: (run) => html`<${GroupLink} id=${run.sweep ?? run.curriculum} />` },
   { key: "steps", title: "Steps", isNumber: true, value: (run) => progressOf(run)?.[0] ?? null },
-  { key: "took", title: "Took", isNumber: true, value: took, text: duration },
+  { key: "took", title: "Took", isNumber: true, value: tookOf, text: duration },
   { key: "created", title: "Created", isNumber: true, value: (run) => run.created_at, text: clock },
   { key: "user", title: "By", value: (run) => run.submitted_by },
   { key: "error", title: "Error", value: (run) => run.error },
 ];
-
-function took(run) {
-  return run.started_at ? (run.ended_at ?? now()) - run.started_at : null;
-}
 
 // The columns that there are for these runs, by key: fixed ones, options, and metrics.
 export function columnsOf(runs, defaults) {

@@ -2,7 +2,7 @@
 
 import { html } from "./libraries.js";
 import { get } from "./api.js";
-import { duration, now, number } from "./format.js";
+import { duration, number, tookOf } from "./format.js";
 import { wordsOf } from "./metric_words.js";
 import { isPending } from "./overview.js";
 import { Term } from "./term.js";
@@ -89,7 +89,7 @@ function Training({ job }) {
 function Time({ job }) {
   if (!job.started_at) return null;
   return html`<${Tile} word=${isPending(job) ? "running for" : "took"}>
-    <strong>${duration((job.ended_at ?? now()) - job.started_at)}</strong>
+    <strong>${duration(tookOf(job))}</strong>
     <small>
       ${job.seconds_per_step && `${duration(job.seconds_per_step)} per step`}
       ${job.execution > 1 && `, ${job.execution} executions`}

@@ -9,6 +9,7 @@ import { Copy, Heading } from "../parts/elements.js";
 import { clock, number } from "../parts/format.js";
 import { generate, throughput } from "../parts/generate.js";
 import { ModelSelect, NoModels, useModelInputs, useModelNames } from "../parts/models.js";
+import { nameOf, namesOf, useNames } from "../parts/names.js";
 
 const NEAR_PX = 120; // from the end of the page: then new text is followed
 const EMPTY = { content: "", reasoning: "", calls: [] };
@@ -241,11 +242,13 @@ function useFollowed({ id, turns }, live) {
 }
 
 function SecondModel({ names, value, onChange }) {
+  useNames(names);
+  const called = namesOf(names);
   return html`<label>
     Second model
     <select name="second" value=${value} onChange=${(event) => onChange(event.target.value)}>
       <option value="">none</option>
-      ${names.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}
+      ${names.map((one, at) => html`<option key=${one} value=${one}>${called[at]}</option>`)}
     </select>
   </label>`;
 }
@@ -321,8 +324,8 @@ function Text({ turn, isLast, live, isBusy, models, onRegenerate, onEdit }) {
     ${turn.columns.map((steps, column) => {
       const step = live[column] ?? steps.at(-1) ?? { ...EMPTY, model: "" };
       const canChange = isLast && !isBusy;
-      return html`<article class="text-step card" key=${column} aria-label=${`Completion of ${step.model}`}>
-        <h2>${step.model}</h2>
+      return html`<article class="text-step card" key=${column} aria-label=${`Completion of ${nameOf(step.model)}`}>
+        <h2>${nameOf(step.model)}</h2>
         <pre><span class="given">${turn.user}</span>${step.content}${live[column] && " …"}</pre>
         ${!step.content && !live[column] && !step.error && html`<p class="quiet">(empty: the model ended at once)</p>`}
         ${step.error && html`<p class="problem" role="alert">${step.error}</p>`}

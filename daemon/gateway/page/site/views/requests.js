@@ -5,7 +5,7 @@ import { actionsOf } from "../parts/actions.js";
 import { get } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
 import { Eta, Heading, JobLink, Problem, Progress, Scroll, Status, Tags, WaitsFor } from "../parts/elements.js";
-import { clock, duration, NOTHING, now } from "../parts/format.js";
+import { clock, duration, NOTHING, tookOf } from "../parts/format.js";
 import { useLoaded } from "../parts/loaded.js";
 import { useOverview } from "../parts/overview.js";
 
@@ -123,7 +123,7 @@ function Table({ jobs, isReadOnly }) {
             <td>${job.model ?? NOTHING}</td>
             <td><${Progress} job=${job} /> <${Eta} job=${job} /></td>
             <td>${clock(job.created_at)}</td>
-            <td>${took(job)}</td>
+            <td>${job.started_at ? duration(tookOf(job)) : NOTHING}</td>
             ${!isReadOnly && html`<td><${ActionButtons} id=${job.id} actions=${actionsOf(job)} /></td>`}
           </tr>`,
         )}
@@ -132,6 +132,3 @@ function Table({ jobs, isReadOnly }) {
   <//>`;
 }
 
-function took(job) {
-  return job.started_at ? duration((job.ended_at ?? now()) - job.started_at) : NOTHING;
-}
