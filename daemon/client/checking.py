@@ -84,8 +84,10 @@ def _as_trained(
 ) -> Spec:
     """Return the spec with the prompt that its model was trained with, and tell so."""
     found = spec.as_trained(settings)
+    if on_note is None:
+        return found
     before, after = (TrainedPrompt.of(one.to_json()) for one in (spec, found))
-    if on_note is not None and after is not None and after != before:
+    if after is not None and after != before:
         on_note(
             f"prompts as in the model's training: {after.description}; --template as-is leaves "
             "them as they are"

@@ -8,13 +8,19 @@ AS_IT_IS = "{question}"  # the template that changes nothing
 # The default of earlier versions, for stored jobs: see Spec.of_stored.
 MATH = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 NAMED = {"as-is": AS_IT_IS, "math": MATH, "qa": "Question: {question}\nAnswer:"}
+MOST_QUESTIONS = 16  # occurrences of {question}: each is a copy of the prompt in memory
 AS_TRAINED = "as-trained"  # that of the model's training, of options that are not resolved yet
 HELP = f"its text with {{question}}, or a name ({', '.join(NAMED)})"
 
 
 def check(template: str) -> None:
-    """Raise SpecError if a template has no place for the question."""
-    if "{question}" not in template:
+    """Raise SpecError if a template has no place for the question, or too many."""
+    questions = template.count("{question}")
+    if questions > MOST_QUESTIONS:
+        raise SpecError(
+            "template", f"must have {{question}} at most {MOST_QUESTIONS} times, got {questions}"
+        )
+    if not questions:
         names = ", ".join(NAMED)
         raise SpecError(
             "template", f"must be {names}, or contain {{question}}, got {template[:60]!r}"

@@ -16,6 +16,7 @@ import orjson
 from ..errors import SpecError
 from ..files.documents import check_regular
 from . import templates
+from .options import MOST_CHARACTERS
 from .templates import AS_IT_IS, AS_TRAINED
 
 FILE = "warmd_prompt.json"
@@ -61,6 +62,10 @@ class TrainedPrompt:
         if not isinstance(prompt.template, str) or not isinstance(prompt.system, str | None):
             raise SpecError("model", f"{path}: template and system must be texts")
         templates.check(prompt.template)
+        if max(len(prompt.template), len(prompt.system or "")) > MOST_CHARACTERS:
+            raise SpecError(
+                "model", f"{path}: texts must have at most {MOST_CHARACTERS} characters"
+            )
         return prompt
 
     def write(self, folder: Path) -> None:

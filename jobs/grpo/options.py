@@ -34,7 +34,6 @@ from ..training.options import (
 from .loss_options import LossSpec
 from .prompt_checks import check_prompts, unchecked
 
-MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
 COMPLETION_LENGTH = 64  # default, in tokens
 
@@ -268,7 +267,7 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
                 f"must be at most {self.samples} (samples), got {self.prompts_per_step}",
             )
         self._check_geometry()
-        self._check_texts()
+        templates.check(self.template)
 
     @classmethod
     def of_stored(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,16 +276,6 @@ class GrpoSpec(LossSpec, PromptsSpec, EvaluatedSpec, EnvironmentSpec, SamplingSp
         if "time_limit" not in options:
             stored["log_completions"] = 10 if stored.get("log_completions", 2) else 0
         return stored
-
-    def _check_texts(self) -> None:
-        """Limit the text that is repeated in every prompt, and so in memory."""
-        templates.check(self.template)
-        questions = self.template.count("{question}")
-        if questions > MOST_QUESTIONS:
-            raise SpecError(
-                "template",
-                f"must have {{question}} at most {MOST_QUESTIONS} times, got {questions}",
-            )
 
     def _check_geometry(self) -> None:
         completions = self.prompts_per_step * self.num_generations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,8 @@ def test_a_model_that_an_earlier_version_trained_has_that_of_its_job(
         *(b"{", b"[]", b"{}", b"\xff" * 99, b"[" * 2**21),
         b'{"template": 1, "chat_template": false, "system": null}',
         b'{"template": "no place", "chat_template": false, "system": null}',
+        orjson.dumps(asdict(TrainedPrompt(template="{question}" * 17))),
+        orjson.dumps(asdict(TrainedPrompt(template="{question}" + "a" * 100_000))),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
