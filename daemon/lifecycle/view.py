@@ -302,14 +302,15 @@ def _view(rundir: RunDir, facts: _Facts, recent: list[dict[str, Any]], *, now: f
 
 def _earlier_s(rundir: RunDir, facts: _Facts) -> float:
     """Return the running time of executions before the current one, or of all of a waiting job."""
-    is_waiting = facts.status != "started" and facts.ended_at is None
-    before = facts.notes.executions + is_waiting
-    return 0.0 if before <= 1 else _running_s(rundir.events, before)
+    number = facts.notes.executions
+    if facts.status != "started" and facts.ended_at is None and number:  # it waits
+        return _running_s.__wrapped__(rundir.events, number + 1)
+    return _running_s(rundir.events, number) if number > 1 else 0.0
 
 
-@lru_cache(maxsize=10_000)  # what has ended stays as it is
+@lru_cache(maxsize=10_000)  # executions before the current one have ended
 def _running_s(path: Path, before: int) -> float:
-    return round(running_s(events.read(path), before=before), 3)
+    return round(float(running_s(events.read(path), before=before)), 3)
 
 
 def _alert(recent: list[dict[str, Any]], execution: int) -> str | None:

@@ -439,7 +439,9 @@ def test_signals_reach_the_command(sturdy: Daemon, number: int):
     supervisor = psutil.Process(sturdy.pid("supervisor"))
     supervisor.suspend()
     try:
-        asking = subprocess.Popen([*WARMD, "models"], env=environ, stderr=subprocess.DEVNULL)
+        # The tests themselves may have been started with signals ignored, as by nohup.
+        command = ["env", "--default-signal", *WARMD, "models"]
+        asking = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
         fork = wait_until(lambda: fork_that_asks(found))
         asking.send_signal(number)
         assert asking.wait(10) == (130 if number == signal.SIGINT else -number)
