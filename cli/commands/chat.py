@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 def chat(app: App, /, model: str | None, **given: Any) -> int:
     """Chat with MODEL.
 
-    Default: the latest trained model with a chat template, else the only loaded one. Every line is
-    a message; where a model has no chat template but was trained with a prompt template, it is a
+    Default: the latest trained model that can chat, else the only loaded one. Every line is a
+    message; where a model has no chat template but was trained with a prompt template, it is a
     question of its own, in that template. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the
     prompt ends the chat. Thinking is dimmed, and each tool call is a line.
     """
@@ -73,7 +74,7 @@ def _checked(app: App, client: Client, values: dict[str, Any]) -> dict[str, Any]
     except SpecError as error:
         if error.field != "messages":
             raise
-        able = [name for name in client.models.names() if _can_chat(client, name)]
+        able = _able(app, client.models.names())
         if able:
             cure = f"chat with {' or '.join(able)} instead"
         else:
@@ -87,15 +88,15 @@ def _checked(app: App, client: Client, values: dict[str, Any]) -> dict[str, Any]
 
 
 def _chosen(app: App, client: Client) -> str:
-    """Return the latest trained model with a chat template, else the only loaded one.
+    """Return the latest trained model that can chat, else the only loaded one.
 
     Raises SpecError.
     """
     for job_id in client.jobs.trainings(_MOST_TRIED):
         with suppress(WarmdError):
-            if (client.rundir(job_id).path / "model").is_dir() and _can_chat(client, job_id):
+            if (client.rundir(job_id).path / "model").is_dir() and _able(app, [job_id]):
                 return job_id
-    able = [name for name in client.models.names() if _can_chat(client, name)]
+    able = _able(app, client.models.names())
     if len(able) == 1:
         return able[0]
     if able:
@@ -108,12 +109,16 @@ def _chosen(app: App, client: Client) -> str:
     )
 
 
-def _can_chat(client: Client, model: str) -> bool:
-    try:
-        client.jobs.check(_spec({"model": model}, [{"role": "user", "content": "?"}]))
-    except WarmdError:
-        return False
-    return True
+def _able(app: App, models: Iterable[str]) -> list[str]:
+    """Return those of the models that can chat."""
+    client = app.client()
+    client.on_note = None  # nothing is asked of them yet
+    found = []
+    for model in models:
+        with suppress(WarmdError):
+            client.jobs.check(_spec({"model": model}, [{"role": "user", "content": "?"}]))
+            found.append(model)
+    return found
 
 
 def _spec(values: dict[str, Any], messages: list[dict[str, Any]]) -> Any:

@@ -6,7 +6,6 @@ These commands read the run directory and need no daemon.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -336,8 +335,6 @@ def _merge(chosen: Weights, folder: Path) -> int:
     if not is_adapter(chosen.folder):
         raise SpecError("merge", f"must be an adapter, got {chosen.name}, which is a whole model")
     cache.keep_library_caches()
-    # Read when transformers is imported; its bars would stand between the lines of the command.
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from ...daemon.client.checking import trained_prompt
     from ...daemon.fork.merging import write_merged  # imports torch: after the checks
 

@@ -16,12 +16,11 @@ import click
 from ...configs.queues import TRAIN
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, SpecError, WarmdError
-from ...jobs.ids import is_job_id
 from ...jobs.models.adapters import base_of, is_adapter
 from ...jobs.spec import path_of
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.job_argument import complete_job
-from ..shared.names import names_of
+from ..shared.names import model_names
 from ..shared.spec_options import spec_option
 from ..view import render
 from .watch import EXIT_CODES
@@ -29,7 +28,7 @@ from .watch import EXIT_CODES
 if TYPE_CHECKING:
     from ...configs.config import ModelConfig
     from ...daemon.client.client import Client
-    from ...jobs.spec import OptionInfo
+    from ...jobs.spec import OptionInfo, Spec
 
 _PROMPT = ("template", "chat_template", "system")  # options that say what a prompt is put into
 _OPTIONS = (
@@ -62,11 +61,13 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     models, prompts = _models(app, client, job, words)
     values.setdefault("precision", models[0].precision)
     if prompts == words:  # before and after a training: both are asked as in it
-        values |= _trained_prompt(values, models[1])
+        spec = _spec({**values, "prompt": prompts[0], "model": models[1].name})
+        checked = client.jobs.check(spec, model=models[1])["spec"]
+        values |= {name: checked[name] for name in _PROMPT}
     jobs: list[str] = []
     try:
         specs = [
-            (spec_class("infer").parse({**values, "prompt": prompt, "model": model.name}), model)
+            (_spec({**values, "prompt": prompt, "model": model.name}), model)
             for prompt in prompts
             for model in models
         ]
@@ -81,7 +82,6 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
                 client.jobs.cancel(job_id)
         return EXIT_INTERRUPTED
     names = [model.name for model in models]
-    shown = _shown(client, names)
     pairs = list(zip(prompts, answers[::2], answers[1::2], strict=True))
     for prompt, base, trained in pairs:
         if app.as_json:
@@ -94,21 +94,13 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
                 }
             )
     if not app.as_json:
-        _print(shown, pairs)
+        called = model_names(client, names)
+        _print([called[name] for name in names], pairs)
     return max(EXIT_CODES.get(answer["status"], 0) for answer in answers)
 
 
-def _trained_prompt(values: Mapping[str, Any], trained: ModelConfig) -> dict[str, Any]:
-    """Return the options for prompts as in the training, for both models, unless some are given."""
-    from ...daemon.client.checking import trained_prompt
-
-    prompt = None if values.keys() & set(_PROMPT) else trained_prompt(Path(trained.path))
-    if prompt is None:
-        return {}
-    described = f"prompts as in the training: {prompt.description}"
-    note(f"{described}; --template as-is leaves them as they are")
-    system = {} if prompt.system is None or not prompt.chat_template else {"system": prompt.system}
-    return {"template": prompt.template, "chat_template": prompt.chat_template, **system}
+def _spec(values: Mapping[str, Any]) -> Spec:
+    return spec_class("infer").parse(values)
 
 
 def _models(
@@ -120,8 +112,6 @@ def _models(
     loaded model that nothing is compared with.
     """
     if len(prompts) > 1 and (second := _named(client, prompts[0])) is not None:
-        if job == "-":
-            job = client.find(job, is_training=True)
         first = _named(client, job)
         if first is None:
             raise SpecError("job", f"must be a loaded model or a trained job, got {job!r}")
@@ -141,13 +131,6 @@ def _named(client: Client, text: str) -> ModelConfig | None:
 
     known = {model.name: model for model in client.config.models} | known_models(client.home)
     return known.get(text) or trained_by(client.config, text)
-
-
-def _shown(client: Client, models: Sequence[str]) -> list[str]:
-    """The names of models for people: of a job's model the job's name, with the step."""
-    ids = {model: model.partition("@")[0] for model in models}
-    names = names_of(client, {job_id for job_id in ids.values() if is_job_id(job_id)})
-    return [names.get(ids[model], ids[model]) + model[len(ids[model]) :] for model in models]
 
 
 def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from .jobs import Jobs
 
 
-_MOST_LISTED = 4
-
-
 class Groups:
     """The groups of a client. The methods raise what `Connection.asking` does."""
 
@@ -70,7 +67,7 @@ class Groups:
         if not matches and (matches := named_groups(home, text)):
             matches += labels.fitting(home.runs, Labels(name=text))
         if len(matches) > 1:
-            listed = ", ".join(matches[:_MOST_LISTED])
+            listed = labels.first_of(matches)
             raise SpecError(kind_of(matches[0]), f"{text!r} may be any of {len(matches)}: {listed}")
         if matches:
             return matches[0]
@@ -89,8 +86,7 @@ class Groups:
             return text
         found = group_ids(home, kind)[-1:] if text == "-" else named_groups(home, text, (kind,))
         if len(found) > 1:
-            listed = ", ".join(found[:_MOST_LISTED])
-            raise SpecError(kind, f"{text!r} is the name of {len(found)}: {listed}")
+            raise labels.ambiguous(kind, text, found, "groups")
         if not found:
             raise NotFound(f"{kind}: no {kind} {text[:80]!r}")
         return found[0]

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ..runs.weights import Weights
     from .connection import Connection
 
-_MOST_LISTED = 4
 _RETRY_S = 0.2  # between two attempts to reach Redis
 
 
@@ -98,8 +97,7 @@ class Jobs:
             raise NotFound(f"job: no job {text[:80]!r}")
         found = [str(job["id"]) for job in self.all(wanted)]
         if len(found) > 1:
-            listed = ", ".join(found[:_MOST_LISTED])
-            raise SpecError("job", f"{text!r} is the name of {len(found)} jobs: {listed}")
+            raise job_labels.ambiguous("job", text, found)
         if not found:
             raise NotFound(f"job: no job {text!r}")
         return found[0]

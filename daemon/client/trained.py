@@ -5,7 +5,7 @@ NAME@STEP is the model of a checkpoint. Reads run directories and groups, and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..store.remote import RemoteRuns
 
 LATEST = "-"
-_MOST_LISTED = 4
 _LONGEST_STEP = 18  # digits; a longer name of a folder cannot be looked up
 
 
@@ -115,10 +114,10 @@ def trained_by(
         listed = ", ".join(map(str, steps)) or "it has none"
         raise NotFound(f"model: must be a checkpoint of {ids[0]} ({listed}), got step {step}")
     if len(found) > 1:
-        raise _several(job, [model.name for model in found], "trained jobs")
+        raise labels.ambiguous("model", job, [model.name for model in found], "trained jobs")
     if ids and not found and not is_job(job):
         if len(ids) > 1:
-            raise _several(job, ids, "trainings without a final model")
+            raise labels.ambiguous("model", job, ids, "trainings without a final model")
         weights.final_model(RunDir(home.runs / ids[0]))  # raises NotFound, with its checkpoints
     return found[0] if found else None
 
@@ -135,7 +134,7 @@ def group_of(home: Home, text: str) -> str | None:
         return None
     jobs = [one for one in _named(home, text) if (home.runs / one / "model").is_dir()]
     if len(groups) + len(jobs) > 1:
-        raise _several(text, [*groups, *jobs], "sweeps, curricula or trained jobs")
+        raise labels.ambiguous("model", text, [*groups, *jobs], "sweeps, curricula or trained jobs")
     return groups[0]
 
 
@@ -231,11 +230,6 @@ def _trainings(home: Home) -> list[str]:
 @cache
 def _is_training(kind: str) -> bool:
     return kind not in KINDS or spec_class(kind).queue == TRAIN
-
-
-def _several(name: str, ids: Sequence[str], what: str) -> SpecError:
-    listed = ", ".join(ids[:_MOST_LISTED]) + (", …" if len(ids) > _MOST_LISTED else "")
-    return SpecError("model", f"{name!r} is the name of {len(ids)} {what}: {listed}")
 
 
 def _remote(config: DaemonConfig) -> RemoteRuns | None:

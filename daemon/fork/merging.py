@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from ...configs.config import ModelConfig
 from ...jobs.files.atomic import fsync
 from .reading import blaming, read
@@ -14,6 +16,7 @@ def write_merged(name: str, adapter: Path, folder: Path) -> int:
 
     `name`: of the adapter, for messages. Raises JobFailed when it cannot be merged.
     """
+    disable_progress_bar()  # its lines would stand between those of the command
     config = ModelConfig(name=name, path=str(adapter))
     with blaming(config, adapter):
         warm = read(config, adapter, may_pack=False)

@@ -88,7 +88,7 @@ class Lookup:
             known = (job_id for job_id in self._known() if job_id.startswith(text))
             matches = list(dict.fromkeys([*matches, *known]))
         if len(matches) > 1:
-            first = _first(sorted(matches, key=by_time))
+            first = labels.first_of(sorted(matches, key=by_time))
             raise SpecError("job", f"{text!r} is a prefix of {len(matches)} ids: {first}")
         return matches[0] if matches else self._named(text)
 
@@ -97,7 +97,7 @@ class Lookup:
         self._refresh_all()
         found = labels.fitting(self._runs, Labels(name=name))
         if len(found) > 1:
-            raise SpecError("job", f"{name!r} is the name of {len(found)} jobs: {_first(found)}")
+            raise labels.ambiguous("job", name, found)
         if not found:
             raise NotFound(f"job: no job {name!r} in {self._runs}")
         return found[0]
@@ -269,11 +269,6 @@ class Offline:
 
 def _training_kinds() -> list[str]:
     return [name for name in KINDS if spec_class(name).queue == TRAIN]
-
-
-def _first(ids: list[str]) -> str:
-    """The first few of many ids."""
-    return ", ".join(ids[:4])
 
 
 def _age(job: JobView) -> tuple[float, str]:

@@ -304,13 +304,15 @@ def _earlier_s(rundir: RunDir, facts: _Facts) -> float:
     """Return the running time of executions before the current one, or of all of a waiting job."""
     number = facts.notes.executions
     if facts.status != "started" and facts.ended_at is None and number:  # it waits
-        return _running_s.__wrapped__(rundir.events, number + 1)
-    return _running_s(rundir.events, number) if number > 1 else 0.0
+        return _running_s(rundir.events, number + 1)
+    return _ended_s(rundir.events, number) if number > 1 else 0.0
 
 
-@lru_cache(maxsize=10_000)  # executions before the current one have ended
 def _running_s(path: Path, before: int) -> float:
     return round(float(running_s(events.read(path), before=before)), 3)
+
+
+_ended_s = lru_cache(maxsize=10_000)(_running_s)  # of executions that have ended
 
 
 def _alert(recent: list[dict[str, Any]], execution: int) -> str | None:

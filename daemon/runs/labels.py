@@ -24,6 +24,7 @@ from .rundir import RunDir, job_ids
 _WORD = re.compile(r"[^\W_][\w.+=:@/-]{0,63}")
 _TAKES = "1 to 64 letters, digits or . _ + = : @ / -, beginning with a letter or digit"
 _MAX_TAGS = 20
+_MOST_LISTED = 4  # of the ids that share a name
 _MAX_NOTES = 100
 _MAX_NOTE = 2000  # characters
 
@@ -72,6 +73,16 @@ NO_LABELS = Labels()
 def is_name(text: str) -> bool:
     """Whether the text may be the name or a tag of a job."""
     return _WORD.fullmatch(text) is not None
+
+
+def ambiguous(field: str, name: str, ids: Sequence[str], what: str = "jobs") -> SpecError:
+    """Return the refusal of a name that several have; `field`: the option that has the name."""
+    return SpecError(field, f"{name!r} is the name of {len(ids)} {what}: {first_of(ids)}")
+
+
+def first_of(ids: Sequence[str]) -> str:
+    """Return the first few of many ids, in words."""
+    return ", ".join(ids[:_MOST_LISTED]) + (", …" if len(ids) > _MOST_LISTED else "")
 
 
 def read(rundir: RunDir) -> Labels:

@@ -27,6 +27,11 @@ def check(template: str) -> None:
         )
 
 
+def changes(template: str) -> bool:
+    """Whether prompts are put into a template; AS_TRAINED that was not resolved leaves them."""
+    return template not in (AS_IT_IS, AS_TRAINED)
+
+
 def fill(template: str, question: str) -> str:
-    """Return a question in a template; unchanged in AS_TRAINED, which was not resolved."""
-    return question if template == AS_TRAINED else template.replace("{question}", question)
+    """Return a question in a template."""
+    return template.replace("{question}", question) if changes(template) else question

@@ -14,10 +14,11 @@ from typing import Any, Self
 import orjson
 
 from ..errors import SpecError
+from ..files import records
 from ..files.documents import check_regular
 from . import templates
 from .options import MOST_CHARACTERS
-from .templates import AS_IT_IS, AS_TRAINED
+from .templates import AS_IT_IS
 
 FILE = "warmd_prompt.json"
 _MOST_BYTES = 1024**2  # of the file
@@ -38,9 +39,9 @@ class TrainedPrompt:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self | None:
         """Return that of a training's options; None if its prompts are used as they are."""
-        template = options.get("template")
+        template = options.get("template") or AS_IT_IS
         found = cls(
-            AS_IT_IS if template in (None, AS_TRAINED) else template,
+            template if templates.changes(template) else AS_IT_IS,
             bool(options.get("chat_template")),
             options.get("system") or None,
         )
@@ -55,13 +56,10 @@ class TrainedPrompt:
         check_regular("model", path)
         try:
             with path.open("rb") as file:
-                found = orjson.loads(file.read(_MOST_BYTES))
-            prompt = cls(found["template"], found["chat_template"] is True, found["system"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise SpecError("model", f"{path}: must be as a training wrote it: {error}") from error
-        if not isinstance(prompt.template, str) or not isinstance(prompt.system, str | None):
-            raise SpecError("model", f"{path}: template and system must be texts")
-        templates.check(prompt.template)
+                prompt = records.decode(file.read(_MOST_BYTES), cls)
+            templates.check(prompt.template)
+        except (OSError, ValueError, SpecError) as error:
+            raise SpecError("model", f"{path}: {error}") from error
         if max(len(prompt.template), len(prompt.system or "")) > MOST_CHARACTERS:
             raise SpecError(
                 "model", f"{path}: texts must have at most {MOST_CHARACTERS} characters"

@@ -267,14 +267,16 @@ class EvalSpec(PromptsSpec, EnvironmentSpec, PrecisionSpec):
     def as_trained(self, model_settings: Mapping[str, Any] | None) -> Self:
         if self.template != AS_TRAINED or self.task not in (REWARD, CHOICE):
             return self
-        settings = model_settings or {}
-        prompt: TrainedPrompt | None = settings.get("trained_prompt")
+        prompt: TrainedPrompt | None = (model_settings or {}).get("trained_prompt")
         is_own = self.chat_template or self.system is not None or self.played is not None
         if prompt is None or is_own or self.task != REWARD:
             return replace(self, template=AS_IT_IS)
-        is_chat = prompt.chat_template and settings["has_chat_template"]
-        system = prompt.system if is_chat else None
-        return replace(self, template=prompt.template, chat_template=is_chat, system=system)
+        return replace(
+            self,
+            template=prompt.template,
+            chat_template=prompt.chat_template,
+            system=prompt.system if prompt.chat_template else None,
+        )
 
     def check_problem(self, problem: problems.Problem) -> None:
         if self.variant is None:

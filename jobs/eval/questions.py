@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from ..data import texts
+from ..data import templates, texts
 from ..data.reader import Reader, Reading
 from ..data.sources import TAKES
-from ..data.templates import AS_IT_IS, AS_TRAINED
+from ..data.templates import AS_IT_IS
 from ..errors import SpecError
 from ..files import jsonl
 from ..files.chats import refuse_inputs
@@ -78,7 +78,7 @@ def open_ended(
     def convert(values: Mapping[str, Any], place: Place) -> Question:
         raw = problem_of(AS_IT_IS, values, place)
         check(raw)
-        problem = raw if template in (AS_IT_IS, AS_TRAINED) else problem_of(template, values, place)
+        problem = problem_of(template, values, place) if templates.changes(template) else raw
         inputs = [raw.inputs.content] if raw.inputs else []
         return Question(problem, _identity(raw.prompt, raw.answer, *inputs))
 

@@ -334,19 +334,22 @@ class InferSpec(PrecisionSpec):
             return replace(self, template=AS_IT_IS)
         if self.messages and settings["has_chat_template"]:
             return replace(self, template=AS_IT_IS, system=prompt.system or "")
-        is_chat = prompt.chat_template and settings["has_chat_template"]
-        system = (prompt.system or "") if is_chat else ""
-        return replace(self, template=prompt.template, chat_template=is_chat, system=system)
+        return replace(
+            self,
+            template=prompt.template,
+            chat_template=prompt.chat_template,
+            system=(prompt.system or "") if prompt.chat_template else "",
+        )
 
     @property
     def prompt_format(self) -> dict[str, Any]:
         """What prompts are put into, for a result: empty if they are used as they are."""
         found = {
-            "template": None if self.template in (AS_IT_IS, AS_TRAINED) else self.template,
-            "chat_template": self.chat_template or None,
-            "system": self.system or None,
+            "template": self.template if templates.changes(self.template) else "",
+            "chat_template": self.chat_template,
+            "system": self.system,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value}
 
     @property
     def inputs(self) -> TemplateInputs:
@@ -499,19 +502,30 @@ class InferSpec(PrecisionSpec):
             raise SpecError(*found)
 
     def question_of(self, chat: Chat) -> str | None:
-        """Return the question of a chat of one user message of text, for `template`; else None."""
+        """Return the question of a chat of one user message of text, for `template`; else None.
+
+        None, too, where an option needs a chat template.
+        """
         content = chat.messages[0].get("content") if len(chat.messages) == 1 else None
         is_question = isinstance(content, str) and chat.messages[0]["role"] == "user"
-        is_plain = self.template not in (AS_IT_IS, AS_TRAINED) and not chat.inputs.over(self.inputs)
+        needs_chat = (
+            chat.inputs.over(self.inputs)
+            or self.system
+            or self.reasoning_effort != AUTO
+            or self.thinking_token_budget is not None
+            or not self.add_generation_prompt
+        )
+        is_plain = templates.changes(self.template) and not needs_chat
         return content if is_question and is_plain else None
 
     def _check_plain(self) -> None:
-        if self.messages and self.template not in (AS_IT_IS, AS_TRAINED):
+        if self.messages and templates.changes(self.template):
             if self.question_of(Chat(chat_messages.parse(self.messages, "messages"))) is None:
                 raise SpecError(
                     "messages",
-                    f"must be one user message of text: the tokenizer of {self.model} has no chat "
-                    "template, and the template that it was trained with takes one question",
+                    "must be one user message of text, without tools and options of a chat "
+                    f"template: the tokenizer of {self.model} has none, and the template that it "
+                    "was trained with takes one question",
                 )
             return
         for name in ("messages", "chat_template", "image"):

@@ -144,7 +144,7 @@ def test_a_model_that_an_earlier_version_trained_has_that_of_its_job(
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"{", b"[]", b"{}", b"\xff" * 99, b"[" * 2**21),
+        *(b"{", b"[]", b"\xff" * 99, b"[" * 2**21),
         b'{"template": 1, "chat_template": false, "system": null}',
         b'{"template": "no place", "chat_template": false, "system": null}',
         orjson.dumps(asdict(TrainedPrompt(template="{question}" * 17))),
@@ -265,6 +265,24 @@ def test_http_puts_prompts_into_the_template_and_says_so(
     assert http.post("/v1/responses", json=response).json()["prompt_format"] == {"template": QA}
     shown = http.get(f"/v1/warmd/models/{job}").json()
     assert shown["prompt_format"]["template"] == QA
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"reasoning_effort": "high"},
+        {"thinking_token_budget": 5},
+        {"tools": [{"type": "function", "function": {"name": "add"}}]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_options_of_a_chat_template_are_refused_without_one(
+    http: httpx.Client, job: str, option: dict[str, Any]
+) -> None:
+    body = {"model": job, "messages": [{"role": "user", "content": "3+1"}], **option}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "without tools and options of a chat template" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

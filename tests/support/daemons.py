@@ -141,7 +141,7 @@ class Daemon:
         **options: Any,
     ) -> str:
         """Submit a GRPO job on the tiny model with a dataset in a folder."""
-        submitting = ("front", "after", "at", "retries", "timeout_s")
+        submitting = ("name", "front", "after", "at", "retries", "timeout_s")
         how = {name: options.pop(name) for name in submitting if name in options}
         data = self.folder / "rows.jsonl"
         if not data.exists():

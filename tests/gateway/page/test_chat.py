@@ -208,10 +208,17 @@ def test_answers_stay_with_the_model_that_gave_them(page, daemon):
     browser.wait("document.querySelectorAll('.text-step').length === 3")  # one is folded
     browser.wait_for("1 earlier text, not sent again")
     browser.wait(done, timeout_s=60)
-    job_id = daemon.submit()
+    job_id = daemon.submit(name="called-so")
     assert daemon.wait(job_id)["status"] == "finished"
     browser.open("about:blank")
     browser.open(f"{page.url}/#/chat")
+    listed = (
+        "[...document.querySelectorAll('select[name=NAME] option')].map((one) => one.innerText)"
+    )
+    browser.wait(listed.replace("NAME", "model") + ".includes('called-so')")
+    seconds = browser.js("return " + listed.replace("NAME", "second"))
+    assert seconds[0] == "none"
+    assert {"tiny", "called-so"} <= {*seconds}
     browser.choose("select[name=model]", job_id)
     browser.wait_for(f"Answer with {job_id}")
     named = "return [...document.querySelectorAll('.text-step h2')].at(-1).innerText"

@@ -51,7 +51,7 @@ export function percent(part, whole) {
 // The running time of a job in all its executions, in seconds; null before the first.
 export function tookOf(job) {
   if (!job.started_at) return null;
-  const isWaiting = !job.ended_at && job.status !== "started" && job.status !== "running";
+  const isWaiting = !job.ended_at && job.status !== "started";
   return job.earlier_s + (isWaiting ? 0 : (job.ended_at ?? now()) - job.started_at);
 }
 

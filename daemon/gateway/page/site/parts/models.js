@@ -20,13 +20,15 @@ export function useModels() {
   return useModelNames() ?? [];
 }
 
-export function ModelSelect({ label, name, names, value, onChange }) {
+// `none`: what no model is called, where one need not be chosen.
+export function ModelSelect({ label, name, names, value, onChange, none }) {
   useNames(names);
   const shown = value && !names.includes(value) ? [value, ...names] : names;
   const called = namesOf(shown);
   return html`<label>
     ${label}
     <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
+      ${none && html`<option value="">${none}</option>`}
       ${shown.map((one) => html`<option key=${one} value=${one}>${called.get(one)}</option>`)}
     </select>
   </label>`;

@@ -9,7 +9,7 @@ import { Copy, Heading } from "../parts/elements.js";
 import { clock, number } from "../parts/format.js";
 import { generate, throughput } from "../parts/generate.js";
 import { ModelSelect, NoModels, useModelInputs, useModelNames } from "../parts/models.js";
-import { nameOf, namesOf, useNames } from "../parts/names.js";
+import { nameOf } from "../parts/names.js";
 
 const NEAR_PX = 120; // from the end of the page: then new text is followed
 const EMPTY = { content: "", reasoning: "", calls: [] };
@@ -155,7 +155,7 @@ function Conversations({ names, wanted }) {
     <div class="chat-main">
       <div class="chat-head">
         <${ModelSelect} label="Model" name="model" names=${names} value=${one} onChange=${(name) => change({ models: [name, other] })} />
-        <${SecondModel} names=${names} value=${other} onChange=${(name) => change({ models: [one, name] })} />
+        <${ModelSelect} label="Second model" name="second" none="none" names=${names} value=${other} onChange=${(name) => change({ models: [one, name] })} />
         <span class="buttons">
           <button type="button" aria-expanded=${String(isListed)} onClick=${() => setListed(!isListed)}>Conversations</button>
           <button type="button" aria-expanded=${String(isSet)} aria-controls="chat-settings" onClick=${() => setSet(!isSet)}>Settings</button>
@@ -239,18 +239,6 @@ function useFollowed({ id, turns }, live) {
   useLayoutEffect(() => {
     if (turns.length > 0 && isNear.current) scrollTo(0, document.documentElement.scrollHeight);
   }, [live]);
-}
-
-function SecondModel({ names, value, onChange }) {
-  useNames(names);
-  const called = namesOf(names);
-  return html`<label>
-    Second model
-    <select name="second" value=${value} onChange=${(event) => onChange(event.target.value)}>
-      <option value="">none</option>
-      ${names.map((one, at) => html`<option key=${one} value=${one}>${called[at]}</option>`)}
-    </select>
-  </label>`;
 }
 
 // --- chats ------------------------------------------------------------------------------------------
