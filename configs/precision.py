@@ -7,7 +7,7 @@ still read: only `current` knows those names.
 from __future__ import annotations
 
 NATIVE = "native"
-PRECISIONS = (NATIVE, "bf16", "int8")
+PRECISIONS = (NATIVE, "bf16", "int8", "int4")
 FORMER_NAMES = {"own": NATIVE, "model": NATIVE}
 
 

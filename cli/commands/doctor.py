@@ -268,7 +268,10 @@ def check_processor() -> Check:
         f"{found['processor']}, {found['instructions']}",
         f"float32 by {found['float32']}{upto}",
         f"bf16 {found['bf16']}",
-        f"int8 by {found['int8']}" if ":" not in found["int8"] else f"int8 {found['int8']}",
+        *(
+            f"{name} by {found[name]}" if ":" not in found[name] else f"{name} {found[name]}"
+            for name in ("int8", "int4")
+        ),
     ]
     return Check("processor", "ok", "; ".join(parts))
 

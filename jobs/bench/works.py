@@ -196,7 +196,7 @@ class InferWork:
     completion: int
 
 
-WEIGHT_BYTES = {NATIVE: 4, "bf16": 2, "int8": 1}  # bytes per weight
+WEIGHT_BYTES = {NATIVE: 4, "bf16": 2, "int8": 1, "int4": 0.5}  # bytes per weight
 
 INFER = {
     "0.5b": InferWork(shape=Shape(layers=24), prompt=32, completion=48),

@@ -68,14 +68,15 @@ class Levels:
     bfloat16: str | None
     training: str  # GEMM of float32 training: "onednn" or "torch" (MKL)
     int8: str | None  # kernel, or None: not served
+    int4: str | None  # likewise
     tiled_rows: int  # most rows of a fused decode step on bf16 weights packed for AMX
     reasons: dict[str, str] = field(default_factory=dict)  # why a precision is not served
     # Time relative to float32 for the same rows; of float32 itself and on AMX weights, to oneDNN.
     measured: dict[str, float] = field(default_factory=dict)
 
     def served(self, precision: str) -> str:
-        """Return the precision that is served for a requested one: "native", "bf16" or "int8"."""
-        has = {"int8": self.int8, "bf16": self.bfloat16}.get(precision)
+        """Return the precision that is served for a requested one, which may be "native"."""
+        has = {"int4": self.int4, "int8": self.int8, "bf16": self.bfloat16}.get(precision)
         return precision if has else NATIVE
 
     def summary(self) -> dict[str, Any]:
@@ -89,6 +90,7 @@ class Levels:
             "training": self.training,
             "bf16": self.bfloat16 or f"not served: {self.reasons['bf16']}",
             "int8": self.int8 or f"not served: {self.reasons['int8']}",
+            "int4": self.int4 or f"not served: {self.reasons['int4']}",
         }
 
 
@@ -151,8 +153,9 @@ def _unmeasured(reason: str) -> Levels:
         bfloat16=None,
         training="torch",
         int8=None,
+        int4=None,
         tiled_rows=0,
-        reasons=dict.fromkeys(("bf16", "int8"), f"measuring failed: {reason}"),
+        reasons=dict.fromkeys(("bf16", "int8", "int4"), f"measuring failed: {reason}"),
     )
 
 
@@ -210,6 +213,7 @@ def measure() -> Levels:
 
     halves: list[tuple[str, LinearFn]] = []
     eights: list[tuple[str, LinearFn]] = []
+    fours: list[tuple[str, LinearFn]] = []
     if onednn.has_bfloat16():
         halves.append(("units", Bfloat16Linear([weight], None)))
     if panels is not None:
@@ -218,6 +222,7 @@ def measure() -> Levels:
         eights.append(("onednn", Int8Linear([weight], None)))
     if panels is not None and panels.has_int8() and _is_exact(panels.int8_linear):
         eights.append(("warmd", panels.int8_linear([weight], None)))
+        fours.append(("warmd", panels.grouped_int4_linear([weight], None)))
     bfloat16 = served("bf16", halves, _STORAGE_MAY_COST)
     has_tiles = panels is not None and panels.reads_amx_order() and bfloat16 == "units"
     return Levels(
@@ -228,6 +233,7 @@ def measure() -> Levels:
         bfloat16=bfloat16,
         training=_training(measured),
         int8=served("int8", eights, 1),
+        int4=served("int4", fours, 1),
         tiled_rows=_tiled_rows(panels, weight, measured) if has_tiles else 0,
         reasons=reasons,
         measured=measured,

@@ -185,6 +185,20 @@ def int8_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> L
     return Int8Linear(weights, bias)
 
 
+def int4_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
+    """Return a W4A8 layer with a scale per group of inputs (LinearFactory)."""
+    from .native import panels
+
+    return panels.grouped_int4_linear(weights, bias)
+
+
+def grouped_int8_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
+    """Return a W8A8 layer with a scale per group of inputs (LinearFactory)."""
+    from .native import panels
+
+    return panels.grouped_int8_linear(weights, bias)
+
+
 def bfloat16_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
     """Return a bfloat16 layer in the form for its device (LinearFactory)."""
     if weights[0].device.type != "cpu":
@@ -203,6 +217,10 @@ def has_onednn(weight: torch.Tensor) -> bool:
 
 def forms_of(precision: str, weight: torch.Tensor) -> tuple[LinearFactory, ...]:
     """Return the form of a layer, or two: the initial one, and the packed one."""
+    if precision == "int4":
+        return (int4_linear,)
+    if precision == "grouped-int8":
+        return (grouped_int8_linear,)
     if precision == "int8":
         return (int8_linear,)
     if precision == "bf16":

@@ -62,12 +62,12 @@ _warned: set[str] = set()  # precisions that are not served here and were logged
 
 
 def served_precision(requested: str, weight: torch.Tensor) -> str:
-    """Return the precision that is served for `requested`: "int8", "bf16" or "native".
+    """Return the precision that is served for `requested`: "int4", "int8", "bf16" or "native".
 
-    On a CPU `levels` decides. A GPU with bf16 also serves int8 requests in bf16: torch's int8 GEMM
-    needs more than 16 rows there, and single-sequence decode has one.
+    On a CPU `levels` decides. A GPU with bf16 also serves int8 and int4 requests in bf16: torch's
+    int8 GEMM needs more than 16 rows there, and single-sequence decode has one.
     """
-    if requested not in ("int8", "bf16"):
+    if requested not in ("int4", "int8", "bf16"):
         return NATIVE
     if has_bfloat16(weight.device):
         return NATIVE if weight.dtype == torch.bfloat16 else "bf16"  # no copy of the same weights

@@ -102,7 +102,7 @@ class Engine(Scheduler):
 
     @property
     def precision(self) -> str:
-        """The served precision: "int8", "bf16" or "native".
+        """The served precision: "int4", "int8", "bf16" or "native".
 
         Known from the first token on; before it, the requested one.
         """

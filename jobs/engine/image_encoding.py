@@ -27,12 +27,12 @@ class VisionEncoder:
     """The vision encoder of a model, with an LRU cache of image features."""
 
     def __init__(self, model: Any, budget_bytes: int, *, precision: str = NATIVE) -> None:
-        """`precision`: the decoder's. With int8 or bf16 the encoder computes in bf16, where the
+        """`precision`: the decoder's. If it is not native, the encoder computes in bf16 where the
         processor has bf16 units. `budget_bytes`: of the feature cache.
         """
         self._visual = _visual_of(model)
         self._encode = ENCODERS[model.config.model_type]
-        is_half = precision in ("bf16", "int8") and (
+        is_half = precision != NATIVE and (
             self._visual.device.type != "cpu" or levels().bfloat16 == "units"
         )
         self._swapped = SwappedLinears(self._visual, bfloat16_linear) if is_half else None

@@ -36,7 +36,8 @@ class PrecisionSpec(SamplingSpec):
     precision: str | None = option(
         None,
         "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
-        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
+        "on a CPU by measurement; int8, int4: W8A8 and W4A8 dynamic quantization on a CPU, bf16 on "
+        "a GPU",
         group="model",
         default_text="as the model was loaded",
         choices=PRECISIONS,

@@ -19,6 +19,7 @@ from engines import NATIVE_SIZES, make, prompt
 from needs import needs
 
 import warmd
+from warmd.configs.precision import PRECISIONS
 from warmd.jobs.compute import linear_forms, native
 from warmd.jobs.compute.levels import MANY_ROWS, levels
 from warmd.jobs.compute.linear_forms import (
@@ -80,7 +81,7 @@ def without_steps(decoder: Decoder, parts: list[Part]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("name", "sizes", "threads"),
     [
@@ -108,7 +109,7 @@ def test_a_fused_step_has_the_bits_of_the_unfused_pass(name, sizes, precision, t
         assert torch.equal(kv.data[..., : kv.length, :], copy.data[..., : kv.length, :])
 
 
-@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 def test_prefill_has_the_bits_of_onednns_gemm(precision, threads):
     decoder = packed(small("Qwen2"), precision)
@@ -222,7 +223,7 @@ def test_m_rope_equals_that_of_transformers():
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("part", ["model.embed_tokens", "model.layers.1.mlp.down_proj"])
 def test_nan_weights_give_nan_logits(precision, part):
     model = small(tie_word_embeddings=False)
@@ -321,7 +322,7 @@ from engines import NATIVE_SIZES, make
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.parts import Part
 torch.inference_mode().__enter__()
-for precision in ("native", "bf16", "int8"):
+for precision in ("native", "bf16", "int8", "int4"):
     decoder = Decoder(make("Qwen2", **NATIVE_SIZES), precision=precision)
     ones = [decoder.forward([Part(decoder.new(1), [3], True)]) for _ in range(9)]
     assert all(torch.equal(one, ones[0]) for one in ones)

@@ -21,6 +21,7 @@ from engines import NATIVE_SIZES, make, prompt
 from prefill import FailsAtStep, FixedSpeed
 from waiting import wait_until
 
+from warmd.configs.precision import PRECISIONS
 from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linear_forms import UnpackedLinear, packed_float32
 from warmd.jobs.compute.linears import innermost
@@ -96,7 +97,7 @@ def test_logits_equal_those_of_transformers(name):
     torch.testing.assert_close(torch.stack(logits), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_bfloat16_models_are_served(precision):
     model = make("Qwen2", vocab_size=81).to(torch.bfloat16)
     engine = start(model, precision=precision)
@@ -119,7 +120,7 @@ def test_rope_of_llama_3_equals_that_of_transformers():
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_logits_are_batch_invariant(qwen, precision):
     with torch.inference_mode():
         decoder = Decoder(qwen, precision=precision)
@@ -432,12 +433,10 @@ def gpt2() -> Any:
 
 def test_jobs_with_the_same_served_precision_share_an_engine(monkeypatch):
     monkeypatch.setattr(engines, "_engines", {})  # those of this test alone
-    served = {levels().served(precision) for precision in ("native", "bf16", "int8")}
+    served = {levels().served(precision) for precision in PRECISIONS}
     for model, kinds in ((gpt2(), 1), (make("Qwen2"), len(served))):
         warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
-        requested = {
-            precision: engine_of(warm, precision) for precision in ("native", "bf16", "int8")
-        }
+        requested = {precision: engine_of(warm, precision) for precision in PRECISIONS}
         assert len(set(requested.values())) == kinds
         for engine in set(requested.values()):
             generate(engine, Request(ids=prompt(5), sampling=GREEDY, max_tokens=1))

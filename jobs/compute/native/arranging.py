@@ -2,6 +2,7 @@
 
 A panel has the weights of a few outputs, in the order [inputs / depth, outputs, depth], where
 `depth` is the number of inputs that a microkernel multiplies per step. Panels are contiguous.
+`grouped` has the order of weights with a scale for each group of inputs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import numpy as np
 
 from . import layout as p
 from .compiling import compiled, entry
+from .grouped import INPUTS
+from .grouping import store_groups
 from .intrinsics import address_of, call, float_of, floats, ints, shorts, signed, words
-from .linear import absmax_of, bfloat16_bits
+from .linear import absmax_of, bfloat16_bits, bytes_of, is_grouped
 from .rowwise import FLOAT
 from .work_stealing import claim
 
@@ -75,17 +78,17 @@ def arrange(data: Any) -> None:
 
     Words after the two of OpenMP.run: form, panel width, inputs, padded inputs, padded outputs;
     the address of each row (0: a row of zeros), whether the rows are bfloat16; the panels;
-    scales, float32 per output; sums, int32 per output, or 0; scratch, padded inputs in float32 per
-    thread; `claimed`: a word per thread, initially 0.
+    scales, float32 per output; sums, int32 per output, or 0; scratch, padded inputs in float32 and
+    INPUTS more per thread; `claimed`: a word per thread, initially 0.
     """
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
     form, panel, length, padded, outputs = c[2], c[3], c[4], c[5], c[6]
     rows, is_bfloat16, y, scales = words(c[7]), c[8], c[9], floats(c[10])
     sums, totals = c[11], ints(c[11])
-    scratch, claimed = c[12] + thread * padded * FLOAT, c[13]
+    scratch, claimed = c[12] + thread * (padded + INPUTS) * FLOAT, c[13]
     zeros = floats(scratch)
-    size, depth = 4, 1
+    size, depth = 4, 1  # bytes of a weight
     if form == p.WIDENED_BFLOAT16:
         size, depth = 2, 2
     elif form != p.FLOAT32:
@@ -96,7 +99,7 @@ def arrange(data: Any) -> None:
         number = claim(outputs // panel, thread, threads, claimed)
         if number < 0:
             break
-        first = y + number * panel * padded * size
+        first = y + number * panel * bytes_of(form, padded)
         for column in range(panel):
             output = number * panel + column
             if rows[output] != 0:
@@ -104,6 +107,9 @@ def arrange(data: Any) -> None:
             else:
                 for i in range(length):
                     zeros[i] = np.float32(0)
+            if is_grouped(form):
+                store_groups(form, scratch, padded, first, panel, column)
+                continue
             place = first + column * depth * size
             scales[output] = store(form, scratch, padded, place, panel)
             if sums != 0:

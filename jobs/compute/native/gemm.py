@@ -17,8 +17,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
+from .emitting import by_count, llvm_call, load_vector, prefetch, rows_at, word
 from .intrinsics import (
     HAS_AVX512,
     LINE,
@@ -86,22 +86,22 @@ def gemm(kernel: Microkernel, panel: int, most: int = GROUP) -> Any:
     panel_bytes = panel * _OUTPUT_BYTES  # weights of a step, and a row's sums
     fetched_bytes = max(LINE, panel_bytes // 2)  # two groups of rows fetch one half each
     sums_type = ir.VectorType(kernel.sum, lanes)
-    places = [_word(place) for place in range(0, panel_bytes, kernel.vector_bytes)]
+    places = [word(place) for place in range(0, panel_bytes, kernel.vector_bytes)]
 
     def emit(
         builder: Any, count: int, y: Any, y_stride: Any, x: Any, x_stride: Any,
         w: Any, stride: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
     ) -> None:  # fmt: skip
-        rows = _rows(builder, x, x_stride, count)
-        depth = _word(kernel.depth)
+        rows = rows_at(builder, x, x_stride, count)
+        depth = word(kernel.depth)
         first, last = builder.sdiv(begin, depth), builder.sdiv(end, depth)
 
         def multiply(number: Any, sums: Sequence[Any]) -> list[Any]:
             done = builder.mul(builder.sub(number, first), fetched)
-            _prefetch(builder, builder.add(ahead, done), fetched_bytes)
+            prefetch(builder, builder.add(ahead, done), fetched_bytes)
             place = builder.add(w, builder.mul(number, stride))
             weights = [kernel.load(builder, builder.add(place, part)) for part in places]
-            in_row = builder.mul(number, _word(kernel.row_bytes))
+            in_row = builder.mul(number, word(kernel.row_bytes))
             factors = [kernel.load_row(builder, builder.add(row, in_row)) for row in rows]
             pairs = [(factor, weight) for factor in factors for weight in weights]
             return [
@@ -117,7 +117,7 @@ def gemm(kernel: Microkernel, panel: int, most: int = GROUP) -> Any:
         def multiply_tile(number: Any, totals: Sequence[Any]) -> list[Any]:
             sums: Sequence[Any] = zeros
             for index in range(kernel.tile or 0):
-                sums = multiply(builder.add(number, _word(index)), sums)
+                sums = multiply(builder.add(number, word(index)), sums)
             return [builder.fadd(*pair) for pair in zip(totals, reduced(sums), strict=True)]
 
         zeros = [ir.Constant(sums_type, [0] * lanes)] * (count * len(places) * kernel.sums)
@@ -126,9 +126,8 @@ def gemm(kernel: Microkernel, panel: int, most: int = GROUP) -> Any:
         else:
             none = zeros[: count * len(places)]
             totals = loop(builder, last, kernel.tile, none, multiply_tile, first)
-        targets = [
-            builder.add(row, part) for row in _rows(builder, y, y_stride, count) for part in places
-        ]
+        outputs = rows_at(builder, y, y_stride, count)
+        targets = [builder.add(row, part) for row in outputs for part in places]
         for total, target in zip(totals, targets, strict=True):
             builder.store(total, pointer(sums_type)(builder, target), align=_OUTPUT_BYTES)
 
@@ -137,52 +136,13 @@ def gemm(kernel: Microkernel, panel: int, most: int = GROUP) -> Any:
         typing: Any, count: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
         w: Any, stride: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
     ) -> Typed:  # fmt: skip
-        return typed(_by_count(emit, most), types.void, *(types.int64,) * 11)
+        return typed(by_count(emit, most), types.void, *(types.int64,) * 11)
 
     return gemm_of_rows
 
 
 def _part(values: Sequence[Any], index: int, size: int) -> Sequence[Any]:
     return values[index * size : (index + 1) * size]
-
-
-def _by_count(emit: Callable[..., None], most: int) -> Callable[..., None]:
-    """Emit a switch with unrolled code for each count from 1 to `most`."""
-
-    def emit_all(builder: Any, count: Any, *values: Any) -> None:
-        done = builder.append_basic_block("done")
-        choice = builder.switch(count, done)
-        for number in range(1, most + 1):
-            case = builder.append_basic_block(f"rows_{number}")
-            choice.add_case(_word(number), case)
-            builder.position_at_end(case)
-            emit(builder, number, *values)
-            builder.branch(done)
-        builder.position_at_end(done)
-
-    return emit_all
-
-
-def _prefetch(builder: Any, address: Any, num_bytes: int) -> None:
-    """Emit prefetches of `num_bytes` at an address into the second-level cache."""
-    byte = _BYTE.as_pointer()
-    signature = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
-    reading, second_level, data = (ir.Constant(_INT, value) for value in (0, 2, 1))
-    for line in range(0, num_bytes, LINE):
-        place = builder.add(address, _word(line))
-        builder.call(function, [builder.inttoptr(place, byte), reading, second_level, data])
-
-
-def _rows(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
-    rows = [first]
-    while len(rows) < count:
-        rows.append(builder.add(rows[-1], stride))
-    return rows
-
-
-def _word(value: int) -> Any:
-    return ir.Constant(_WORD, value)
 
 
 # --- The microkernels -------------------------------------------------------------------------
@@ -192,7 +152,7 @@ def _loader(of: Any, lanes: int) -> Callable[[Any, Any], Any]:
     """Load a vector from an address aligned to its 4-byte elements."""
 
     def load(builder: Any, address: Any) -> Any:
-        return builder.load(pointer(ir.VectorType(of, lanes))(builder, address), align=4)
+        return load_vector(builder, ir.VectorType(of, lanes), address)
 
     return load
 
@@ -212,18 +172,13 @@ def _only(builder: Any, sums: Sequence[Any]) -> Any:
     return one
 
 
-def _call(builder: Any, name: str, *values: Any, returns: Any) -> Any:
-    signature = ir.FunctionType(returns, [value.type for value in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), values)
-
-
 def _float32() -> Microkernel:
     lanes = VECTOR_BYTES // 4
     vector = ir.VectorType(_FLOAT, lanes)
 
     def add(builder: Any, sums: Sequence[Any], factor: Any, weight: Any) -> list[Any]:
         name = f"llvm.fma.v{lanes}f32"
-        return [_call(builder, name, factor, weight, *sums, returns=vector)]
+        return [llvm_call(builder, name, factor, weight, *sums, returns=vector)]
 
     return Microkernel(
         1, 4, VECTOR_BYTES, 1, _FLOAT, _loader(_FLOAT, lanes), _broadcaster(_FLOAT, lanes), add,
@@ -238,7 +193,7 @@ def _dot(depth: int, name: str, total: Any, factor: Any, vector_bytes: int) -> M
 
     def add(builder: Any, sums: Sequence[Any], x: Any, weight: Any) -> list[Any]:
         operands = [*sums, *(builder.bitcast(each, factors) for each in (x, weight))]
-        return [_call(builder, name, *operands, returns=sums_type)]
+        return [llvm_call(builder, name, *operands, returns=sums_type)]
 
     return Microkernel(
         depth, 4, vector_bytes, 1, total, _loader(_INT, lanes), _broadcaster(_INT, lanes), add,
@@ -266,13 +221,13 @@ def _widened_bfloat16() -> Microkernel:
         return _halves(builder, load_ints(builder, address))
 
     def load_row(builder: Any, address: Any) -> Any:
-        return [load_float(builder, builder.add(address, _word(place))) for place in (0, 4)]
+        return [load_float(builder, builder.add(address, word(place))) for place in (0, 4)]
 
     def add(builder: Any, sums: Sequence[Any], factors: Any, weights: Any) -> list[Any]:
         (total,) = sums
         for factor, weight in zip(factors, weights, strict=True):
             name = f"llvm.fma.v{lanes}f32"
-            total = _call(builder, name, factor, weight, total, returns=vector)
+            total = llvm_call(builder, name, factor, weight, total, returns=vector)
         return [total]
 
     return Microkernel(2, 8, VECTOR_BYTES, 1, _FLOAT, load, load_row, add, _only)
@@ -291,7 +246,7 @@ def _tiled_bfloat16() -> Microkernel:
     def add(builder: Any, sums: Sequence[Any], factors: Any, weights: Any) -> list[Any]:
         name, vector = f"llvm.fma.v{lanes}f32", ir.VectorType(_FLOAT, lanes)
         operands = zip(factors, weights, sums, strict=True)
-        return [_call(builder, name, *each, returns=vector) for each in operands]
+        return [llvm_call(builder, name, *each, returns=vector) for each in operands]
 
     def reduce(builder: Any, sums: Sequence[Any]) -> Any:
         return builder.fadd(*sums)
@@ -318,13 +273,13 @@ def _widened_int8(vector_bytes: int) -> Microkernel:
     name = {32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"}[vector_bytes]
 
     def load(builder: Any, address: Any) -> Any:
-        places = [builder.add(address, _word(place)) for place in (0, vector_bytes // halves)]
+        places = [builder.add(address, word(place)) for place in (0, vector_bytes // halves)]
         loaded = [builder.load(pointer(bytes_type)(builder, place), align=4) for place in places]
         return [builder.sext(each, shorts) for each in loaded]
 
     def add(builder: Any, sums: Sequence[Any], factors: Any, weights: Any) -> list[Any]:
         return [
-            builder.add(each, _call(builder, name, factors, weight, returns=sums_type))
+            builder.add(each, llvm_call(builder, name, factors, weight, returns=sums_type))
             for each, weight in zip(sums, weights, strict=True)
         ]
 

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 # The forms of a linear layer: float32; bfloat16 and int8 for dot-product instructions (2 and 4
 # inputs each); bfloat16 and int8 that are widened to float32 and int16 when loaded; bfloat16 by
-# bfloat16 inputs, widened, in AMX's order of summation.
-FLOAT32, DOT_BFLOAT16, DOT_INT8, WIDENED_BFLOAT16, WIDENED_INT8, TILED_BFLOAT16 = range(6)
+# bfloat16 inputs, widened, in AMX's order of summation; int8 and int4 with a scale for each group
+# of inputs (grouped.py).
+(
+    FLOAT32,
+    DOT_BFLOAT16,
+    DOT_INT8,
+    WIDENED_BFLOAT16,
+    WIDENED_INT8,
+    TILED_BFLOAT16,
+    GROUPED_INT8,
+    GROUPED_INT4,
+) = range(8)
 
 # Words of a linear layer.
 FORM = 0

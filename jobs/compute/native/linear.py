@@ -23,6 +23,15 @@ from .gemm import (
     WIDENED_INT8,
     gemm,
 )
+from .grouped import (
+    GROUPED_INT4,
+    GROUPED_INT8,
+    INPUTS,
+    INT4_ZERO,
+    INT8_ZERO,
+    META_BYTES,
+    grouped_gemm,
+)
 from .intrinsics import (
     HAS_AMX,
     HAS_AVX2,
@@ -40,6 +49,7 @@ from .intrinsics import (
     fma,
     ints,
     shorts,
+    signed,
     unsigned,
     words,
 )
@@ -69,6 +79,8 @@ _dot_int8, _dot_int8_half = (
 _widened_bfloat16 = gemm(WIDENED_BFLOAT16, WIDENED_BFLOAT16_PANEL)
 _tiled_bfloat16 = gemm(TILED_BFLOAT16, TILED_BFLOAT16_PANEL)
 _widened_int8 = gemm(WIDENED_INT8, WIDENED_INT8_PANEL)
+_grouped_int8, _grouped_int4 = grouped_gemm(GROUPED_INT8), grouped_gemm(GROUPED_INT4)
+_INT8_BYTES, _INT4_BYTES = GROUPED_INT8.bytes_per_output, GROUPED_INT4.bytes_per_output
 _HAS_DOT_INT8 = HAS_VNNI or HAS_AVX_VNNI
 
 
@@ -117,8 +129,41 @@ def convert_rows(linear: Any, x: Any, begin: Any, end: Any, rows: Any, scratch: 
             else:
                 target_int16 = shorts(first + row * length * 2)
                 for i in range(length):
-                    signed = np.int32(fma(source[i], scale, _OFFSET)) - _ZERO_POINT
-                    target_int16[i] = np.uint16(signed)
+                    whole = np.int32(fma(source[i], scale, _OFFSET)) - _ZERO_POINT
+                    target_int16[i] = np.uint16(whole)
+        if is_grouped(form):
+            zero = INT8_ZERO if form == p.GROUPED_INT8 else INT4_ZERO
+            _convert_groups(x + row * length * FLOAT, length, zero, first + row * _grouped(length))
+
+
+@compiled
+def is_grouped(form: Any) -> Any:
+    """Whether weights have a scale for each group of inputs."""
+    return form == p.GROUPED_INT8 or form == p.GROUPED_INT4
+
+
+@compiled
+def _grouped(length: Any) -> Any:
+    """Return the bytes of a row in groups: see grouped.py."""
+    return length + length // INPUTS * META_BYTES
+
+
+@compiled
+def _convert_groups(x: Any, length: Any, zero: Any, y: Any) -> None:
+    """Quantize the groups of a row. `zero`: the zero point of the weights."""
+    source, integers = floats(x), signed(y)
+    for group in range(length // INPUTS):
+        first = group * INPUTS
+        absmax = absmax_of(x + first * FLOAT, INPUTS)
+        scale = _ONE / absmax * _LARGEST
+        total = np.int32(0)
+        for i in range(first, first + INPUTS):
+            whole = np.int32(fma(source[i], scale, _OFFSET)) - _ZERO_POINT
+            integers[i] = np.int8(whole)
+            total += whole
+        meta = y + length + group * META_BYTES
+        floats(meta)[0] = absmax / _LARGEST
+        ints(meta)[1] = -zero * total
 
 
 @compiled
@@ -135,6 +180,8 @@ def row_bytes(linear: Any) -> Any:
     form = fields[p.FORM]
     if form == p.DOT_INT8:
         return fields[p.INPUTS]
+    if is_grouped(form):
+        return _grouped(fields[p.INPUTS])
     if form == p.DOT_BFLOAT16 or form == p.TILED_BFLOAT16 or form == p.WIDENED_INT8:
         return 2 * fields[p.INPUTS]
     return FLOAT * fields[p.INPUTS]
@@ -149,15 +196,15 @@ def _block_of_rows(
     form, length, panel = fields[p.FORM], fields[p.INPUTS], fields[p.PANEL]
     k_block = fields[p.K_BLOCK]
     first = number * WIDTH
-    weight_bytes, x_stride = _weight_bytes(form), row_bytes(linear)
+    x_stride = row_bytes(linear)
     groups = (rows + GROUP - 1) // GROUP
-    step_bytes = panel * FLOAT
+    step_bytes = panel * (bytes_of(form, INPUTS) if is_grouped(form) else FLOAT)
     for begin in range(0, length, k_block):
         end = min(begin + k_block, length)
         fetched = step_bytes // groups if groups > 1 or _AHEAD else 0
         for column in range(0, WIDTH, panel):
-            w = fields[p.WEIGHT] + (first + column) * length * weight_bytes
-            here, following = w + begin * panel * weight_bytes, w + end * panel * weight_bytes
+            w = fields[p.WEIGHT] + (first + column) * bytes_of(form, length)
+            here, following = w + panel * bytes_of(form, begin), w + panel * bytes_of(form, end)
             for group in range(groups):
                 row = rows * group // groups
                 count = rows * (group + 1) // groups - row
@@ -200,12 +247,17 @@ def block(
 
 
 @compiled
-def _weight_bytes(form: Any) -> Any:
+def bytes_of(form: Any, inputs: Any) -> Any:
+    """Return the bytes of the weights of so many inputs, per output."""
     if form == p.FLOAT32:
-        return 4
+        return inputs * 4
     if form == p.DOT_BFLOAT16 or form == p.WIDENED_BFLOAT16 or form == p.TILED_BFLOAT16:
-        return 2
-    return 1
+        return inputs * 2
+    if form == p.GROUPED_INT8:
+        return inputs // INPUTS * _INT8_BYTES
+    if form == p.GROUPED_INT4:
+        return inputs // INPUTS * _INT4_BYTES
+    return inputs
 
 
 @compiled
@@ -238,6 +290,10 @@ def _multiply_panel(
         _dot_int8(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
     if _HAS_DOT_INT8 and form == p.DOT_INT8 and panel != DOT_INT8_PANEL:
         _dot_int8_half(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
+    if HAS_AVX2 and form == p.GROUPED_INT8:
+        _grouped_int8(count, y, y_stride, x, x_stride, w, end, ahead, fetched)
+    if HAS_AVX2 and form == p.GROUPED_INT4:
+        _grouped_int4(count, y, y_stride, x, x_stride, w, end, ahead, fetched)
 
 
 @compiled

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import layout as p
 from .arranging import arrange
+from .grouped import GROUPED_INT4, GROUPED_INT8, INPUTS, PANEL as GROUPED_PANEL
 from .intrinsics import HAS_AMX, HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
 from .linear import (
     DOT_INT8_PANEL,
@@ -23,13 +24,22 @@ from .openmp import OpenMP, address, openmp
 from .rowwise import FLOAT
 
 _LARGEST = 127
-_BYTES = {p.FLOAT32: 4, p.WIDENED_BFLOAT16: 2, p.DOT_INT8: 1, p.WIDENED_INT8: 1}
+_BYTES = {  # of a weight, with its share of the scale of its group
+    p.FLOAT32: 4,
+    p.WIDENED_BFLOAT16: 2,
+    p.DOT_INT8: 1,
+    p.WIDENED_INT8: 1,
+    p.GROUPED_INT8: GROUPED_INT8.bytes_per_output / INPUTS,
+    p.GROUPED_INT4: GROUPED_INT4.bytes_per_output / INPUTS,
+}
 _INT8 = p.DOT_INT8 if HAS_VNNI or HAS_AVX_VNNI else p.WIDENED_INT8
 _PANELS = {
     p.FLOAT32: FLOAT32_PANEL,
     p.WIDENED_BFLOAT16: WIDENED_BFLOAT16_PANEL,
     p.DOT_INT8: DOT_INT8_PANEL,
     p.WIDENED_INT8: WIDENED_INT8_PANEL,
+    p.GROUPED_INT8: GROUPED_PANEL,
+    p.GROUPED_INT4: GROUPED_PANEL,
 }
 
 
@@ -59,7 +69,7 @@ class PanelLinear:
         self.shape: tuple[int, int] = (outputs, inputs)
         rows, columns = _whole(outputs), _whole(inputs)
         self._padded_inputs, self._padded_outputs = columns, rows
-        self.packed = torch.empty(rows * columns * _BYTES[form], dtype=torch.uint8)
+        self.packed = torch.empty(int(rows * columns * _BYTES[form]), dtype=torch.uint8)
         self.scale = torch.empty(rows)
         self._sums = torch.empty(rows if form == p.DOT_INT8 else 0, dtype=torch.int32)
         self.bias: Tensor | None = None
@@ -107,7 +117,7 @@ class PanelLinear:
                 len(weight)
             )
             place += len(weight)
-        scratch = torch.empty(threads * self._padded_inputs)
+        scratch = torch.empty(threads * (self._padded_inputs + INPUTS))
         claimed = np.zeros(threads, dtype=np.int64)
         self._omp.run(
             arrange.address,
@@ -177,6 +187,16 @@ def tiled_linear(weight: int, shape: tuple[int, int]) -> Callable[[Tensor], Tens
 def int8_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
     """Return a layer in int8 (W8A8 dynamic), bit-identical to quantized.Int8Linear."""
     return PanelLinear(_INT8, weights, bias)
+
+
+def grouped_int8_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
+    """Return a layer in int8 with a scale for each group of inputs: see `grouped`."""
+    return PanelLinear(p.GROUPED_INT8, weights, bias)
+
+
+def grouped_int4_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
+    """Return a layer in int4 with a scale for each group of inputs, by inputs in int8."""
+    return PanelLinear(p.GROUPED_INT4, weights, bias)
 
 
 def reads_amx_order() -> bool:

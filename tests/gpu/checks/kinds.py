@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from own_daemon import own_daemon
 
+from warmd.configs.precision import PRECISIONS
 from warmd.daemon.client.client import Client
 from warmd.jobs import spec_class
 
@@ -52,7 +53,7 @@ def check(client: Client, folder: Path) -> None:
         ended(name, events)
         if events[-1]["type"] == "finished":
             verify(client, name, events[-1]["job"])
-    for precision in ("native", "bf16", "int8"):
+    for precision in PRECISIONS:
         options = {"prompt": "17+58=", "precision": precision, "max_tokens": 8}
         ended(f"request in {precision}", run(client, "infer", options))
     ended("evaluation", run(client, "eval", {"samples": 8, "max_tokens": 8}))
