@@ -196,7 +196,8 @@ class InferWork:
     completion: int
 
 
-WEIGHT_BYTES = {NATIVE: 4, "bf16": 2, "int8": 1, "int4": 0.5}  # bytes per weight
+# Bytes per weight; int4 with its share of the scale of 32 weights.
+WEIGHT_BYTES = {NATIVE: 4, "bf16": 2, "int8": 1, "int4": 0.5 + 2 / 32}
 
 INFER = {
     "0.5b": InferWork(shape=Shape(layers=24), prompt=32, completion=48),

@@ -72,6 +72,22 @@ print(levels().instructions, levels().int8)
 """
 
 
+GROUPS = """
+import hashlib, torch
+from warmd.jobs.compute import native
+generator = torch.Generator().manual_seed(0)
+found = hashlib.sha256()
+if native.is_available():
+    from warmd.jobs.compute.native import panels
+    for outputs, inputs in ((64, 64), (200, 97), (130, 4864)):
+        weight = torch.randn(outputs, inputs, generator=generator)
+        x = torch.randn(13, inputs, generator=generator)
+        for make in (panels.grouped_int8_linear, panels.grouped_int4_linear):
+            found.update(make([weight], None)(x).numpy().tobytes())
+print(found.hexdigest())
+"""
+
+
 def play(level: str, tmp_path: Path) -> dict[str, str]:
     """The environment of a child at a level; skips one that is above this machine."""
     flags, variables = LEVELS[level]
@@ -104,6 +120,19 @@ def test_int8_sums_are_exact_at_every_level(level, tmp_path):
     )
     if level != "torch alone":
         assert done.stdout.startswith(f"{level} ")
+
+
+@pytest.mark.nightly(
+    part="levels", catches="a processor on which weights in groups give other bits than on this one"
+)
+@pytest.mark.parametrize("level", [level for level in LEVELS if level != "torch alone"])
+def test_weights_in_groups_give_the_same_bits_at_every_level(level, tmp_path):
+    environments = (os.environ, play(level, tmp_path))
+    here, there = (
+        subprocess.run([sys.executable, "-c", GROUPS], env=each, check=True, stdout=-1).stdout
+        for each in environments
+    )
+    assert here == there
 
 
 @pytest.mark.nightly(
