@@ -21,7 +21,7 @@ from numba import types
 
 from .emitting import by_count, llvm_call, load_vector, prefetch, rows_at, word
 from .gemm import GROUP
-from .intrinsics import HAS_AVX_VNNI, HAS_VNNI, LINE, Typed, intrinsic, loop, pointer, splat, typed
+from .intrinsics import HAS_AVX_VNNI, HAS_VNNI, Typed, intrinsic, loop, pointer, splat, typed
 
 INPUTS = 32  # of a group
 SCALE_BYTES = 2  # of a group's scale per output: bfloat16
@@ -64,8 +64,8 @@ def grouped_gemm(kernel: GroupedKernel) -> Any:
 
     f(count, y, y_stride, x, x_stride, w, inputs, ahead, fetched)
 
-    y: (count, PANEL) float32; strides are in bytes. Each group prefetches half of its bytes; the
-    first one from the address `ahead` on, each further one `fetched` bytes later.
+    y: (count, PANEL) float32; strides are in bytes. Each group prefetches as many bytes as it has;
+    the first one from the address `ahead` on, each further one `fetched` bytes later.
     """
     group_bytes = PANEL * kernel.bytes_per_output
 
@@ -77,7 +77,7 @@ def grouped_gemm(kernel: GroupedKernel) -> Any:
 
         def multiply(number: Any, totals: Sequence[Any]) -> list[Any]:
             place = builder.add(ahead, builder.mul(number, fetched))
-            prefetch(builder, place, max(LINE, group_bytes // 2))
+            prefetch(builder, place, group_bytes)
             place = builder.add(w, builder.mul(number, word(group_bytes)))
             in_row = builder.mul(number, word(INPUTS))
             meta = builder.add(inputs, builder.mul(number, word(META_BYTES)))
