@@ -2,8 +2,8 @@
 
     python -m warmd.jobs.bench.infer WORK FOLDER PAIRS
 
-FOLDER holds the model (`model.py`). The sides alternate in one process; prompts are random words.
-Prints one JSON object: tokens per second. Imports torch and transformers.
+FOLDER holds the model (`model.py`). The sides alternate in one process. Prompts are random words,
+and nothing is drafted. Prints one JSON object: tokens per second. Imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from ..context import WarmModel
 from ..engine.engine import Engine
 from ..engine.request import End, Request, Sampling
+from ..engine.speculation import NoDrafts
 from . import machine, model
 from .apart import apart
 from .works import INFER, WEIGHT_BYTES, InferWork
@@ -48,7 +49,7 @@ def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
 
     engines: dict[str, Engine] = {}
     for precision in WEIGHT_BYTES:
-        engine = Engine(warm, precision=precision)
+        engine = Engine(warm, precision=precision, speculation=NoDrafts())
         _engine_speed(engine, prompt(), max(WARM_UP_TOKENS, work.completion))
         if engine.precision == precision:
             engines[precision] = engine

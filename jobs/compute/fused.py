@@ -1,4 +1,4 @@
-"""Fused decode steps: one token of each of several sequences per native call.
+"""Fused decode steps: the next tokens of several sequences per native call.
 
 Layers in warmd's panels are used directly. Layers that oneDNN packed are probed: if a native kernel
 gives oneDNN's bits on oneDNN's packed weights, both share that memory, and the native kernel
@@ -19,7 +19,7 @@ from .levels import levels
 from .linear_forms import InPlaceLinear, Linear, OnednnPacked, panels_of
 from .linears import innermost
 from .native import layout as p
-from .native.decode_step import step
+from .native.decode_step import COUNT, FIRST, SEQUENCE, step
 from .native.intrinsics import HAS_AMX, HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
 from .native.linear import DOT_INT8_PANEL
 from .native.openmp import OpenMP, address
@@ -29,7 +29,7 @@ from .quantized import Bfloat16Linear, Int8Linear
 from .shape import Shape
 
 _MAX_ROWS = 512  # for layers that oneDNN packed; more rows were not measured
-_MAX_SEQUENCES = 64
+_MAX_TOKENS = 64
 
 _PROBE_ROWS = 4
 _PROBE_OUTPUTS = 16 * WIDTH
@@ -65,7 +65,7 @@ class FusedDecodeSteps:
         """
         self._omp = omp
         self._max_rows = min(_MAX_ROWS, levels().max_rows)
-        self.max_sequences = _MAX_SEQUENCES  # of one step; see Levels.tiled_rows
+        self.max_tokens = _MAX_TOKENS  # of one step; see Levels.tiled_rows
         # Keep the objects alive whose addresses the plan has: layers, norms, constants and biases.
         self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
         self.has_logits = not isinstance(head, InPlaceLinear)
@@ -99,20 +99,26 @@ class FusedDecodeSteps:
         cos: torch.Tensor,
         sin: torch.Tensor,
         sequences: Sequence[tuple[int, int, int]],
+        counts: Sequence[int],
     ) -> torch.Tensor:
-        """Compute one token of each sequence and append to its KV cache; return logits (rows, V).
+        """Compute the next tokens of each sequence and append to its KV cache.
 
-        x: (rows, hidden), overwritten; cos, sin: (rows, 1, head_dim); all float32. `sequences`: per
-        row the address of its KV cache (layers, 2, kv_heads, capacity, head_dim), its capacity and
-        its length.
+        Returns logits (rows, V), which have the bits of as many steps of one token each.
+
+        x: (rows, hidden), overwritten; cos, sin: (rows, 1, head_dim); all float32. `sequences`: of
+        each the address of its KV cache (layers, 2, kv_heads, capacity, head_dim), its capacity and
+        its length; `counts`: its number of rows, which follow one another.
         """
         assert self._plan is not None
         assert self.has_logits
         rows, threads = len(x), torch.get_num_threads()
         heads, kv_heads, size = self._shape.heads, self._shape.kv_heads, self._shape.head_dim
         logits = x.new_empty(rows, _shape(self._head)[0])
-        sequence_words = np.array(sequences, dtype=np.int64)
-        longest = int(sequence_words[:, p.LENGTH].max()) + 1
+        sequence_words = np.zeros((len(sequences), SEQUENCE), dtype=np.int64)
+        sequence_words[:, :FIRST] = sequences
+        sequence_words[:, FIRST] = np.cumsum([0, *counts[:-1]])
+        sequence_words[:, COUNT] = counts
+        longest = int((sequence_words[:, p.LENGTH] + counts).max())
         private = whole_lines(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + whole_lines(
             rows * WIDTH, max(rows * (2 * self._widest + WIDTH * FLOAT), (longest + LANES) * FLOAT)
         )
@@ -138,6 +144,7 @@ class FusedDecodeSteps:
                 places[3],
                 private,
                 claimed.ctypes.data,
+                len(sequences),
             ],
             threads=threads,
         )
@@ -163,7 +170,7 @@ class FusedDecodeSteps:
             self._words[linear] = np.array(self._words_of(linear), dtype=np.int64)
         if any(words[p.FORM] == p.TILED_BFLOAT16 for words in self._words.values()):
             self._max_rows = min(self._max_rows, levels().tiled_rows)
-            self.max_sequences = min(self.max_sequences, levels().tiled_rows)
+            self.max_tokens = min(self.max_tokens, levels().tiled_rows)
         shape = self._shape
         words = [
             len(self._layers), self._hidden, shape.heads, shape.kv_heads, shape.head_dim,

@@ -1,8 +1,8 @@
 """Forward pass of Llama-like decoders over a ragged batch of sequences, without padding.
 
-The tokens of all sequences are concatenated: one of each decoding sequence, many of each prompt in
-prefill. They share every linear layer; attention is computed per sequence. Weights come from the
-transformers model, and a test compares the logits with its own.
+The tokens of all sequences are concatenated: one of each decoding sequence, or several to verify
+drafts, many of each prompt in prefill. They share every linear layer; attention is computed per
+sequence. Weights come from the transformers model, and a test compares the logits with its own.
 
 On a GPU, decoding sequences are computed in steps of fixed shapes (`cuda_steps.py`), which are
 batch-invariant to rounding only, not to the bit.
@@ -153,6 +153,12 @@ class Decoder:
         """Whether a token gets the same bits whatever else is in the batch."""
         return self._linears.is_batch_invariant and self._heads.is_batch_invariant
 
+    @property
+    def verifies_drafts(self) -> bool:
+        """Whether `Part.verifies` is supported: a pass over several tokens has a step's bits."""
+        is_on_cpu = self.embedding.device.type == "cpu"
+        return is_on_cpu and self._cuda_steps is None and self.is_batch_invariant
+
     def refresh(self) -> None:
         """Copy the current weights of the model to the linear layers, in the memory they have.
 
@@ -224,11 +230,17 @@ class Decoder:
             x[where] = features[0].to(x.dtype)
         deep = [(where, features[1:]) for where, features in seen if len(features) > 1]
         wanted = wanted_rows(parts)
-        is_step = len(parts) == len(wanted) == len(ids) and not deep
+        is_step = len(wanted) == len(ids) and not deep and all(map(_is_step, parts))
         adapted = adapted_rows(parts)
         steps = self._ready_fused_steps() if is_step and not adapted else None
-        if steps is not None and steps.has_logits and len(parts) <= steps.max_sequences:
-            logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.location for part in parts])
+        if steps is not None and steps.has_logits and len(ids) <= steps.max_tokens:
+            logits: torch.Tensor = steps.logits(
+                x,
+                cos,
+                sin,
+                [part.kv.location for part in parts],
+                [len(part.ids) for part in parts],
+            )
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)
             x = self.hidden(
@@ -347,6 +359,11 @@ class Decoder:
         h = rowwise.rms_norm(x, layer.mlp_norm)
         h = rowwise.swiglu(apply(layer.gate_up, "gate_up", h))
         return x + apply(layer.down, "down", h)
+
+
+def _is_step(part: Part) -> bool:
+    """Whether all tokens of a part are computed like decode steps."""
+    return part.verifies or len(part.ids) == 1
 
 
 def _native_layer_ops(

@@ -31,6 +31,7 @@ from .request import End, Request
 from .sampling import sample_batch
 from .scheduler import Scheduler
 from .sequence import TextSequence, now
+from .speculation import Speculation
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +52,19 @@ class Engine(Scheduler):
         precision: str = NATIVE,
         budget_bytes: int | None = None,
         prefill: PrefillBudget | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`budget_bytes`: KV caches of running sequences and the prefix cache together.
 
         `prefill`: how many prompt tokens a step takes (default: by the measured speed).
+        `speculation`: which tokens are drafted (default: those that the measured speed favors).
         """
         super().__init__(
             budget_bytes=budget_bytes or int(free_bytes(warm.model.device) * _KV_SHARE),
             prefill=prefill or PrefillBudget(),
             ends=end_tokens(warm.model, warm.tokenizer),
             prefix_cache=PrefixCache(),
+            speculation=speculation or Speculation(),
         )
         self._warm = warm
         self._precision = precision
@@ -214,7 +218,10 @@ class Engine(Scheduler):
     # --- What the scheduler calls -------------------------------------------------------------
 
     def _sequence(self, request: Request, index: int, kv: Any) -> TextSequence:
-        return TextSequence(request, index, kv, self._warm.tokenizer)
+        sequence = TextSequence(request, index, kv, self._warm.tokenizer)
+        if self._runner.verifies_drafts and self._speculation is not None:
+            sequence.lookup = self._speculation.lookup(request.ids)
+        return sequence
 
     def _is_any_decoding(self) -> bool:
         return COMPUTE_THREAD.is_any_decoding()

@@ -54,6 +54,7 @@ class FallbackRunner:
 
     chunk: int | None = None  # prompts are computed in one pass
     forks = True
+    verifies_drafts = False
     precision = NATIVE
     uncached: str | None  # why each token is computed from the whole sequence (None: it is not)
 

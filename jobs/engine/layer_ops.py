@@ -16,12 +16,13 @@ Norms = tuple[torch.Tensor, torch.Tensor]  # of queries and of keys, (head_dim,)
 
 
 @dataclass(frozen=True)
-class DecodeRow:
-    """A row of the batch that is the only token of its sequence in a chunk."""
+class DecodeRows:
+    """Rows of the batch: consecutive tokens of one sequence, each computed like a decode step."""
 
-    row: int
+    row: int  # the first one
     kv: KVCache
-    position: int
+    position: int  # of the first one
+    count: int = 1
 
 
 class LayerOps(Protocol):
@@ -45,11 +46,12 @@ class LayerOps(Protocol):
         self,
         qkv: torch.Tensor,
         attended: torch.Tensor,
-        decode_rows: Sequence[DecodeRow],
+        decode_rows: Sequence[DecodeRows],
         layer: int,
     ) -> None:
         """Append keys and values to the KV caches, and write attention to `attended`.
 
+        A row attends to the earlier ones of its sequence, with the bits of a step of its own.
         qkv: (rows, heads + 2 kv_heads, head_dim) after RoPE; attended: (rows, heads, head_dim).
         """
 
@@ -83,15 +85,17 @@ class TorchLayerOps:
         self,
         qkv: torch.Tensor,
         attended: torch.Tensor,
-        decode_rows: Sequence[DecodeRow],
+        decode_rows: Sequence[DecodeRows],
         layer: int,
     ) -> None:
         heads, kv_heads, size = self._heads, self._kv_heads, qkv.shape[-1]
-        for decode_row in decode_rows:
-            written, keys, values = decode_row.kv.layers[layer]
-            row, end = qkv[decode_row.row], decode_row.position + 1
-            written[:, :, end - 1] = row[heads:].view(2, kv_heads, size)
-            query = row[:heads].view(1, kv_heads, heads // kv_heads, size)
-            attended[decode_row.row] = functional.scaled_dot_product_attention(
-                query, keys[:, :, :end], values[:, :, :end], scale=self._scale
-            ).reshape(heads, size)  # not contiguous on a GPU
+        for of_sequence in decode_rows:
+            written, keys, values = of_sequence.kv.layers[layer]
+            for place in range(of_sequence.count):
+                number, end = of_sequence.row + place, of_sequence.position + place + 1
+                row = qkv[number]
+                written[:, :, end - 1] = row[heads:].view(2, kv_heads, size)
+                query = row[:heads].view(1, kv_heads, heads // kv_heads, size)
+                attended[number] = functional.scaled_dot_product_attention(
+                    query, keys[:, :, :end], values[:, :, :end], scale=self._scale
+                ).reshape(heads, size)  # not contiguous on a GPU

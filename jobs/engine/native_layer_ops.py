@@ -12,7 +12,7 @@ from ..compute.native.intrinsics import LANES, WIDTH
 from ..compute.native.openmp import address, openmp
 from ..compute.native.rowwise import FLOAT
 from ..compute.shape import Shape
-from .layer_ops import DecodeRow, Norms
+from .layer_ops import DecodeRows, Norms
 
 _ENOUGH = 16_384  # numbers in a call: with more, several threads are faster than one
 
@@ -74,26 +74,21 @@ class NativeLayerOps:
         self,
         qkv: torch.Tensor,
         attended: torch.Tensor,
-        decode_rows: Sequence[DecodeRow],
+        decode_rows: Sequence[DecodeRows],
         layer: int,
     ) -> None:
         spans = np.array(
             [
-                (
-                    decode_row.row,
-                    address(decode_row.kv.data),
-                    decode_row.kv.capacity,
-                    decode_row.position,
-                )
-                for decode_row in decode_rows
+                (rows.row, address(rows.kv.data), rows.kv.capacity, rows.position, rows.count)
+                for rows in decode_rows
             ],
             dtype=np.int64,
         )
-        longest = int(spans[:, 3].max()) + 1
+        longest = int((spans[:, 3] + spans[:, 4]).max())
         scratch_bytes = (longest + 2 * LANES) * FLOAT
         scratch = torch.empty(torch.get_num_threads() * scratch_bytes, dtype=torch.uint8)
         self._run(
-            row_entries.attend.address, int(spans[:, 3].sum()) * self._heads * self._size,
+            row_entries.attend.address, int(spans[:, 3] @ spans[:, 4]) * self._heads * self._size,
             len(decode_rows), self._heads, self._kv_heads, self._size, layer,
             address(qkv), address(attended), spans.ctypes.data, scratch.data_ptr(),
             scratch_bytes, self._scale,

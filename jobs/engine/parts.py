@@ -21,6 +21,7 @@ class Part:
     ids: Sequence[int]
     wants_logits: bool  # of the last token
     wants_all_logits: bool = False  # of every token: one row each
+    verifies: bool = False  # drafts: each token is computed with the bits of a step of its own
     positions: torch.Tensor | None = None  # (3, ids) of M-RoPE: time, row, column; None: text
     offset: int = 0  # added to the positions of text after images
     adapter: Any = None  # low_rank.Adapter that applies to these tokens

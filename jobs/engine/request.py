@@ -88,9 +88,11 @@ class Piece:
 
 @dataclass
 class RequestStats:
-    """Timings of a request, in seconds, and its prefix cache hits. Written by the engine."""
+    """Timings of a request, in seconds, and numbers of tokens. Written by the engine."""
 
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, from the prefix cache
+    drafted_tokens: int = 0  # computed to verify them, see speculation.py
+    accepted_tokens: int = 0  # of them, those that were drawn
     queued_s: float = 0.0
     vision_s: float = 0.0
     prefill_s: float = 0.0

@@ -4,6 +4,9 @@ Each step computes one token of every sequence in the batch, and as many prompt 
 time budget, so that a long prompt does not delay the sequences that are decoding. The jobs share
 the batch and the budget by tokens (`shares.py`): a sequence whose job has no place for it in this
 step keeps its memory and waits, and completions of one prompt begin as their job gets places.
+
+A step without prompt tokens may verify drafts (`speculation.py`): a sequence then gets several
+tokens in one step, each drawn from the logits of a step of its own, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from .prefill_budget import AHEAD_S, PrefillBudget
 from .request import End, Request
 from .sequence import Sequence, keys_of, now
 from .shares import Prefilled, Share, Shares, divided
+from .speculation import Speculation
 from .token_logprobs import token_logprobs
 
 MAX_SEQUENCES = 64  # in a batch
@@ -44,11 +48,13 @@ class Scheduler(ABC):
         ends: frozenset[int],
         most_sequences: int = MAX_SEQUENCES,
         prefix_cache: PrefixCache | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`budget_bytes`: KV caches of running sequences and the prefix cache together.
 
         `prefill`: how many prompt tokens a step takes. `ends`: the tokens that end a completion.
         `most_sequences`: in a batch. `prefix_cache`: None to compute each prompt from its start.
+        `speculation`: None for steps of one token per sequence.
         """
         self._runner: Any = None
         self._vision: VisionEncoder | None = None  # None: a text model
@@ -57,6 +63,7 @@ class Scheduler(ABC):
         self._ends = ends
         self._most_sequences = most_sequences
         self._prefix_cache = prefix_cache
+        self._speculation = speculation
         self._shares = Shares()
         # The jobs that lack memory in this step, with the bytes that each needs.
         self._blocked: list[tuple[Share, int]] = []
@@ -106,18 +113,21 @@ class Scheduler(ABC):
         prefilling = self._schedule_prefill(shares, len(decoding))
         if not decoding and not prefilling:
             return False
-        parts = [
-            Part(s.kv, (s.next_token,), True, offset=s.offset, adapter=s.request.adapter)
-            for s in decoding
-        ]
-        parts += [part for _, part in prefilling]
         begun = now()
+        drafts = [[]] * len(decoding) if prefilling else self._drafts(decoding)
+        parts = [_decoding_part(*pair) for pair in zip(decoding, drafts, strict=True)]
+        row = sum(part.num_logits for part in parts)
+        parts += [part for _, part in prefilling]
         logits = self._runner.forward(parts)
         if prefilling and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # CUDA is asynchronous: wait before timing
         seconds = now() - begun
-        row = len(decoding)
-        self._append_tokens(decoding, logits[:row])
+        if not prefilling and self._speculation is not None:
+            self._speculation.measure(row, seconds)
+        if any(drafts):
+            self._verify(decoding, drafts, logits)
+        else:
+            self._append_tokens(decoding, logits[:row])
         for sequence, part in prefilling:
             of_part, row = logits[row : row + part.num_logits], row + part.num_logits
             share = self._shares.of(sequence.request)
@@ -135,6 +145,43 @@ class Scheduler(ABC):
         num_prefilled = sum(len(part.ids) for _, part in prefilling)
         self._prefill.measure(num_prefilled, len(decoding), seconds)
         return True
+
+    def _drafts(self, decoding: list[Sequence]) -> list[list[int]]:
+        """Return the tokens to verify in this step, for each sequence."""
+        lookups = [one.lookup for one in decoding if one.lookup is not None]
+        if self._speculation is None or len(lookups) < len(decoding):
+            return [[]] * len(decoding)
+        # The last token of a completion is drawn, but not computed.
+        room = [self._capacity(one.request) - one.kv.length - 2 for one in decoding]
+        counts = self._speculation.counts(lookups, room)
+        return [lookup.drafts(count) for lookup, count in zip(lookups, counts, strict=True)]
+
+    def _verify(
+        self, decoding: list[Sequence], drafts: list[list[int]], logits: torch.Tensor
+    ) -> None:
+        """Draw the tokens of a step with drafts from logits (rows, V), and accept them."""
+        row = 0
+        for sequence, drafted in zip(decoding, drafts, strict=True):
+            of_sequence = logits[row : row + 1 + len(drafted)]
+            row += len(of_sequence)
+            with self._isolating_errors(sequence.request):
+                self._verify_one(sequence, drafted, of_sequence)
+
+    def _verify_one(self, sequence: Sequence, drafts: list[int], logits: torch.Tensor) -> None:
+        """Draw tokens until one differs from its draft: the rows after it follow another token.
+
+        logits: (1 + drafts, V). What the KV cache holds beyond its length is overwritten later.
+        """
+        stats = sequence.request.stats
+        stats.drafted_tokens += len(drafts)
+        sequence.kv.length -= len(drafts)
+        self._append_token(sequence, logits[0])
+        for draft, of_token in zip(drafts, logits[1:], strict=True):
+            if sequence.next_token != draft or not self._is_decoding(sequence):
+                return
+            stats.accepted_tokens += 1
+            sequence.kv.length += 1
+            self._append_token(sequence, of_token)
 
     def _drop_canceled(self) -> None:
         for share in self._shares:
@@ -351,6 +398,8 @@ class Scheduler(ABC):
         logprob = None
         if (num_top := sequence.request.num_top) is not None:
             (logprob,) = token_logprobs(logits[None], [token], num_top)
+        if sequence.lookup is not None:
+            sequence.lookup.add(token)
         sequence.accept(token, self._ends, logprob)
         if sequence.finish_reason is not None:
             self._finish(sequence)
@@ -399,3 +448,16 @@ class Scheduler(ABC):
         if room >= 0:
             self._prefix_cache.make_room(keys, room)
             self._prefix_cache.add(keys, self._runner.fork(sequence.kv, length, length))
+
+
+def _decoding_part(sequence: Sequence, drafts: list[int]) -> Part:
+    """Return the part of a decoding sequence: its next token, and drafts to verify."""
+    return Part(
+        sequence.kv,
+        (sequence.next_token, *drafts),
+        True,
+        wants_all_logits=bool(drafts),
+        verifies=bool(drafts),
+        offset=sequence.offset,
+        adapter=sequence.request.adapter,
+    )

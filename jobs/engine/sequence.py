@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .detokenizer import TextStream
+from .drafts import Lookup
 from .image_encoding import PromptImages
 from .request import Piece, Request, TokenLogprob
 from .sampling import SequenceSampler
@@ -28,6 +29,7 @@ class Sequence(ABC):
         self.begun_at: float | None = None  # start of prefill, then of decoding
         self.finish_reason: str | None = None
         self.images: PromptImages | None = None  # from the start of prefill on
+        self.lookup: Lookup | None = None  # None: its tokens are not drafted
 
     @abstractmethod
     def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:

@@ -1,7 +1,8 @@
 """Attention of the tokens of a prompt, in spans on a fixed grid of positions.
 
 A span attends to all earlier positions of its sequence at once. The grid does not depend on how a
-prompt is divided into steps, so the bits do not either.
+prompt is divided into steps, so the bits do not either. Tokens that verify drafts are in no span:
+each has the bits of a decode step of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from ..compute.shape import Shape
 from .kv_cache import KVCache
-from .layer_ops import DecodeRow, LayerOps
+from .layer_ops import DecodeRows, LayerOps
 from .parts import Attend, Part
 
 
@@ -54,20 +55,25 @@ class Attention:
 
         return attend
 
-    def _spans(self, parts: Sequence[Part]) -> tuple[list[DecodeRow], list[Span], list[DecodeRow]]:
+    def _spans(
+        self, parts: Sequence[Part]
+    ) -> tuple[list[DecodeRows], list[Span], list[DecodeRows]]:
         """Return the single tokens that spans of their parts follow, the spans, the other tokens.
 
         In this order each attends only to keys and values that are there.
         """
-        first: list[DecodeRow] = []
-        others: list[DecodeRow] = []
+        first: list[DecodeRows] = []
+        others: list[DecodeRows] = []
         spans, row = [], 0
         for part in parts:
             begin, last = part.kv.length, part.kv.length + len(part.ids)
+            if part.verifies:
+                others.append(DecodeRows(row, part.kv, begin, len(part.ids)))
+                row, begin = row + len(part.ids), last
             while begin < last:
                 end = min(begin // self._span * self._span + self._span, last)
                 if end - begin == 1:
-                    (others if end == last else first).append(DecodeRow(row, part.kv, begin))
+                    (others if end == last else first).append(DecodeRows(row, part.kv, begin))
                 else:
                     spans.append(Span(part.kv, row, begin, end, self._mask(begin, end)))
                 row += end - begin

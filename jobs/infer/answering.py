@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import secrets
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -156,6 +156,14 @@ class Answer(engine_answers.Answer):
         }
 
 
+def _drafts(answers: Iterable[Answer]) -> dict[str, int]:
+    """Return how many tokens were drafted and accepted; nothing if none was drafted."""
+    stats = [answer.request.stats for answer in answers]
+    drafted = sum(one.drafted_tokens for one in stats)
+    accepted = sum(one.accepted_tokens for one in stats)
+    return {"drafted_tokens": drafted, "accepted_tokens": accepted} if drafted else {}
+
+
 def answer_all(
     spec: InferSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -219,10 +227,11 @@ def _summed(usages: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 def _timings(answers: Sequence[Answer]) -> dict[str, float]:
-    """The timings of the slowest prompt, and the total speed."""
+    """The timings of the slowest prompt, the total speed, and the drafts of all."""
     found = [answer.timings for answer in answers]
     slowest = {name: max(one[name] for one in found) for name in found[0]}
-    return {**slowest, "tokens_per_s": round(sum(one["tokens_per_s"] for one in found), 3)}
+    speed = round(sum(one["tokens_per_s"] for one in found), 3)
+    return {**slowest, "tokens_per_s": speed, **_drafts(answers)}
 
 
 Merged = queue.SimpleQueue[tuple[int, Piece | End]]
@@ -497,6 +506,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     total = sum(1 for _ in batch_file.read(source, reading, chat_template=spec.chat_template))
     engine = _engine(spec, warm)
     usage: dict[str, int] = {}
+    drafts: Counter[str] = Counter()
     begun = time.perf_counter()
     with (
         batch_file.Answers(Path(spec.output), ctx.job_id) as answers,
@@ -520,6 +530,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
                     warn_of_model(ctx, engine, warm)
                 line = {"choices": answer.choices, **_prompt_ids([answer]), "usage": answer.usage}
                 ctx.patiently(partial(answers.append, line), folder)
+                drafts.update(_drafts([answer]))
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value
             if answers.done == total or time.perf_counter() - emitted_at >= 1:
@@ -532,7 +543,11 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
         "failed": answers.failed,  # records with an error instead of an answer
         "output": spec.output,
         "usage": usage,  # of the records answered by this execution
-        "timings": {"total_s": round(seconds, 6), "tokens_per_s": round(tokens / seconds, 3)},
+        "timings": {
+            "total_s": round(seconds, 6),
+            "tokens_per_s": round(tokens / seconds, 3),
+            **drafts,
+        },
         "seed": seed,
         "model": spec.model,
     }

@@ -24,6 +24,7 @@ from warmd.jobs.bench import model
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.request import End, Request, Sampling
+from warmd.jobs.engine.speculation import NoDrafts
 
 WARM_UP = (100, 40)  # tokens of a prompt and new ones, until the engine has packed all layers
 
@@ -35,7 +36,7 @@ def start(folder: Path, precision: str) -> tuple[str, Burst]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = None
     warm = WarmModel(name="peer", path=folder, model=causal_lm, tokenizer=tokenizer)
-    engine = Engine(warm, precision=precision)
+    engine = Engine(warm, precision=precision, speculation=NoDrafts())  # as the peers
 
     def burst(prompts: Sequence[Sequence[int]], tokens: int) -> Answer:
         sampling = Sampling(temperature=0)

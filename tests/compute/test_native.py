@@ -31,7 +31,7 @@ from warmd.jobs.compute.linear_forms import (
 from warmd.jobs.compute.linears import innermost, packed_areas
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
-from warmd.jobs.engine.layer_ops import DecodeRow, TorchLayerOps
+from warmd.jobs.engine.layer_ops import DecodeRows, TorchLayerOps
 from warmd.jobs.engine.native_layer_ops import NativeLayerOps
 from warmd.jobs.engine.parts import Part
 
@@ -188,7 +188,7 @@ def test_rowwise_operations_equal_those_of_pytorch():
         own = [decoder.fork(kv, 100, 100) for kv in kvs]
         found, wanted = torch.zeros(2, rows, heads, size)
         for operations, sequences, attended in ((ours, own, found), (theirs, kvs, wanted)):
-            decode_rows = [DecodeRow(row, kv, row % 99) for row, kv in enumerate(sequences)]
+            decode_rows = [DecodeRows(row, kv, row % 99) for row, kv in enumerate(sequences)]
             operations.attend(qkv, attended, decode_rows, 1)
         torch.testing.assert_close(found, wanted)
         assert all(torch.equal(kv.data, other.data) for kv, other in zip(kvs, own, strict=True))

@@ -17,8 +17,7 @@ import torch
 from daemons import Daemon
 from gateways import openai_client
 from hypothesis import given, settings, strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
@@ -43,20 +42,6 @@ PERSON = {
     "additionalProperties": False,
 }
 SCHEMA = json.dumps(PERSON)
-END = "<eos>"
-
-
-def tokenizer() -> Any:
-    """A token per byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {text: number for number, text in enumerate([END, *letters])}
-    core = Tokenizer(models.BPE(vocabulary, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    fast: Any = PreTrainedTokenizerFast
-    made = fast(tokenizer_object=core, eos_token=END)
-    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     llama: Any = LlamaForCausalLM(config)
     llama.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    tiny.byte_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -85,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(folder: Path) -> Iterator[Engine]:
     model: Any = LlamaForCausalLM.from_pretrained(folder)
     model.requires_grad_(False).eval()
-    engine = Engine(WarmModel(name="m", path=folder, model=model, tokenizer=tokenizer()))
+    engine = Engine(WarmModel(name="m", path=folder, model=model, tokenizer=tiny.byte_tokenizer()))
     yield engine
     engine.close()
 

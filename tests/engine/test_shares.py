@@ -22,6 +22,7 @@ from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.request import End, Piece, Request, Sampling
 from warmd.jobs.engine.scheduler import MAX_SEQUENCES
 from warmd.jobs.engine.shares import divided
+from warmd.jobs.engine.speculation import NoDrafts
 
 GREEDY = Sampling(temperature=0)
 KNOWN = len(tiny.SPECIAL) + len(tiny.CHARACTERS)
@@ -56,7 +57,7 @@ def enough() -> Iterator[threading.Event]:
 
 def start(model: Any, **settings: Any) -> Engine:
     warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
-    return Engine(warm, **settings)
+    return Engine(warm, speculation=NoDrafts(), **settings)  # one token per sequence and step
 
 
 def submit(engine: Engine, *requests: Request) -> None:

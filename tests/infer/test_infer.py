@@ -209,7 +209,8 @@ def test_events_and_result_agree(job):
         "cached_tokens": 0,
     }
     assert (result["seed"], result["model"]) == (7, "demo")
-    assert result["timings"].keys() == {
+    drafts = {"drafted_tokens", "accepted_tokens"}  # where it was faster to draft some
+    assert result["timings"].keys() - drafts == {
         "queued_s", "tokenize_s", "vision_s", "prefill_s", "decode_s", "tokens_per_s",
     }  # fmt: skip
     orjson.dumps(result)

@@ -18,7 +18,7 @@ A browser: `browser`, `dashboard`, `web_pages` (servers next to the gateway, a T
 Tiny models and data: `tiny`, `tiny_vision`, `cross_encoders`, `architectures`, `engines`,
     `adapters`, `odd_tokenizers`, `gguf_models`, `tool_chats`, `tool_caller` (a
     model that is trained to call tools), `scripted_policy`, `dialogues`,
-    `prefill`, `packages` (kinds from other packages)
+    `prefill`, `drafting` (always, by recorded tokens), `packages` (kinds from other packages)
 What another program makes of a file: `llama_child`; environments for other clients and libraries:
     `environments`
 Earlier and other versions: `old_homes`, `old_checkpoints`, `rq_versions`; `processor_sums`

@@ -38,6 +38,19 @@ def tokenizer() -> Any:
     )
 
 
+def byte_tokenizer() -> Any:
+    """One token per byte, after the end token 0."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: number for number, text in enumerate(["<eos>", *letters])}
+    core = Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    fast: Any = PreTrainedTokenizerFast
+    made = fast(tokenizer_object=core, eos_token="<eos>")
+    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return made
+
+
 # Of a chat, append-only: what was written of a turn stays whatever follows.
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}a:{{ m['content'] }}<eos>\n"

@@ -1,8 +1,9 @@
-"""Fused decode step: one token of each of several sequences through all layers, in one call.
+"""Fused decode step: the next tokens of several sequences through all layers, in one call.
 
-A row is one token. Threads divide the outputs of each GEMM among them, for all rows. Every thread
-computes RMSNorm and quantization of all rows itself, which takes less time than another barrier.
-`layout` describes the arguments.
+A row is one token. One task computes the attention of all rows of a sequence for one KV head, in
+order: a row attends to the keys and values that the rows before it have appended. Threads divide
+the outputs of each GEMM among them, for all rows. Every thread computes RMSNorm and quantization of
+all rows itself, which takes less time than another barrier. `layout` describes the arguments.
 """
 
 from __future__ import annotations
@@ -18,11 +19,23 @@ from .linear import add_outputs, block, convert_rows, multiply, partial_sums_of
 from .rowwise import FLOAT, WORD, attend_group, norm_and_rope, rms_norm_rows, swiglu
 from .work_stealing import claim, wait_for_all
 
+NUM_SEQUENCES = p.CLAIMED + 1  # a word of the call
+
+# Words of a sequence: those of `layout`, of which LENGTH is before its first row, and its rows.
+FIRST = p.SEQUENCE
+COUNT = FIRST + 1  # they follow one another
+SEQUENCE = COUNT + 1
+
 
 @compiled
-def rope_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -> None:
-    """RoPE and attention of the query heads that share KV head `head`, of one row in a layer."""
+def rope_and_attend(call: Any, number: Any, of: Any, place: Any, head: Any, scratch: Any) -> None:
+    """RoPE and attention of the query heads that share KV head `head`, of one row in a layer.
+
+    The row has number `place` among those of sequence `of`.
+    """
     c = words(call)
+    sequence = words(c[p.SEQUENCES] + of * SEQUENCE * WORD)
+    row = sequence[FIRST] + place
     m = words(c[p.PLAN])
     heads, kv_heads, size = m[p.HEADS], m[p.KV_HEADS], m[p.SIZE]
     constants = floats(m[p.CONSTANTS])
@@ -35,7 +48,6 @@ def rope_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -
     groups = heads // kv_heads
     for query in range(head * groups, (head + 1) * groups):
         norm_and_rope(qkv + query * head_bytes, fields[p.QUERY_NORM], eps, cos, sin, size)
-    sequence = words(c[p.SEQUENCES] + row * p.SEQUENCE * WORD)
     capacity = sequence[p.CAPACITY]
     attend_group(
         qkv,
@@ -46,10 +58,18 @@ def rope_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -
         kv_heads,
         size,
         capacity,
-        sequence[p.LENGTH],
+        sequence[p.LENGTH] + place,
         constants[p.SCALING],
         scratch,
     )
+
+
+@compiled
+def attend_in_order(call: Any, number: Any, of: Any, head: Any, scratch: Any) -> None:
+    """`rope_and_attend` for the rows of one sequence, `of`."""
+    sequence = words(words(call)[p.SEQUENCES] + of * SEQUENCE * WORD)
+    for place in range(sequence[COUNT]):
+        rope_and_attend(call, number, of, place, head, scratch)
 
 
 @entry
@@ -74,10 +94,10 @@ def step(data: Any) -> None:
         multiply(qkv, normed, rows, c[p.QKVS], scratch, thread, threads, claimed)
         claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         while True:
-            task = claim(rows * kv_heads, thread, threads, claimed)
+            task = claim(c[NUM_SEQUENCES] * kv_heads, thread, threads, claimed)
             if task < 0:
                 break
-            rope_and_attend(call, number, task // kv_heads, task % kv_heads, scratch)
+            attend_in_order(call, number, task // kv_heads, task % kv_heads, scratch)
         claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         out = layer + p.OUT * WORD
         add_outputs(out, c[p.ATTENDED], rows, x, pairs, scratch, thread, threads, claimed)

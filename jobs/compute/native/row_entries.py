@@ -15,7 +15,7 @@ from .compiling import entry
 from .intrinsics import address_of, call, floats, words
 from .rowwise import FLOAT, WORD
 
-SPAN = 4  # words of a span
+SPAN = 5  # words of a span
 
 
 @entry
@@ -62,7 +62,9 @@ def swiglu(data: Any) -> None:
 def attend(data: Any) -> None:
     """qkv: (rows, heads + 2 kv_heads, size); y: (rows, heads, size); a layer; spans; scratch.
 
-    A span: a row; the address of its sequence's KV cache of all layers; its capacity; its length.
+    A span is consecutive tokens of one sequence, each of which attends to those before it: its
+    first row; the address of its sequence's KV cache of all layers; its capacity; its length before
+    the span; the number of rows.
     """
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
@@ -79,17 +81,19 @@ def attend(data: Any) -> None:
     tasks = spans * kv_heads
     for task in range(tasks * thread // threads, tasks * (thread + 1) // threads):
         span = words(span_words + task // kv_heads * SPAN * WORD)
-        row, keys, capacity, length = span[0], span[1], span[2], span[3]
-        r.attend_group(
-            qkv + row * (heads + 2 * kv_heads) * head_bytes,
-            keys + layer * 2 * kv_heads * capacity * head_bytes,
-            y + row * heads * head_bytes,
-            task % kv_heads,
-            heads,
-            kv_heads,
-            size,
-            capacity,
-            length,
-            scale,
-            scratch + thread * scratch_bytes,
-        )
+        first, keys, capacity, length, count = span[0], span[1], span[2], span[3], span[4]
+        for place in range(count):
+            row = first + place
+            r.attend_group(
+                qkv + row * (heads + 2 * kv_heads) * head_bytes,
+                keys + layer * 2 * kv_heads * capacity * head_bytes,
+                y + row * heads * head_bytes,
+                task % kv_heads,
+                heads,
+                kv_heads,
+                size,
+                capacity,
+                length + place,
+                scale,
+                scratch + thread * scratch_bytes,
+            )
