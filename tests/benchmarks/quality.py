@@ -38,10 +38,11 @@ from warmd.jobs.engine.parts import Part
 from warmd.jobs.models.gguf.tokenizers import SPLITS
 
 HERE = Path(__file__).parent
-SHAPE = {
+VOCABULARY = 4096
+SHAPE: dict[str, Any] = {
     **{"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6},
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 512},
-    **{"vocab_size": 4096, "tie_word_embeddings": True, "rms_norm_eps": 1e-6},
+    **{"vocab_size": VOCABULARY, "tie_word_embeddings": True, "rms_norm_eps": 1e-6},
 }
 LENGTH, BATCH = 256, 16
 TEXTS = 120  # of TEST that are compared
@@ -124,7 +125,7 @@ def byte_pairs(some: list[str]) -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=SHAPE["vocab_size"],
+        vocab_size=VOCABULARY,
         show_progress=False,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -146,8 +147,7 @@ def of_llama(peers: Path, folder: Path, kind: str, ids: list[list[int]]) -> Iter
         write_gguf(python, folder, whole, "F32")
     command = [str(python), str(HERE / "quality_llamacpp.py"), str(whole), kind]
     done = subprocess.run(command, input=json.dumps(ids).encode(), stdout=-1, check=True)
-    size = SHAPE["vocab_size"]
-    every = np.frombuffer(done.stdout, np.float32).reshape(-1, size).astype(np.float64)
+    every = np.frombuffer(done.stdout, np.float32).reshape(-1, VOCABULARY).astype(np.float64)
     every -= np.log(np.exp(every - every.max(1, keepdims=True)).sum(1, keepdims=True))
     every -= np.log(np.exp(every).sum(1, keepdims=True))
     place = 0

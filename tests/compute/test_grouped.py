@@ -34,8 +34,8 @@ def stored(layer, bits):
     outputs, inputs = layer._padded_outputs, layer._padded_inputs
     group = g.SCALE_BYTES + g.INPUTS * bits // 8
     panels = layer.packed.numpy().reshape(outputs // g.PANEL, inputs // g.INPUTS, g.PANEL * group)
-    scales = np.ascontiguousarray(panels[..., : 2 * g.PANEL]).view(np.uint16).astype(np.uint32)
-    scales = (scales << 16).view(np.float32).transpose(0, 2, 1).reshape(outputs, -1)
+    halves = np.ascontiguousarray(panels[..., : 2 * g.PANEL]).view(np.uint16).astype(np.uint32)
+    scales = (halves << 16).view(np.float32).transpose(0, 2, 1).reshape(outputs, -1)
     codes = np.ascontiguousarray(panels[..., 2 * g.PANEL :])
     codes = codes.reshape(*panels.shape[:2], -1, g.PANEL, 4).astype(np.int64)
     if bits == 4:
