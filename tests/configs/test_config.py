@@ -247,8 +247,8 @@ def test_model_line_names_a_folder_or_a_hub_id(tmp_path, text, expected):
             "model.dtype: must be one of auto, float32, bfloat16, float16, got 'int4'",
         ),
         (
-            "m=x,precision=int4",
-            "model.precision: must be one of native, bf16, int8, got 'int4'",
+            "m=x,precision=int3",
+            "model.precision: must be one of native, bf16, int8, int4, got 'int3'",
         ),
         ("m=x,response_template=", "model.response_template: must be a path, got ''"),
         ("m=x,dtype=auto,dtype=auto", "model.dtype: must stand once"),

@@ -125,7 +125,7 @@ def test_a_stored_spec_with_the_former_name_of_the_native_precision_is_read():
     spec = InferSpec.parse(stored)
     assert spec.precision == "native"
     assert spec.changes(stored) == {}
-    with pytest.raises(SpecError, match="one of native, bf16, int8, got 'float'"):
+    with pytest.raises(SpecError, match="one of native, bf16, int8, int4, got 'float'"):
         InferSpec.parse({"prompt": "a", "precision": "float"})
 
 
