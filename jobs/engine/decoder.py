@@ -110,9 +110,7 @@ class Decoder:
         if make_head is not None:
             self._heads = UniformBuilder(make_head)
         elif self.precision == "int4":  # an error in the head is an error in every token
-            self._heads = LinearBuilder(
-                "grouped-int8", spare_bytes=spare_bytes, releases_sources=releases_sources
-            )
+            self._heads = LinearBuilder("grouped-int8", spare_bytes=spare_bytes)
         elif head_precision is not None:
             precision = served_precision(head_precision, self.embedding)
             self._heads = LinearBuilder(precision, spare_bytes=spare_bytes)
