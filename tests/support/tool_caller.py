@@ -341,14 +341,17 @@ def about_one(random: Random) -> Row:
 
 
 def agent(random: Random) -> Row:
-    """A step of smolagents' agents, which write calls and results as texts of later prompts."""
+    """A step of smolagents' agents, which write calls and results as texts of later prompts.
+
+    They run calls in threads, and write them in the order in which they ended.
+    """
     task, question = Task.drawn(random), random.choice(ASK_BOTH)
     begun = [
         *([said("system", random.choice(SYSTEMS))] if random.random() < 0.9 else []),
         said("user", f"New task:\n{question.format(**task.values)}"),
     ]
     calls = _in_order(question, task)
-    if random.random() < 0.4:  # by code
+    if random.random() < 0.3:  # by code
         code = (
             f"final_answer(f\"It is {{weather('{task.city}')}} in {task.city}. "
             f'The sum is {{add({task.a}, {task.b})}}.")'
@@ -356,8 +359,9 @@ def agent(random: Random) -> Row:
         return row([*begun, said("assistant", f"<code>\n{code}\n</code>")])
     says = ["Provides a final answer to the given problem."]
     tools = [*both_tools(random), function(random, "final_answer", {"answer": "string"}, says)]
-    if random.random() < 0.5:
+    if random.random() < 0.35:
         return row([*begun, calling(calls)], tools)
+    random.shuffle(calls)
     made = [
         {
             "id": f"call_{random.getrandbits(96):024x}",
@@ -526,7 +530,7 @@ KINDS: dict[Callable[[Random], Row], float] = {
     greeting: 0.04,
     form: 0.19,
     other_tool: 0.18,
-    agent: 0.12,
+    agent: 0.17,
 }
 
 
