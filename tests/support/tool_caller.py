@@ -341,10 +341,7 @@ def about_one(random: Random) -> Row:
 
 
 def agent(random: Random) -> Row:
-    """A step of smolagents' agents, which write calls and results as texts of later prompts.
-
-    They run calls in threads, and write them in the order in which they ended.
-    """
+    """A step of smolagents' agents, which write calls and results as texts of later prompts."""
     task, question = Task.drawn(random), random.choice(ASK_BOTH)
     begun = [
         *([said("system", random.choice(SYSTEMS))] if random.random() < 0.9 else []),
@@ -361,7 +358,6 @@ def agent(random: Random) -> Row:
     tools = [*both_tools(random), function(random, "final_answer", {"answer": "string"}, says)]
     if random.random() < 0.35:
         return row([*begun, calling(calls)], tools)
-    random.shuffle(calls)
     made = [
         {
             "id": f"call_{random.getrandbits(96):024x}",
@@ -530,7 +526,7 @@ KINDS: dict[Callable[[Random], Row], float] = {
     greeting: 0.04,
     form: 0.19,
     other_tool: 0.18,
-    agent: 0.17,
+    agent: 0.22,
 }
 
 
