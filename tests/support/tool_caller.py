@@ -348,7 +348,7 @@ def agent(random: Random) -> Row:
         said("user", f"New task:\n{question.format(**task.values)}"),
     ]
     calls = _in_order(question, task)
-    if random.random() < 0.3:  # by code
+    if random.random() < 0.4:  # by code
         code = (
             f"final_answer(f\"It is {{weather('{task.city}')}} in {task.city}. "
             f'The sum is {{add({task.a}, {task.b})}}.")'
@@ -356,7 +356,7 @@ def agent(random: Random) -> Row:
         return row([*begun, said("assistant", f"<code>\n{code}\n</code>")])
     says = ["Provides a final answer to the given problem."]
     tools = [*both_tools(random), function(random, "final_answer", {"answer": "string"}, says)]
-    if random.random() < 0.35:
+    if random.random() < 0.5:
         return row([*begun, calling(calls)], tools)
     made = [
         {
@@ -526,7 +526,7 @@ KINDS: dict[Callable[[Random], Row], float] = {
     greeting: 0.04,
     form: 0.19,
     other_tool: 0.18,
-    agent: 0.22,
+    agent: 0.12,
 }
 
 
