@@ -135,6 +135,15 @@ def like_a_work_horse() -> Iterator[None]:
 
 
 @pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """So many threads of torch, the parameter of the test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def make_daemon(daemons: Callable[..., Daemon]) -> Iterator[Callable[..., Daemon]]:
     """Make daemons that end with the test."""
     made: list[Daemon] = []

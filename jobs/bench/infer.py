@@ -30,8 +30,7 @@ WARM_UP_TOKENS = 40  # after which the engine has packed all layers
 
 
 def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
-    """Return the decode speed of each round, in tokens/s: `stock`, `native`, `bf16`, `int8`,
-    `int4`.
+    """Return the decode speed of each round, in tokens/s, of `stock` and of each precision.
 
     Prefill and the first token do not count. `bytes_s`: memory bandwidth per precision, measured
     just before it, since it varies on a shared machine; `weights`: their number. Precisions without

@@ -19,7 +19,7 @@ from .levels import levels
 from .linear_forms import InPlaceLinear, Linear, OnednnPacked, panels_of
 from .linears import innermost
 from .native import layout as p
-from .native.decode_step import COUNT, FIRST, SEQUENCE, step
+from .native.decode_step import step
 from .native.intrinsics import HAS_AMX, HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
 from .native.linear import DOT_INT8_PANEL
 from .native.openmp import OpenMP, address
@@ -114,10 +114,10 @@ class FusedDecodeSteps:
         rows, threads = len(x), torch.get_num_threads()
         heads, kv_heads, size = self._shape.heads, self._shape.kv_heads, self._shape.head_dim
         logits = x.new_empty(rows, _shape(self._head)[0])
-        sequence_words = np.zeros((len(sequences), SEQUENCE), dtype=np.int64)
-        sequence_words[:, :FIRST] = sequences
-        sequence_words[:, FIRST] = np.cumsum([0, *counts[:-1]])
-        sequence_words[:, COUNT] = counts
+        sequence_words = np.zeros((len(sequences), p.SEQUENCE), dtype=np.int64)
+        sequence_words[:, : p.FIRST] = sequences
+        sequence_words[:, p.FIRST] = np.cumsum([0, *counts[:-1]])
+        sequence_words[:, p.COUNT] = counts
         longest = int((sequence_words[:, p.LENGTH] + counts).max())
         private = whole_lines(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + whole_lines(
             rows * WIDTH, max(rows * (2 * self._widest + WIDTH * FLOAT), (longest + LANES) * FLOAT)

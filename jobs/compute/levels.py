@@ -220,8 +220,9 @@ def measure() -> Levels:
         halves.append(("storage", panels.bfloat16_linear([weight], None)))
     if onednn.has_exact_int8():
         eights.append(("onednn", Int8Linear([weight], None)))
-    if panels is not None and panels.has_int8() and _is_exact(panels.int8_linear):
-        eights.append(("warmd", panels.int8_linear([weight], None)))
+    if panels is not None and panels.has_int8():
+        if _is_exact(panels.int8_linear):
+            eights.append(("warmd", panels.int8_linear([weight], None)))
         fours.append(("warmd", panels.grouped_int4_linear([weight], None)))
     bfloat16 = served("bf16", halves, _STORAGE_MAY_COST)
     has_tiles = panels is not None and panels.reads_amx_order() and bfloat16 == "units"

@@ -19,6 +19,8 @@ _TRIED_ROWS = 4
 _TRIED_OUTPUTS = 1024
 _CHECKED_ROWS = 64  # of a weight, compared at once: other weights differ in the first
 
+HEAD_OF_INT4 = "grouped-int8"  # the form of a head, which is no precision that can be requested
+
 Linear = LinearFn  # x: (rows, in); y: (rows, out)
 
 
@@ -219,7 +221,7 @@ def forms_of(precision: str, weight: torch.Tensor) -> tuple[LinearFactory, ...]:
     """Return the form of a layer, or two: the initial one, and the packed one."""
     if precision == "int4":
         return (int4_linear,)
-    if precision == "grouped-int8":
+    if precision == HEAD_OF_INT4:
         return (grouped_int8_linear,)
     if precision == "int8":
         return (int8_linear,)

@@ -84,7 +84,10 @@ class LinearBuilder:
     """Builds the linear layers of one model in its precision."""
 
     def __init__(self, precision: str, *, spare_bytes: int | None = None) -> None:
-        """`precision`: as returned by `served_precision`. `spare_bytes`: see `_pack`."""
+        """`precision`: as returned by `served_precision`, or linear_forms.HEAD_OF_INT4.
+
+        `spare_bytes`: see `_pack`.
+        """
         self._spare_bytes = _SPARE_BYTES if spare_bytes is None else spare_bytes
         self.is_batch_invariant = True  # of all layers built so far
         self._precision = precision

@@ -19,7 +19,7 @@ import torch
 from ..compute import hugepages, native
 from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import NATIVE
-from ..compute.linear_forms import Linear
+from ..compute.linear_forms import HEAD_OF_INT4, Linear
 from ..compute.linears import (
     LazilyPackedLinear,
     LinearBuilder,
@@ -103,11 +103,11 @@ class Decoder:
         self._heads: LinearBuilder | UniformBuilder = self._linears
         if make_head is not None:
             self._heads = UniformBuilder(make_head)
-        elif self.precision == "int4":  # an error in the head is an error in every token
-            self._heads = LinearBuilder("grouped-int8", spare_bytes=spare_bytes)
         elif head_precision is not None:
             precision = served_precision(head_precision, self.embedding)
             self._heads = LinearBuilder(precision, spare_bytes=spare_bytes)
+        elif self.precision == "int4":  # an error in the head is one in every token
+            self._heads = LinearBuilder(HEAD_OF_INT4, spare_bytes=spare_bytes)
         self.head = self._heads.fused(
             [model.get_output_embeddings()], patience=_PATIENCE + len(self.layers)
         )

@@ -9,7 +9,11 @@ right predictions is measured without computing a draft. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
+import numpy as np
+
+_TOKEN_BITS = 32
 _CHAIN = 8  # latest occurrences of the last two tokens that are compared
 _LONGEST = 32  # tokens of a match that are compared
 _KINDS = 5  # of matches: 2 or 3 tokens, 4 to 7, 8 to 15, 16 to 31, more
@@ -41,12 +45,31 @@ def _kind(length: int) -> int:
     return min(length.bit_length() - 2, _KINDS - 1)
 
 
+class Prompt:
+    """The tokens of a prompt, and their chains, made once for all of its completions."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+
+    @cached_property
+    def chains(self) -> tuple[dict[int, int], list[int]]:
+        """`_latest` and `_earlier` of a Lookup after these tokens."""
+        ids = np.array(self.ids, dtype=np.int64)
+        earlier = np.zeros(max(len(ids), 1) + 1, dtype=np.int64)
+        pairs = ids[:-1] << _TOKEN_BITS | ids[1:]
+        order = np.argsort(pairs, kind="stable")
+        is_repeated = pairs[order[1:]] == pairs[order[:-1]]
+        earlier[order[1:][is_repeated] + 2] = order[:-1][is_repeated] + 2
+        latest = dict(zip(pairs.tolist(), range(2, len(ids) + 1), strict=True))
+        return latest, earlier.tolist()
+
+
 class Lookup:
     """The tokens of one sequence, and the prediction of those that follow."""
 
-    def __init__(self, ids: Sequence[int], shared: Rates) -> None:
-        """`ids`: the prompt, read at the first `add`. `shared`: of all sequences, updated here."""
-        self._prompt: Sequence[int] | None = ids
+    def __init__(self, prompt: Prompt, shared: Rates) -> None:
+        """`prompt`: read at the first `add`. `shared`: of all sequences, updated here."""
+        self._prompt: Prompt | None = prompt
         self._shared = shared
         self._rates = shared.copy()
         self._num_predicted = 0
@@ -61,8 +84,9 @@ class Lookup:
     def add(self, token: int) -> None:
         """Append a drawn token."""
         if self._prompt is not None:
-            for one in self._prompt:
-                self._append(one)
+            self._ids = list(self._prompt.ids)
+            latest, earlier = self._prompt.chains
+            self._latest, self._earlier = latest.copy(), earlier.copy()
             self._prompt = None
             self._match(self._earlier[-1])
         is_right = self._next > 0 and self._ids[self._next] == token
@@ -104,7 +128,7 @@ class Lookup:
         ids = self._ids
         ids.append(token)
         if len(ids) > 1:
-            pair = ids[-2] << 32 | token
+            pair = ids[-2] << _TOKEN_BITS | token
             self._earlier.append(self._latest.get(pair, 0))
             self._latest[pair] = len(ids)
 

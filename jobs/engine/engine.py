@@ -219,7 +219,7 @@ class Engine(Scheduler):
 
     def _sequence(self, request: Request, index: int, kv: Any) -> TextSequence:
         sequence = TextSequence(request, index, kv, self._warm.tokenizer)
-        if self._runner.verifies_drafts and self._speculation is not None:
+        if self._runner.verifies_drafts:
             sequence.lookup = self._speculation.lookup(request.ids)
         return sequence
 

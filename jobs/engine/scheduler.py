@@ -25,7 +25,7 @@ from .prefill_budget import AHEAD_S, PrefillBudget
 from .request import End, Request
 from .sequence import Sequence, keys_of, now
 from .shares import Prefilled, Share, Shares, divided
-from .speculation import Speculation
+from .speculation import NoDrafts, Speculation
 from .token_logprobs import token_logprobs
 
 MAX_SEQUENCES = 64  # in a batch
@@ -54,7 +54,7 @@ class Scheduler(ABC):
 
         `prefill`: how many prompt tokens a step takes. `ends`: the tokens that end a completion.
         `most_sequences`: in a batch. `prefix_cache`: None to compute each prompt from its start.
-        `speculation`: None for steps of one token per sequence.
+        `speculation`: None to draft nothing.
         """
         self._runner: Any = None
         self._vision: VisionEncoder | None = None  # None: a text model
@@ -63,7 +63,7 @@ class Scheduler(ABC):
         self._ends = ends
         self._most_sequences = most_sequences
         self._prefix_cache = prefix_cache
-        self._speculation = speculation
+        self._speculation = speculation or NoDrafts()
         self._shares = Shares()
         # The jobs that lack memory in this step, with the bytes that each needs.
         self._blocked: list[tuple[Share, int]] = []
@@ -122,7 +122,7 @@ class Scheduler(ABC):
         if prefilling and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # CUDA is asynchronous: wait before timing
         seconds = now() - begun
-        if not prefilling and self._speculation is not None:
+        if not prefilling:
             self._speculation.measure(row, seconds)
         if any(drafts):
             self._verify(decoding, drafts, logits)
@@ -149,7 +149,7 @@ class Scheduler(ABC):
     def _drafts(self, decoding: list[Sequence]) -> list[list[int]]:
         """Return the tokens to verify in this step, for each sequence."""
         lookups = [one.lookup for one in decoding if one.lookup is not None]
-        if self._speculation is None or len(lookups) < len(decoding):
+        if len(lookups) < len(decoding):
             return [[]] * len(decoding)
         # The last token of a completion is drawn, but not computed.
         room = [self._capacity(one.request) - one.kv.length - 2 for one in decoding]

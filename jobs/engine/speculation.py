@@ -11,7 +11,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .drafts import Lookup, Rates
+from .drafts import Lookup, Prompt, Rates
 
 MAX_ROWS = 64  # of a step, with its drafts
 MAX_DRAFTS = 15  # of a sequence in a step
@@ -123,10 +123,13 @@ class Speculation:
     def __init__(self) -> None:
         self._times = StepTimes()
         self._rates = Rates()  # of all sequences: where a new one begins
+        self._prompt = Prompt(())  # the latest: completions of one prompt begin together
 
-    def lookup(self, ids: Sequence[int]) -> Lookup:
-        """Return the lookup of a new sequence with these prompt tokens."""
-        return Lookup(ids, self._rates)
+    def lookup(self, ids: Sequence[int]) -> Lookup | None:
+        """Return the lookup of a new sequence with these prompt tokens; None to draft nothing."""
+        if self._prompt.ids is not ids:
+            self._prompt = Prompt(ids)
+        return Lookup(self._prompt, self._rates)
 
     def measure(self, rows: int, seconds: float) -> None:
         """Add the duration of a step that only decoded, with that many rows."""
@@ -138,26 +141,26 @@ class Speculation:
 
         `room`: how many tokens each may draft at most.
         """
-        counts = [0] * len(lookups)
-        chances = sorted(
-            (
-                (chance, place)
-                for place, (lookup, most) in enumerate(zip(lookups, room, strict=True))
-                for chance in lookup.chances(min(most, MAX_DRAFTS))
-            ),
-            reverse=True,
-        )
-        if chances and self._times.is_known(len(lookups)):
-            for _, place in chances[: self._best(len(lookups), [one for one, _ in chances])]:
-                counts[place] += 1
+        rows = len(lookups)
+        counts = [0] * rows
+        most = min(MAX_ROWS, self._times.most) - rows
+        if most <= 0 or not self._times.is_known(rows):
+            return counts
+        chances = [
+            (chance, place)
+            for place, (lookup, left) in enumerate(zip(lookups, room, strict=True))
+            for chance in lookup.chances(min(left, most, MAX_DRAFTS))
+        ]
+        chances.sort(reverse=True)
+        for _, place in chances[: self._best(rows, [chance for chance, _ in chances[:most]])]:
+            counts[place] += 1
         return counts
 
     def _best(self, rows: int, chances: Sequence[float]) -> int:
         """Return how many of the drafts, the most likely first, give the highest speed."""
         best, expected, least = 0, float(rows), self._times.relative(rows)
         highest = _GAIN * rows / least
-        most = min(MAX_ROWS, self._times.most) - rows
-        for count, chance in enumerate(chances[: max(0, most)], 1):
+        for count, chance in enumerate(chances, 1):
             expected += chance
             speed = expected / max(self._times.relative(rows + count), least)
             if speed > highest:
@@ -168,5 +171,5 @@ class Speculation:
 class NoDrafts(Speculation):
     """Steps of one token per sequence: for measurements of the steps themselves."""
 
-    def counts(self, lookups: Sequence[Lookup], room: Sequence[int]) -> list[int]:
-        return [0] * len(lookups)
+    def lookup(self, ids: Sequence[int]) -> None:
+        return None

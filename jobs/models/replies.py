@@ -197,8 +197,10 @@ class Reply:
             raise Malformed
         if not isinstance(arguments or {}, dict):
             raise Malformed
+        # The number first: some clients give the model the results of calls sorted by their ids.
         digest = hashlib.sha256(f"{self._seed}/{number}".encode()).hexdigest()
-        return {"id": f"call_{digest[:24]}", "name": name, "arguments": _json_of(arguments or {})}
+        identifier = f"call_{number:03x}{digest[:21]}"
+        return {"id": identifier, "name": name, "arguments": _json_of(arguments or {})}
 
     def _reread(self, *, is_end: bool) -> Delta:
         """Read the whole completion again, up to the region that cannot be read, which is text.

@@ -148,7 +148,7 @@ def of_llama(peers: Path, folder: Path, kind: str, ids: list[list[int]]) -> Iter
     command = [str(python), str(HERE / "quality_llamacpp.py"), str(whole), kind]
     done = subprocess.run(command, input=json.dumps(ids).encode(), stdout=-1, check=True)
     every = np.frombuffer(done.stdout, np.float32).reshape(-1, VOCABULARY).astype(np.float64)
-    every -= np.log(np.exp(every - every.max(1, keepdims=True)).sum(1, keepdims=True))
+    every -= every.max(1, keepdims=True)
     every -= np.log(np.exp(every).sum(1, keepdims=True))
     place = 0
     for one in ids:

@@ -118,12 +118,15 @@ def test_mlm_is_compared_with_stock_kernels_and_many_updates_are_projected(tmp_p
 @pytest.mark.nightly(
     part="oracles", catches="a benchmark of decoding that no longer runs beside transformers"
 )
-def test_decoding_in_float32_and_int8_is_compared_with_transformers(tmp_path):
-    own, *halves, int8 = rows(tmp_path, "infer", "--work", "tiny")
-    assert len(halves) == (levels().bfloat16 is not None)
-    assert [row["unit"] for row in (own, int8)] == ["tok/s"] * 2
-    assert own["stock"] == int8["stock"]
-    for row, weight_bytes in ((own, 4), (int8, 1)):
+def test_decoding_in_each_precision_is_compared_with_transformers(tmp_path):
+    own, *others = rows(tmp_path, "infer", "--work", "tiny")
+    bytes_per_weight = {"float32": 4, "bf16": 2, "int8": 1, "int4": 0.5625}
+    if levels().bfloat16 is None:
+        del bytes_per_weight["bf16"]
+    assert [row["work"].rsplit(", ")[-1] for row in (own, *others)] == list(bytes_per_weight)
+    for row, weight_bytes in zip((own, *others), bytes_per_weight.values(), strict=True):
+        assert row["unit"] == "tok/s"
+        assert row["stock"] == own["stock"]
         weights = row["bytes_s"] / row["floor"] / weight_bytes
         assert weights == pytest.approx(own["bytes_s"] / own["floor"] / 4)
     assert own["share"] == own["warmd"] / own["floor"]  # of one round

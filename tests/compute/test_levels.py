@@ -47,6 +47,10 @@ LEVELS = {
         capped("cascadelake", f"{SKYLAKE} avx512vnni", "AVX512_CORE_VNNI", "avx512"),
     ),
     "AVX-512": ({"avx512f"}, capped("skylake-avx512", SKYLAKE, "AVX512_CORE", "avx512")),
+    "AVX2 AVX-VNNI": (
+        {"avx2", "fma", "avx_vnni"},
+        capped("alderlake", f"{HASWELL} avxvnni", "AVX2_VNNI", "avx2"),
+    ),
     "AVX2": ({"avx2", "fma"}, capped("haswell", HASWELL, "AVX2", "avx2")),
     "torch alone": (set(), {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}),
 }

@@ -53,14 +53,6 @@ def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def small(name: str = "Qwen2", **sizes: Any) -> Any:
     return make(name, **{**NATIVE_SIZES, **sizes})
 

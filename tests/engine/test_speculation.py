@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import torch
 from drafting import Always, Recorded, RecordedLookup
 from engines import NATIVE_SIZES, make, prompt
 
+from warmd.configs.precision import PRECISIONS
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import forms
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.drafts import Lookup, Rates
+from warmd.jobs.engine.drafts import Lookup, Prompt, Rates
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
@@ -43,14 +44,6 @@ SCHEMA = json.dumps(
 Made = Callable[[Engine], Request]
 
 
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 # --- One pass over several tokens ----------------------------------------------------------------
 
 
@@ -67,7 +60,7 @@ def verify(kv: Any, ids: Sequence[int]) -> Part:
 
 @pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("threads", [3], indirect=True)
-@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "sizes", [{**NATIVE_SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}, {}]
 )
@@ -239,7 +232,7 @@ def test_completions_are_the_same_with_drafts_and_without(precision, sizes):
     part="oracles", catches="drafts that change a completion of some architecture or precision"
 )
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
-@pytest.mark.parametrize("precision", ["native", "int8", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("name", "sizes", "dtype"),
     [
@@ -310,7 +303,7 @@ def test_completions_after_images_are_the_same_with_drafts(tmp_path):
 
 
 def lookup_of(ids: Sequence[int]) -> Lookup:
-    lookup = Lookup(ids[:-1], Rates())
+    lookup = Lookup(Prompt(ids[:-1]), Rates())
     lookup.add(ids[-1])
     return lookup
 
@@ -345,15 +338,39 @@ def test_matches_are_the_longest_ones_of_short_texts():
             ),
             default=0,
         )
-        lookup = Lookup((), Rates())
+        lookup = Lookup(Prompt(()), Rates())
         for token in ids:
             lookup.add(token)
         assert lookup._length == longest
 
 
+def test_the_chains_of_a_prompt_are_those_of_its_tokens_one_by_one():
+    draw = random.Random(0)
+    for length in (0, 1, 2, 3, 60):
+        ids = [draw.randrange(4) for _ in range(length)]
+        at_once, one_by_one = Lookup(Prompt(ids), Rates()), Lookup(Prompt(()), Rates())
+        for token in (*ids, 2):
+            one_by_one.add(token)
+        at_once.add(2)
+        for name in ("_ids", "_latest", "_earlier", "_next", "_length"):
+            assert getattr(at_once, name) == getattr(one_by_one, name), (ids, name)
+
+
+def test_completions_of_a_prompt_share_its_chains_and_no_tokens():
+    speculation, ids = Speculation(), [1, 2, 3, 1, 2]
+    one, other = speculation.lookup(ids), speculation.lookup(ids)
+    assert one is not None
+    assert other is not None
+    assert one._prompt is other._prompt
+    one.add(3)
+    other.add(4)
+    assert (one.drafts(1), other.drafts(1)) == ([1], [])
+    assert ids == [1, 2, 3, 1, 2]
+
+
 def test_a_token_of_a_long_text_takes_no_longer_than_one_of_a_short_text():
     """Counted in compared tokens: a pair that is everywhere is not compared everywhere."""
-    lookup, compared = Lookup((), Rates()), 0
+    lookup, compared = Lookup(Prompt(()), Rates()), 0
     common = lookup._common
 
     def counted(position: int) -> int:
@@ -372,6 +389,7 @@ def repeating() -> tuple[Lookup, Speculation]:
     """A sequence that repeats four tokens."""
     speculation = Speculation()
     lookup = speculation.lookup([1, 2, 3, 4] * 3)
+    assert lookup is not None
     for number in range(40):
         lookup.add(1 + number % 4)
     return lookup, speculation

@@ -188,6 +188,13 @@ def test_ids_of_calls_follow_from_the_job():
     assert len({call["id"] for call in first}) == 2
 
 
+def test_sorted_ids_have_the_order_of_the_calls():
+    """smolagents gives the model the results of parallel calls in the order of the ids."""
+    ids = [call["id"] for call in told("qwen3_template", CALL * 40).calls]
+    assert len(ids) == 40
+    assert ids == sorted(ids)
+
+
 @pytest.mark.parametrize("end", ["<|endoftext|>", "</s>"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_end_token_that_the_family_does_not_know_is_no_text(name: str, end: str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from warmd.jobs.engine.drafts import Lookup, Rates
+from warmd.jobs.engine.drafts import Lookup, Prompt, Rates
 from warmd.jobs.engine.speculation import Speculation
 
 
@@ -23,7 +23,7 @@ class RecordedLookup(Lookup):
     """Predicts given tokens instead of those that were there before."""
 
     def __init__(self, predicted: Sequence[int], shared: Rates) -> None:
-        super().__init__((), shared)
+        super().__init__(Prompt(()), shared)
         self._predicted = predicted
         self._place = 0
 

@@ -39,7 +39,7 @@ SHORT: dict[str, Any] = {
     "epochs": 1,
     "save_every": "10m",
 }
-NUM_ROWS = 5376
+NUM_ROWS = 6720
 TRAINING: dict[str, Any] = {
     "assistant_only_loss": True,
     "max_length": 1024,
@@ -341,14 +341,17 @@ def about_one(random: Random) -> Row:
 
 
 def agent(random: Random) -> Row:
-    """A step of smolagents' agents, which write calls and results as texts of later prompts."""
+    """A step of smolagents' agents, which write calls and results as texts of later prompts.
+
+    Results have the order of the calls' ids there.
+    """
     task, question = Task.drawn(random), random.choice(ASK_BOTH)
     begun = [
         *([said("system", random.choice(SYSTEMS))] if random.random() < 0.9 else []),
         said("user", f"New task:\n{question.format(**task.values)}"),
     ]
     calls = _in_order(question, task)
-    if random.random() < 0.4:  # by code
+    if random.random() < 0.2:  # by code
         code = (
             f"final_answer(f\"It is {{weather('{task.city}')}} in {task.city}. "
             f'The sum is {{add({task.a}, {task.b})}}.")'
@@ -356,15 +359,15 @@ def agent(random: Random) -> Row:
         return row([*begun, said("assistant", f"<code>\n{code}\n</code>")])
     says = ["Provides a final answer to the given problem."]
     tools = [*both_tools(random), function(random, "final_answer", {"answer": "string"}, says)]
-    if random.random() < 0.5:
+    if random.random() < 0.25:
         return row([*begun, calling(calls)], tools)
     made = [
         {
-            "id": f"call_{random.getrandbits(96):024x}",
+            "id": f"call_{number:03x}{random.getrandbits(84):021x}",
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
-        for name, arguments in calls
+        for number, (name, arguments) in enumerate(calls)
     ]
     results = [returned(random, task, call)["content"] for call in calls]
     answers = {"weather": task.weather_answer, "add": task.sum_answer}
@@ -526,7 +529,7 @@ KINDS: dict[Callable[[Random], Row], float] = {
     greeting: 0.04,
     form: 0.19,
     other_tool: 0.18,
-    agent: 0.12,
+    agent: 0.34,
 }
 
 

@@ -19,13 +19,6 @@ from .linear import add_outputs, block, convert_rows, multiply, partial_sums_of
 from .rowwise import FLOAT, WORD, attend_group, norm_and_rope, rms_norm_rows, swiglu
 from .work_stealing import claim, wait_for_all
 
-NUM_SEQUENCES = p.CLAIMED + 1  # a word of the call
-
-# Words of a sequence: those of `layout`, of which LENGTH is before its first row, and its rows.
-FIRST = p.SEQUENCE
-COUNT = FIRST + 1  # they follow one another
-SEQUENCE = COUNT + 1
-
 
 @compiled
 def rope_and_attend(call: Any, number: Any, of: Any, place: Any, head: Any, scratch: Any) -> None:
@@ -34,8 +27,8 @@ def rope_and_attend(call: Any, number: Any, of: Any, place: Any, head: Any, scra
     The row has number `place` among those of sequence `of`.
     """
     c = words(call)
-    sequence = words(c[p.SEQUENCES] + of * SEQUENCE * WORD)
-    row = sequence[FIRST] + place
+    sequence = words(c[p.SEQUENCES] + of * p.SEQUENCE * WORD)
+    row = sequence[p.FIRST] + place
     m = words(c[p.PLAN])
     heads, kv_heads, size = m[p.HEADS], m[p.KV_HEADS], m[p.SIZE]
     constants = floats(m[p.CONSTANTS])
@@ -67,8 +60,8 @@ def rope_and_attend(call: Any, number: Any, of: Any, place: Any, head: Any, scra
 @compiled
 def attend_in_order(call: Any, number: Any, of: Any, head: Any, scratch: Any) -> None:
     """`rope_and_attend` for the rows of one sequence, `of`."""
-    sequence = words(words(call)[p.SEQUENCES] + of * SEQUENCE * WORD)
-    for place in range(sequence[COUNT]):
+    sequence = words(words(call)[p.SEQUENCES] + of * p.SEQUENCE * WORD)
+    for place in range(sequence[p.COUNT]):
         rope_and_attend(call, number, of, place, head, scratch)
 
 
@@ -94,7 +87,7 @@ def step(data: Any) -> None:
         multiply(qkv, normed, rows, c[p.QKVS], scratch, thread, threads, claimed)
         claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         while True:
-            task = claim(c[NUM_SEQUENCES] * kv_heads, thread, threads, claimed)
+            task = claim(c[p.NUM_SEQUENCES] * kv_heads, thread, threads, claimed)
             if task < 0:
                 break
             attend_in_order(call, number, task // kv_heads, task % kv_heads, scratch)

@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from .intrinsics import LINE, pointer
+from .intrinsics import LINE, pointer, splat
 
 _INT, _WORD, _BYTE = ir.IntType(32), ir.IntType(64), ir.IntType(8)
 
@@ -52,6 +52,11 @@ def rows_at(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
 def load_vector(builder: Any, of: Any, address: Any, *, align: int = 4) -> Any:
     """Load a vector of type `of` from an address."""
     return builder.load(pointer(of)(builder, address), align=align)
+
+
+def spread(builder: Any, of: Any, address: Any, lanes: int) -> Any:
+    """Load one element of type `of` and broadcast it to every lane of a vector."""
+    return splat(builder, builder.load(pointer(of)(builder, address), align=4), lanes)
 
 
 def word(value: int) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .emitting import by_count, llvm_call, load_vector, prefetch, rows_at, word
+from .emitting import by_count, llvm_call, load_vector, prefetch, rows_at, spread, word
 from .intrinsics import (
     HAS_AVX512,
     LINE,
@@ -28,7 +28,6 @@ from .intrinsics import (
     intrinsic,
     loop,
     pointer,
-    splat,
     typed,
 )
 
@@ -161,7 +160,7 @@ def _broadcaster(of: Any, lanes: int, as_type: Any = None) -> Callable[[Any, Any
     """Load one element and broadcast it to every lane."""
 
     def load_row(builder: Any, address: Any) -> Any:
-        value = splat(builder, builder.load(pointer(of)(builder, address), align=4), lanes)
+        value = spread(builder, of, address, lanes)
         return value if as_type is None else builder.bitcast(value, as_type)
 
     return load_row

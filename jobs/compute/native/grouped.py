@@ -19,9 +19,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .emitting import by_count, llvm_call, load_vector, prefetch, rows_at, word
+from .emitting import by_count, llvm_call, load_vector, prefetch, rows_at, spread, word
 from .gemm import GROUP
-from .intrinsics import HAS_AVX_VNNI, HAS_VNNI, Typed, intrinsic, loop, pointer, splat, typed
+from .intrinsics import HAS_AVX_VNNI, HAS_VNNI, Typed, intrinsic, loop, pointer, typed
 
 INPUTS = 32  # of a group
 SCALE_BYTES = 2  # of a group's scale per output: bfloat16
@@ -86,10 +86,10 @@ def grouped_gemm(kernel: GroupedKernel) -> Any:
                 builder,
                 kernel,
                 [builder.add(row, in_row) for row in rows],
-                [_spread(builder, _INT, builder.add(row, after_scale)) for row in rows],
+                [spread(builder, _INT, builder.add(row, after_scale), _LANES) for row in rows],
                 builder.add(place, word(PANEL * SCALE_BYTES)),
             )
-            factors = [_spread(builder, _FLOAT, builder.add(row, meta)) for row in rows]
+            factors = [spread(builder, _FLOAT, builder.add(row, meta), _LANES) for row in rows]
             scales = _scales(builder, place)
             return [
                 _added(
@@ -139,7 +139,7 @@ def _sums(
         ]
         loaded = [kernel.unpack(builder, load_vector(builder, _INTS, each)) for each in places]
         for part in range(len(loaded[0])):
-            xs = [_spread(builder, _INT, builder.add(row, word(in_row))) for row in rows]
+            xs = [spread(builder, _INT, builder.add(row, word(in_row)), _LANES) for row in rows]
             sums = [
                 kernel.add(builder, total, xs[index // _VECTORS], loaded[index % _VECTORS][part])
                 for index, total in enumerate(sums)
@@ -166,11 +166,6 @@ def _scales(builder: Any, place: Any) -> list[Any]:
 def _added(builder: Any, total: Any, integers: Any, scale: Any) -> Any:
     factor = builder.sitofp(integers, _FLOATS)
     return llvm_call(builder, f"llvm.fma.v{_LANES}f32", factor, scale, total, returns=_FLOATS)
-
-
-def _spread(builder: Any, of: Any, address: Any) -> Any:
-    """Load one element and broadcast it to every lane."""
-    return splat(builder, builder.load(pointer(of)(builder, address), align=4), _LANES)
 
 
 # --- The formats ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Quantizes weights in groups of inputs, int8 and int4, into the panels that `grouped` reads.
 
-int8: the scale is absmax / 127. int4: q from -8 to 7, by the scale with the least squared error
-among some around absmax / 8. For given integers that scale is sum(w q) / sum(q q).
+int8: the scale is absmax / 127. int4: integers q from -8 to 7. Of some scales around absmax / 8
+those integers are taken whose best scale, sum(w q) / sum(q q), has the least squared error.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ def store_groups(form: Any, row: Any, length: Any, y: Any, panel: Any, column: A
             _store_int8(source, _ONE / float_of(bits << _UPPER), steps, panel)
         else:
             bits = bfloat16_bits(_best_scale(source, row + length * FLOAT))
-            scale = float_of(bits << _UPPER)
-            _store_int4(source, _ONE / scale if scale != 0 else np.float32(0), steps, panel)
+            _store_int4(source, _ONE / float_of(bits << _UPPER), steps, panel)
         scales[column] = np.uint16(bits)
 
 

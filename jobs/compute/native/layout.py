@@ -66,7 +66,7 @@ ROWS = 4
 X = 5  # (rows, hidden), overwritten
 COS = 6  # (rows, size)
 SIN = 7
-SEQUENCES = 8  # of each sequence SEQUENCE words, and those of decode_step
+SEQUENCES = 8  # SEQUENCE words each
 QKVS = 9  # scratch shared by all threads: (rows, outputs of QKV)
 ATTENDED = 10  # (rows, heads, size)
 GATED = 11  # (rows, inner)
@@ -74,11 +74,14 @@ LOGITS = 12  # (rows, vocabulary)
 PRIVATE = 13  # scratch of the first thread
 PRIVATE_BYTES = 14  # of scratch per thread
 CLAIMED = 15  # a word per thread for each phase of each layer and for the head, initially 0
+NUM_SEQUENCES = 16
 
 PHASES = 5  # phases of a layer, separated by barriers
 
 # Words of a sequence.
 KEYS = 0  # (layers, keys and values, kv_heads, capacity, size)
 CAPACITY = 1
-LENGTH = 2  # positions before this token
-SEQUENCE = 3
+LENGTH = 2  # positions before its first row
+FIRST = 3  # its first row
+COUNT = 4  # of its rows, which follow one another
+SEQUENCE = 5

@@ -205,7 +205,7 @@ def reads_amx_order() -> bool:
 
 
 def has_int8() -> bool:
-    """Whether this processor has the instructions for `int8_linear`."""
+    """Whether this processor has the instructions for layers in int8 and int4."""
     return HAS_AVX2
 
 

@@ -24,15 +24,9 @@ def add(a: int, b: int) -> int:
 
 def check(answer: str, about: str) -> None:
     """Check the answer to the question, and the calls since the last check."""
-    assert "18 degrees in Paris" in answer, (about, answer)
-    assert "42" in answer, (about, answer)
-    check_calls(answer, about)
-
-
-def check_calls(answer: str, about: str) -> None:
-    """Check the calls since the last check, and that there is an answer to the question."""
     expected = [("add", {"a": 20, "b": 22}), ("weather", {"city": "Paris"})]
     assert sorted(called, key=str) == expected, (about, called)
-    assert "degrees in Paris" in answer, (about, answer)
+    assert "18 degrees in Paris" in answer, (about, answer)
+    assert "42" in answer, (about, answer)
     called.clear()
     sys.stdout.write(f"{about}: {answer}\n")
