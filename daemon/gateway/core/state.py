@@ -47,6 +47,8 @@ _CONNECTIONS = 16  # to Redis
 _THREADS = 16  # for disk and Redis
 _DEFAULT_ETA_S = 10.0  # until a request has been measured
 _CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
+# Which submit jobs: mostly Python, for which more of them would only delay the event loop.
+_SUBMIT_THREADS = 3
 _CHECK_THREADS = 4  # for checks of data and schemas, which may take seconds
 _MODEL_THREADS = 2  # for loading models, which may take minutes
 
@@ -65,6 +67,7 @@ class AppState:
         # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
         self.redis = async_client(url, max_connections=_CONNECTIONS)
         self._threads = Threads(_THREADS, "http")
+        self._submissions = Threads(_SUBMIT_THREADS, "submissions")
         # One thread each: parsing holds the GIL, so a second one would not help.
         self._parser = Threads(1, "bodies")
         self._pages = Threads(1, "pages")  # for the events that pages lack
@@ -80,7 +83,12 @@ class AppState:
         self._queue_shares = None if config.http_tokens is None else QueueShares()
         self.submitter = Submitter(
             self.client,
-            {None: self.in_thread, "schema": self.in_schema_thread, "data": self.in_data_thread},
+            {
+                None: self._submissions.run,
+                "schema": self.in_schema_thread,
+                "data": self.in_data_thread,
+                "flush": self.in_thread,
+            },
             self._queue_shares,
         )
         self.model_index = ModelIndex(self.client)
@@ -171,7 +179,14 @@ class AppState:
     async def close(self) -> None:
         await self.event_reader.close()
         await self.redis.aclose()
-        for threads in (self._threads, self._parser, self._pages, self._schemas, self._data):
+        for threads in (
+            self._threads,
+            self._submissions,
+            self._parser,
+            self._pages,
+            self._schemas,
+            self._data,
+        ):
             threads.shutdown()
         for pool in (self._control_pool, self._model_pool):
             pool.shutdown(wait=False, cancel_futures=True)

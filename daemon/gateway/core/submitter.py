@@ -85,7 +85,7 @@ class Submitter:
         threads: Mapping[str | None, InThread],
         shares: QueueShares | None,
     ) -> None:
-        """`threads`: by what a check reads, a `schema` or `data`; None: for all else.
+        """`threads`: by what a check reads, `schema` or `data`; `flush`: for files; None: all else.
 
         `shares`: in which the places of queues are divided; None: they are not.
         """
@@ -220,7 +220,7 @@ class Submitter:
         try:
             await asyncio.gather(
                 self._in_thread(self._enqueue, rundir.path.name, document, current()),
-                *(self._in_thread(_flush, path) for path in rundir.unflushed),
+                *(self._threads["flush"](_flush, path) for path in rundir.unflushed),
             )
         except BaseException:
             rundir.remove()
