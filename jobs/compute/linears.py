@@ -15,11 +15,18 @@ import torch
 
 from ...configs.memory import available_bytes
 from ...configs.precision import NATIVE
-from . import onednn
+from . import onednn, source_pages
 from .batch_invariance import BatchInvariantLinear, Rows, probe_rows
 from .device import has_bfloat16
-from .levels import levels, why_not
-from .linear_forms import Linear, OnednnPacked, PlainLinear, forms_of, panels_of
+from .levels import MANY_ROWS, levels, why_not
+from .linear_forms import (
+    Linear,
+    NativeFloat32Linear,
+    OnednnPacked,
+    PlainLinear,
+    forms_of,
+    panels_of,
+)
 from .quantized import LinearFactory
 
 log = logging.getLogger(__name__)
@@ -83,12 +90,16 @@ def served_precision(requested: str, weight: torch.Tensor) -> str:
 class LinearBuilder:
     """Builds the linear layers of one model in its precision."""
 
-    def __init__(self, precision: str, *, spare_bytes: int | None = None) -> None:
+    def __init__(
+        self, precision: str, *, spare_bytes: int | None = None, releases_sources: bool = False
+    ) -> None:
         """`precision`: as returned by `served_precision`, or linear_forms.HEAD_OF_INT4.
 
-        `spare_bytes`: see `_pack`.
+        `spare_bytes`: see `_pack`. `releases_sources`: whether a copied weight's own pages leave
+        this process (source_pages); only for weights that no thread writes to.
         """
         self._spare_bytes = _SPARE_BYTES if spare_bytes is None else spare_bytes
+        self._releases_sources = releases_sources
         self.is_batch_invariant = True  # of all layers built so far
         self._precision = precision
         self._lacks_memory = False  # to pack more layers
@@ -113,7 +124,7 @@ class LinearBuilder:
                 linear.share_weight(layers)
             return linear
         rows = self._rows_of(makes, weights)
-        first = BatchInvariantLinear(makes[0](weights, bias), rows[0])
+        first = self._made(BatchInvariantLinear(makes[0](weights, bias), rows[0]), weights)
         if len(makes) == 1:
             return first
         pack = partial(self._pack, makes[1], rows[1], weights, bias)
@@ -135,12 +146,18 @@ class LinearBuilder:
             reason = f"{available_bytes() / 2**30:.1f} GiB are free"
         else:
             try:
-                return BatchInvariantLinear(make(weights, bias), rows)
+                return self._made(BatchInvariantLinear(make(weights, bias), rows), weights)
             except (MemoryError, RuntimeError) as error:  # torch and oneDNN raise the second
                 reason = str(error).partition("\n")[0]
         self._lacks_memory = True
         log.warning("layers stay unpacked, which is slower, but needs less memory: %s", reason)
         return None
+
+    def _made(self, linear: Linear, weights: Sequence[torch.Tensor]) -> Linear:
+        """Return a layer; release the pages of `weights` if it has a copy of them."""
+        if self._releases_sources and _is_copy(innermost(linear), weights):
+            source_pages.release(weights)
+        return linear
 
     def _rows_of(
         self, makes: Sequence[LinearFactory], weights: Sequence[torch.Tensor]
@@ -195,6 +212,15 @@ def innermost(linear: Linear) -> Linear:
     while isinstance(linear, LazilyPackedLinear | BatchInvariantLinear):
         linear = linear.form
     return linear
+
+
+def _is_copy(form: Linear, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether a form of a layer has copied these weights and does not read them any more."""
+    if isinstance(form, PlainLinear):
+        return len(weights) > 1
+    if isinstance(form, NativeFloat32Linear):
+        return levels().max_rows >= MANY_ROWS  # otherwise it reads them for many rows
+    return isinstance(form, OnednnPacked) or panels_of(form) is not None
 
 
 def packed_areas(linears: Iterable[Linear]) -> Iterator[tuple[int, int]]:

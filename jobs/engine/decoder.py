@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..compute import hugepages, native
+from ..compute.allocator import release_freed_memory
 from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import NATIVE
 from ..compute.linear_forms import HEAD_OF_INT4, Linear
@@ -69,6 +70,7 @@ class Decoder:
         use_cuda_steps: bool | None = None,
         slot_bytes: int | None = None,
         spare_bytes: int | None = None,
+        releases_sources: bool = False,
     ) -> None:
         """`make`: the implementation of all linear layers, instead of that for `precision`; not
         batch-invariant. `make_head`, `head_precision`: another implementation, or precision, of the
@@ -76,6 +78,8 @@ class Decoder:
         `use_cuda_steps`: whether to decode in steps of fixed shapes (default: on a GPU).
         `slot_bytes`: the most memory of their KV buffer (default: a share of what is free).
         `spare_bytes`: memory that packing must leave free (default: 1 GiB).
+        `releases_sources`: whether the file pages of packed weights leave this process; only for
+        weights that no thread writes to.
         """
         config = model.config.get_text_config()
         text = text_model(model)
@@ -91,7 +95,9 @@ class Decoder:
         self.precision = served_precision(precision, self.embedding)
         self.uncached = None  # see FallbackRunner
         self._linears = (
-            LinearBuilder(self.precision, spare_bytes=spare_bytes)
+            LinearBuilder(
+                self.precision, spare_bytes=spare_bytes, releases_sources=releases_sources
+            )
             if make is None
             else UniformBuilder(make)
         )
@@ -250,6 +256,7 @@ class Decoder:
                 return True
         self._ready_fused_steps()
         if self._page_moves is None:
+            release_freed_memory()  # by packing; later it would split huge pages
             self._page_moves = hugepages.move(packed_areas(self.linears))
         for _ in self._page_moves:
             return True

@@ -179,7 +179,7 @@ class Engine(Scheduler):
         # Packing must leave enough memory free for the KV caches.
         spare = self._budget_bytes if self._warm.may_pack else _NEVER_PACK
         runner: Any = (
-            Decoder(model, precision=self._precision, spare_bytes=spare)
+            Decoder(model, precision=self._precision, spare_bytes=spare, releases_sources=True)
             if Decoder.supports(model)
             else FallbackRunner(model)
         )

@@ -11,11 +11,20 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 THREADS = 2
 MOST_SEQUENCES = 16  # of one burst
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident memory of a process, in bytes."""
+
+    anonymous: int = 0
+    files: int = 0  # pages of mapped files
+    shared: int = 0  # the part of both that other processes have mapped too
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,7 @@ class Answer:
     last_s: list[float]  # and its last one
     texts: list[str]  # what each sequence generated
     peak_bytes: int = 0  # most resident memory of the process until now, mapped files included
+    memory: Memory = Memory()
 
 
 Burst = Callable[[Sequence[Sequence[int]], int], Answer]
@@ -48,7 +58,8 @@ def serve(start: Callable[[], tuple[str, Burst]]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         answer = burst(request["prompts"], request["tokens"])
-        replies.write(json.dumps({**asdict(answer), "peak_bytes": _peak_bytes()}) + "\n")
+        measured = replace(answer, peak_bytes=_peak_bytes(), memory=_memory())
+        replies.write(json.dumps(asdict(measured)) + "\n")
     replies.flush()
     os._exit(0)  # runtimes differ in how well they end their threads
 
@@ -56,3 +67,11 @@ def serve(start: Callable[[], tuple[str, Burst]]) -> None:
 def _peak_bytes() -> int:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * int(status["VmHWM"].split()[0])
+
+
+def _memory() -> Memory:
+    _, *lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    found = {name: 1024 * int(kilobytes) for name, kilobytes, _ in map(str.split, lines)}
+    anonymous = found["Anonymous:"]
+    shared = found["Shared_Clean:"] + found["Shared_Dirty:"]
+    return Memory(anonymous, found["Rss:"] - anonymous, shared)

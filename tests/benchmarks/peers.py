@@ -32,11 +32,11 @@ import sys
 import venv
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer_child import THREADS, Answer
+from peer_child import THREADS, Answer, Memory
 
 os.environ["OMP_NUM_THREADS"] = str(THREADS)  # before torch is imported, here and in children
 
@@ -87,6 +87,11 @@ SIDES = (
 BURSTS = {"decode-1": (1, PROMPT), "decode-8": (8, PROMPT), "decode-16": (16, PROMPT)}
 PREFILLS = {"prefill-128": (1, 128), "prefill-512": (1, 512)}
 QUICK = ("decode-1", "prefill-128")
+MEMORY = {
+    "anonymous": "anonymous memory at the end",
+    "files": "pages of mapped files at the end",
+    "shared": "of both, shared with other processes",
+}
 
 
 class Trouble(Exception):
@@ -100,6 +105,7 @@ class Found:
     rates: dict[str, dict[Side, list[float]]] = field(default_factory=dict)
     same_text: dict[Side, list[bool]] = field(default_factory=dict)  # as of warmd's most bits
     peak_bytes: dict[Side, int] = field(default_factory=dict)
+    memory: dict[Side, Memory] = field(default_factory=dict)  # after the latest answer
 
     def add(self, figure: str, side: Side, rate: float) -> None:
         self.rates.setdefault(figure, {}).setdefault(side, []).append(rate)
@@ -131,7 +137,8 @@ class Child:
         with suppress(BrokenPipeError):  # it ended: so does its stdout
             self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
             self._process.stdin.flush()
-        return Answer(**self._read())
+        reply = self._read()
+        return Answer(**{**reply, "memory": Memory(**reply["memory"])})
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -241,7 +248,7 @@ def one_round(
                 whole_s = max(first.last_s) + max(latest.last_s)
                 requests = figure.replace("decode", "requests")
                 found.add(requests, side, count * NEW_TOKENS / whole_s)
-            found.peak_bytes[side] = latest.peak_bytes
+            found.peak_bytes[side], found.memory[side] = latest.peak_bytes, latest.memory
             texts[side] = first.texts
         rates = (f"{side} {found.rates[figure][side][-1]:.1f}" for side in children)
         note(f"{state} round {number + 1}: {figure}: {', '.join(rates)}")
@@ -266,6 +273,9 @@ def table(sides: list[Side], found: dict[str, Found]) -> Iterator[str]:
             yield line(name, *(cell(side, rates) for side in sides))
     peaks, same = found["idle"].peak_bytes, found["idle"].same_text
     yield line("most resident memory, GB", *(f"{peaks[side] / 1e9:.2f}" for side in sides))
+    for part, words in MEMORY.items():
+        figures = (getattr(found["idle"].memory[side], part) / 1e9 for side in sides)
+        yield line(f"{words}, GB", *(f"{figure:.2f}" for figure in figures))
     yield line("same first token", *(f"{sum(same[side])} of {len(same[side])}" for side in sides))
 
 
@@ -291,6 +301,7 @@ def plain(found: Found) -> dict[str, Any]:
             for figure, rates in found.rates.items()
         },
         "peak_bytes": {str(side): peak for side, peak in found.peak_bytes.items()},
+        "memory_bytes": {str(side): asdict(memory) for side, memory in found.memory.items()},
         "same_first_token": {str(side): sum(some) for side, some in found.same_text.items()},
     }
 
