@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...configs.memory import available_bytes
+from ...jobs.compute.source_pages import MAPPINGS
 from ...jobs.errors import Conflict
 
 log = logging.getLogger(__name__)
@@ -131,8 +132,9 @@ def _detach(address: int, num_bytes: int) -> int:
     copy = libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if copy == ctypes.c_void_p(-1).value:
         raise MemoryError(os.strerror(ctypes.get_errno()))
-    libc.memcpy(copy, address, num_bytes)
-    moved = libc.mremap(copy, num_bytes, num_bytes, _MAYMOVE_FIXED, address)
+    with MAPPINGS:
+        libc.memcpy(copy, address, num_bytes)
+        moved = libc.mremap(copy, num_bytes, num_bytes, _MAYMOVE_FIXED, address)
     if moved != address:
         raise MemoryError(os.strerror(ctypes.get_errno()))
     return num_bytes

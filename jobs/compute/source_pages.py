@@ -23,8 +23,8 @@ import torch
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 _ENTRY = np.dtype(np.uint64)
 
-# Held from the look at pages until they are released. What replaces mappings of weights in another
-# thread must hold it too: anonymous memory in the place of a file's pages would be lost.
+# Held from the look at pages until they are released, and while a mapping of weights is replaced
+# (daemon/fork/held_files.py): anonymous memory in the place of a file's pages would be lost.
 MAPPINGS = threading.Lock()
 
 

@@ -113,7 +113,9 @@ class Decoder:
             precision = served_precision(head_precision, self.embedding)
             self._heads = LinearBuilder(precision, spare_bytes=spare_bytes)
         elif self.precision == "int4":  # an error in the head is one in every token
-            self._heads = LinearBuilder(HEAD_OF_INT4, spare_bytes=spare_bytes)
+            self._heads = LinearBuilder(
+                HEAD_OF_INT4, spare_bytes=spare_bytes, releases_sources=releases_sources
+            )
         self.head = self._heads.fused(
             [model.get_output_embeddings()], patience=_PATIENCE + len(self.layers)
         )
