@@ -6,7 +6,8 @@
 
 MODEL is a folder with a Qwen2 or Llama model in safetensors. The first call installs the peers into
 DIR and writes their GGUF files there. llama.cpp is the `xllamacpp` wheel, compiled for AVX2; on a
-processor with AVX-512 it is compiled on this machine from `llama-cpp-python`.
+processor with AVX-512 it is compiled on this machine from `llama-cpp-python`, whose quantizer also
+writes the files of 4 bits.
 
 One child process for each runtime and format, all loaded at once (8 GB of memory for 0.5B); one
 computes at a time, and all compute the same prompts in a round: random tokens, new every time.
@@ -83,7 +84,11 @@ SIDES = (
     Side("warmd", "int8", 8),
     Side("llama.cpp", "Q8_0", 8),
     Side("openvino", "Q8_0", 8),
+    Side("warmd", "int4", 4),
+    Side("llama.cpp", "Q4_0", 4),
+    Side("llama.cpp", "Q4_K_M", 4),
 )
+QUANTIZED = ("Q4_0", "Q4_K_M")  # by llama.cpp's own quantizer
 BURSTS = {"decode-1": (1, PROMPT), "decode-8": (8, PROMPT), "decode-16": (16, PROMPT)}
 PREFILLS = {"prefill-128": (1, 128), "prefill-512": (1, 512)}
 QUICK = ("decode-1", "prefill-128")
@@ -313,6 +318,8 @@ def prepare(folder: Path, model: Path, sides: list[Side], wheel: bool) -> dict[S
     wanted = [*COMMON] if runtimes - {"warmd"} else []
     if "llama.cpp" in runtimes:
         wanted += WHEEL if wheel else SOURCE
+    if wheel and any(side.format in QUANTIZED for side in sides):
+        wanted += SOURCE
     if "openvino" in runtimes:
         wanted += OPENVINO
     marker = folder / "venv" / "installed.json"
@@ -335,8 +342,7 @@ def prepare(folder: Path, model: Path, sides: list[Side], wheel: bool) -> dict[S
             commands[side] = own
             continue
         gguf = folder / f"{model.name}-{side.format}.gguf"
-        newest = max(path.stat().st_mtime for path in model.glob("*.safetensors"))
-        if not gguf.is_file() or gguf.stat().st_mtime < newest:
+        if not gguf.is_file() or gguf.stat().st_mtime < modified(model):
             note(f"writing {gguf}")
             write_gguf(python, model, gguf, side.format)
         if side.runtime == "openvino":
@@ -349,7 +355,24 @@ def prepare(folder: Path, model: Path, sides: list[Side], wheel: bool) -> dict[S
 
 
 def write_gguf(python: Path, model: Path, gguf: Path, kind: str) -> None:
-    """Write the model's GGUF file, with the package `gguf` that is installed for `python`."""
+    """Write the model's GGUF file, with packages that are installed for `python`."""
+    if kind in QUANTIZED:
+        write_quantized(python, model, gguf, kind)
+    else:
+        write_rounded(python, model, gguf, kind)
+
+
+def write_quantized(python: Path, model: Path, gguf: Path, kind: str) -> None:
+    """Write the model's GGUF file by llama.cpp's quantizer."""
+    whole = gguf.with_name(gguf.name.replace(kind, "F32"))
+    if not whole.is_file() or whole.stat().st_mtime < modified(model):
+        write_rounded(python, model, whole, "F32")
+    script = [str(python), str(HERE / "peer_quantize.py"), str(whole), kind, str(gguf)]
+    run(script, f"cannot write {gguf}")
+
+
+def write_rounded(python: Path, model: Path, gguf: Path, kind: str) -> None:
+    """Write the model's GGUF file as warmd does, by the package `gguf`."""
     [packages] = python.parent.parent.glob("lib/python3*/site-packages")
     sys.path.append(str(packages))  # behind warmd's own
     partial = gguf.with_suffix(".part")
@@ -360,6 +383,11 @@ def write_gguf(python: Path, model: Path, gguf: Path, kind: str) -> None:
     finally:
         sys.path.remove(str(packages))
     partial.rename(gguf)
+
+
+def modified(model: Path) -> float:
+    """When the weights in a model's folder were written, in seconds since the epoch."""
+    return max(path.stat().st_mtime for path in model.glob("*.safetensors"))
 
 
 def pip(python: Path, *packages: str, **variables: str) -> None:

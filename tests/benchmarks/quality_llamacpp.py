@@ -1,6 +1,6 @@
-"""llama.cpp as a child of `quality.py`: quantizes a model and computes the logits of texts.
+"""llama.cpp as a child of `quality.py`: computes the logits of texts.
 
-    python tests/benchmarks/quality_llamacpp.py F32.gguf Q4_K_M
+    python tests/benchmarks/quality_llamacpp.py GGUF
 
 stdin: a JSON list of lists of tokens. stdout: the logits of all tokens, float32, in their order.
 """
@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import llama_cpp as llama  # type: ignore[import-not-found, unused-ignore]
@@ -21,18 +20,9 @@ from peer_child import THREADS
 def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    source, kind = Path(sys.argv[1]), sys.argv[2]
-    target = source.with_name(f"{kind}.gguf")
     llama.llama_backend_init()
-    if not target.is_file():
-        params = llama.llama_model_quantize_default_params()
-        params.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind}")
-        params.nthread = THREADS
-        made = ctypes.byref(params)
-        if llama.llama_model_quantize(str(source).encode(), str(target).encode(), made):
-            raise RuntimeError(f"{source} cannot be quantized to {kind}")
     model = llama.llama_model_load_from_file(
-        str(target).encode(), llama.llama_model_default_params()
+        sys.argv[1].encode(), llama.llama_model_default_params()
     )
     every = json.load(sys.stdin)
     most = max(map(len, every))

@@ -6,8 +6,8 @@
 
 A model of random weights in the shape of Qwen2 0.5B. Its greedy completions are recorded first, and
 are then the drafts, of which a share is replaced by other tokens: so the share of right drafts is
-known, whatever a random model writes. Both engines share the weights and alternate in each round:
-prompts of 100 tokens, in the prefix cache already. The engine knows nothing of the share; it has to
+known, whatever a random model writes. The same engine computes without drafts and with them, in
+turns: prompts of 100 tokens, in the prefix cache already. It knows nothing of the share; it has to
 measure it, and the seconds of its steps, from the first request on.
 
 Prints a table: medians of tokens per second over the rounds, and of the rounds' ratios, also by the
@@ -42,7 +42,7 @@ from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.drafts import Lookup
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.speculation import NoDrafts, Speculation
+from warmd.jobs.engine.speculation import Speculation
 
 Text = dict[tuple[int, ...], list[int]]  # completions by prompt, as token ids
 
@@ -55,9 +55,11 @@ class PartlyRight(Speculation):
 
     def __init__(self) -> None:
         super().__init__()
-        self.predicted: Mapping[tuple[int, ...], Sequence[int]] = {}
+        self.predicted: Mapping[tuple[int, ...], Sequence[int]] | None = None  # None: no drafts
 
-    def lookup(self, ids: Sequence[int]) -> Lookup:
+    def lookup(self, ids: Sequence[int]) -> Lookup | None:
+        if self.predicted is None:
+            return None
         return RecordedLookup(self.predicted[tuple(ids)], self._rates)
 
 
@@ -70,7 +72,7 @@ class Run:
     text: Text
 
 
-def run(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> Run:
+def complete(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> Run:
     """Complete all prompts at once."""
     begun = time.process_time()
     requests = [
@@ -102,27 +104,28 @@ def replaced(text: Text, share: float, vocabulary: int, seed: int) -> Text:
 def compare(warm: WarmModel, precision: str, options: argparse.Namespace) -> None:
     """Print the lines of one precision."""
     speculation = PartlyRight()
-    plain = Engine(warm, precision=precision, speculation=NoDrafts())
-    drafting = Engine(warm, precision=precision, speculation=speculation)
+    engine = Engine(warm, precision=precision, speculation=speculation)
     vocabulary = warm.model.config.vocab_size
     draw = random.Random(0)
+
+    def run(predicted: Text | None) -> Run:
+        speculation.predicted = predicted
+        return complete(engine, prompts, options.tokens)
+
     for batch in options.batches:
         prompts = [[draw.randrange(10, vocabulary) for _ in range(PROMPT)] for _ in range(batch)]
-        text = run(plain, prompts, options.tokens).text
-        speculation.predicted = replaced(text, 0.5, vocabulary, 0)
-        run(drafting, prompts, options.tokens)
-        while plain.has_idle_work or drafting.has_idle_work:
+        text = run(None).text
+        run(replaced(text, 0.5, vocabulary, 0))
+        while engine.has_idle_work:
             time.sleep(0.1)
         for share in SHARES:
             rounds: list[tuple[Run, Run]] = []
             for number in range(options.rounds):
-                speculation.predicted = replaced(text, share, vocabulary, number)
-                pair = run(plain, prompts, options.tokens), run(drafting, prompts, options.tokens)
+                pair = run(None), run(replaced(text, share, vocabulary, number))
                 assert all(one.text == text for one in pair)
                 rounds.append(pair)
-            show(plain.precision, batch, share, *figures(rounds))
-    plain.close()
-    drafting.close()
+            show(engine.precision, batch, share, *figures(rounds))
+    engine.close()
 
 
 def figures(rounds: Sequence[tuple[Run, Run]]) -> list[str]:
