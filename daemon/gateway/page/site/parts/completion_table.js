@@ -1,6 +1,6 @@
 // Tables of completions: by prompt with the members of a group side by side, or one a row, sorted by reward.
 
-import { html, useState } from "./libraries.js";
+import { html, useEffect, useState } from "./libraries.js";
 import { get } from "./api.js";
 import { differences } from "./difference.js";
 import { Problem, Scroll } from "./elements.js";
@@ -10,6 +10,7 @@ import { useLoaded } from "./loaded.js";
 
 const PAGE = 20; // prompts that are shown at a time
 const ROWS = 50; // completions that are shown at a time, of a table sorted by reward
+const AT_ONCE = 0.2; // part of them that the first frame has: more than a screen
 const TURNS = 8; // of an episode, unless all are wanted
 const STRONGEST = 22; // percent of its color that a completion with a large advantage has
 const NONE = 0.01; // advantages below it are none: equal rewards differ by rounding
@@ -31,14 +32,14 @@ export function groupsOf(samples) {
 // --- by prompt ------------------------------------------------------------------------------------
 
 export function Prompts({ job, samples, isOfAllSteps, words }) {
-  const [count, setCount] = useState(PAGE);
+  const [count, drawn, setCount] = useCount(PAGE);
   const groups = groupsOf(samples);
   return html`
     <${Scroll} label="table of prompts with their completions">
       <table class="prompts">
         <thead><tr><th scope="col">Prompt</th><th scope="col">Reward</th><th scope="col">Completions</th></tr></thead>
         <tbody>
-          ${groups.slice(0, count).map(
+          ${groups.slice(0, drawn).map(
             (group) => html`<${Group} key=${group.key} job=${job} group=${group} isOfAllSteps=${isOfAllSteps} words=${words} />`,
           )}
         </tbody>
@@ -206,7 +207,7 @@ function Pair({ before, after }) {
 // --- sorted by reward -----------------------------------------------------------------------------
 
 export function Sorted({ samples, isBestFirst, isOfAllSteps, words }) {
-  const [count, setCount] = useState(ROWS);
+  const [count, drawn, setCount] = useCount(ROWS);
   const sorted = byReward(samples);
   if (!isBestFirst) sorted.reverse();
   return html`
@@ -219,7 +220,7 @@ export function Sorted({ samples, isBestFirst, isOfAllSteps, words }) {
           </tr>
         </thead>
         <tbody>
-          ${sorted.slice(0, count).map(
+          ${sorted.slice(0, drawn).map(
             (one, index) => html`<tr key=${index}>
               ${isOfAllSteps && html`<td data-label="Step">${one.step}</td>`}
               <th scope="row"><${Folded} text=${one.prompt} words=${words} /></th>
@@ -233,6 +234,17 @@ export function Sorted({ samples, isBestFirst, isOfAllSteps, words }) {
     <//>
     <${More} all=${sorted.length} count=${count} page=${ROWS} noun="completions" setCount=${setCount} />
   `;
+}
+
+// How many are shown, how many of them are drawn in this frame, and a function that sets how many are shown.
+function useCount(page) {
+  const [count, setCount] = useState(page);
+  const [isFirst, setFirst] = useState(true);
+  useEffect(() => {
+    const timer = setTimeout(() => setFirst(false));
+    return () => clearTimeout(timer);
+  }, []);
+  return [count, isFirst ? AT_ONCE * page : count, setCount];
 }
 
 function More({ all, count, page, noun, setCount }) {

@@ -1,11 +1,12 @@
 // Data that a view needs once.
 
-import { useEffect, useState } from "./libraries.js";
+import { useLayoutEffect, useState } from "./libraries.js";
 
 // The result of a request, and its error; requested again when `causes` change.
 export function useLoaded(request, causes) {
   const [state, setState] = useState([null, null]);
-  useEffect(() => {
+  // Without waiting until this frame is drawn.
+  useLayoutEffect(() => {
     let isGone = false;
     request().then(
       (found) => !isGone && setState([found, null]),

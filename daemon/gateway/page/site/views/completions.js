@@ -26,6 +26,16 @@ export function Completions({ job, query }) {
   const [filter, setFilter] = useState({ order: "prompt", least: "", most: "", words: text ?? "" });
   const shown = useMemo(() => (found ? found.samples.filter((one) => isWanted(one, filter)) : []), [found, filter]);
 
+  const { order, words } = filter;
+  // The same table while the next step is read: it is not drawn twice.
+  const table = useMemo(() => {
+    if (!found) return null;
+    const isOfAllSteps = found.step === null;
+    return order === "prompt"
+      ? html`<${Prompts} key=${title(found)} job=${job} samples=${shown} isOfAllSteps=${isOfAllSteps} words=${words} />`
+      : html`<${Sorted} key=${title(found)} samples=${shown} isBestFirst=${order === "best"} isOfAllSteps=${isOfAllSteps} words=${words} />`;
+  }, [found, shown, order, words]);
+
   if (error) return html`<${Problem} error=${error} />`;
   if (!found) return html`<p>Loading …</p>`;
   if (found.steps.length === 0) return html`<p class="empty">No completions are kept yet.</p>`;
@@ -38,9 +48,7 @@ export function Completions({ job, query }) {
       ${title(found)}: ${summary(shown, found.samples.length)}
       ${found.step === null && html` <a href="#/jobs/${job.id}/completions">Back to the latest step</a>`}
     </p>
-    ${filter.order === "prompt"
-      ? html`<${Prompts} key=${title(found)} job=${job} samples=${shown} isOfAllSteps=${found.step === null} words=${filter.words} />`
-      : html`<${Sorted} samples=${shown} isBestFirst=${filter.order === "best"} isOfAllSteps=${found.step === null} words=${filter.words} />`}
+    ${table}
   `;
 }
 
