@@ -40,6 +40,7 @@ class HeldFiles:
     def __init__(self, paths: Iterable[Path]) -> None:
         """Raises Conflict when a file is being written to."""
         self._held: dict[int, tuple[Path, os.stat_result]] = {}  # by descriptor
+        self._is_called = self._is_copying = False  # see `copy_wanted`
         for path in paths if hasattr(fcntl, "F_SETLEASE") else ():
             self._hold(path, path)
 
@@ -89,12 +90,21 @@ class HeldFiles:
 
         Addresses do not change. No thread may write to the mappings meanwhile. Raises MemoryError
         if there is too little memory; the files are still held then.
+
+        A signal handler may call it while it runs: then the files are looked at once more.
         """
-        for fd in filter(_is_wanted, list(self._held)):
-            path, found = self._held[fd]
-            copied = sum(_detach(*area) for area in _mappings(found.st_ino))
-            log.warning("%s is written to: %d bytes stay as they were, as a copy", path, copied)
-            self._release(fd)
+        self._is_called = True
+        while self._is_called and not self._is_copying:
+            self._is_called = False  # before _is_copying: a call in between copies by itself
+            self._is_copying = True
+            try:
+                for fd in filter(_is_wanted, list(self._held)):
+                    path, found = self._held[fd]
+                    copied = sum(_detach(*area) for area in _mappings(found.st_ino))
+                    log.warning("%s is written to: %d bytes stay, as a copy", path, copied)
+                    self._release(fd)
+            finally:
+                self._is_copying = False
 
     def _release(self, fd: int) -> None:
         del self._held[fd]

@@ -70,6 +70,7 @@ class _Server(uvicorn.Server):
         self._reports_use = reports_use
         self._use: GatewayUse | None = None  # the latest that was reported
         self._memory = FreedMemory()
+        self._building: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -78,9 +79,9 @@ class _Server(uvicorn.Server):
         # An address that stands for all is none to connect to.
         url = self._url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         write_atomic(self._url_file, url.encode())
-        _report(GatewayStatus(url=self._url))
-        await self._build_routes()
         self._memory.begin()
+        _report(GatewayStatus(url=self._url))
+        self._building = asyncio.create_task(self._build_routes())
 
     async def _build_routes(self) -> None:
         """Let FastAPI build its routes, as it does when they are first matched, between requests.
@@ -121,6 +122,8 @@ class _Server(uvicorn.Server):
                 self._use = use
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._building is not None:
+            self._building.cancel()
         self._app.state.warmd.stop()
         self._url_file.unlink(missing_ok=True)
         await super().shutdown(sockets)

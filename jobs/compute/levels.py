@@ -221,9 +221,10 @@ def measure() -> Levels:
     if onednn.has_exact_int8():
         eights.append(("onednn", Int8Linear([weight], None)))
     if panels is not None and panels.has_int8():
-        if _is_exact(panels.int8_linear):
+        if _is_exact(panels.int8_linear, -1.0, 1.0):
             eights.append(("warmd", panels.int8_linear([weight], None)))
-        fours.append(("warmd", panels.grouped_int4_linear([weight], None)))
+        if _is_exact(panels.grouped_int4_linear, -1.0, -0.5):  # 8 steps of scales 1/8 and 1/16
+            fours.append(("warmd", panels.grouped_int4_linear([weight], None)))
     bfloat16 = served("bf16", halves, _STORAGE_MAY_COST)
     has_tiles = panels is not None and panels.reads_amx_order() and bfloat16 == "units"
     return Levels(
@@ -267,10 +268,13 @@ def _plain(weight: Tensor) -> LinearFn:
     return lambda x: torch.nn.functional.linear(x, weight)
 
 
-def _is_exact(make: Callable[[Sequence[Tensor], None], LinearFn]) -> bool:
-    """Whether an int8 layer's integer sums are exact, tried on the largest values."""
-    weight = torch.full((128, 256), 1.0)
-    weight[1::2] = -1
+def _is_exact(make: Callable[[Sequence[Tensor], None], LinearFn], even: float, odd: float) -> bool:
+    """Whether a layer's integer sums are exact, tried on the largest values.
+
+    `even`, `odd`: the weights of its outputs.
+    """
+    weight = torch.full((128, 256), even)
+    weight[1::2] = odd
     x = torch.full((64, 256), -1.0)
     expected = -256.0 * weight[:, :1].T
     form = make([weight], None)

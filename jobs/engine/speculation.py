@@ -7,6 +7,7 @@ are expected: none where no gain is expected. Imports no torch.
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,13 +124,16 @@ class Speculation:
     def __init__(self) -> None:
         self._times = StepTimes()
         self._rates = Rates()  # of all sequences: where a new one begins
-        self._prompt = Prompt(())  # the latest: completions of one prompt begin together
+        # The latest, while a lookup has it: completions of one prompt begin together.
+        self._prompt: weakref.ref[Prompt] | None = None
 
     def lookup(self, ids: Sequence[int]) -> Lookup | None:
         """Return the lookup of a new sequence with these prompt tokens; None to draft nothing."""
-        if self._prompt.ids is not ids:
-            self._prompt = Prompt(ids)
-        return Lookup(self._prompt, self._rates)
+        prompt = None if self._prompt is None else self._prompt()
+        if prompt is None or prompt.ids is not ids:
+            prompt = Prompt(ids)
+            self._prompt = weakref.ref(prompt)
+        return Lookup(prompt, self._rates)
 
     def measure(self, rows: int, seconds: float) -> None:
         """Add the duration of a step that only decoded, with that many rows."""

@@ -63,7 +63,8 @@ def test_most_of_a_large_file_is_not_read(tmp_path, monkeypatch):
         return step_of(line, least=least)
 
     monkeypatch.setattr(kept_completions, "_step_of", noted)
-    assert list(kept_completions._sections(rundir.path / FILE)) == [1, 2]
+    with (rundir.path / FILE).open("rb") as file:
+        assert list(kept_completions._sections(file)) == [1, 2]
     assert len(looked_at) < 100
 
 
@@ -75,6 +76,21 @@ def test_steps_in_another_order_and_an_unfinished_line_are_found_line_by_line(tm
     unfinished = b"".join(line(step, number, 900) for step in (3, 4) for number in range(200))
     answer = found(write(tmp_path, unfinished + b'{"step":9,"row":0,"comp'), None)
     assert (answer["step"], len(answer["samples"])) == (4, 200)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_to_its_end(tmp_path, monkeypatch):
+    rundir = write(tmp_path, b"".join(line(s, n, 900) for s in range(20) for n in range(20)))
+    sections = kept_completions._sections
+
+    def replaced(file: Any) -> dict[int, int]:
+        found = sections(file)
+        (tmp_path / "new").write_bytes(line(19, 0, 10))
+        (tmp_path / "new").replace(tmp_path / FILE)
+        return found
+
+    monkeypatch.setattr(kept_completions, "_sections", replaced)
+    answer = found(rundir, None)
+    assert (answer["step"], numbers(answer)) == (19, list(range(20)))
 
 
 def test_an_empty_file_has_no_steps(tmp_path):

@@ -172,6 +172,51 @@ def test_mapped_weights_do_not_change_when_their_file_is_written_to(tmp_path: Pa
     assert process.returncode == 0
 
 
+# Cuts off one file after the other: the second while the first is being copied.
+CUT_MEANWHILE = """
+import signal, subprocess, sys, time
+from pathlib import Path
+import torch
+from safetensors import safe_open
+from warmd.daemon.fork import held_files
+paths, weights = list(map(Path, sys.argv[1:])), []
+for path in paths:
+    with safe_open(path, "pt") as file:
+        weights.append(file.get_tensor("w"))
+held = held_files.HeldFiles(paths)
+signal.signal(signal.SIGIO, lambda *_: held.copy_wanted())
+detach, writers = held_files._detach, []
+def cut(path):
+    writers.append(subprocess.Popen(["/bin/sh", "-c", ': > "$0"', str(path)]))
+def detach_later(*area):
+    if len(writers) == 1:
+        cut(paths[1])
+        while not held_files._is_wanted(list(held._held)[-1]):
+            time.sleep(0.01)
+        time.sleep(0.1)  # its signal arrives here
+    return detach(*area)
+held_files._detach = detach_later
+cut(paths[0])
+while len(writers) < 2 or held._held:
+    time.sleep(0.01)
+print([one.wait() for one in writers], [one.sum().item() for one in weights])
+"""
+
+
+@pytest.mark.slow
+def test_files_that_are_written_to_one_after_the_other_are_all_copied(tmp_path: Path):
+    needs(IS_LINUX, "Linux")
+    import torch
+    from safetensors.torch import save_file
+
+    paths = [tmp_path / name for name in ("one.safetensors", "other.safetensors")]
+    for path in paths:
+        save_file({"w": torch.ones(100_000)}, path)
+    command = [sys.executable, "-c", CUT_MEANWHILE, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[0, 0] [100000.0, 100000.0]\n"
+
+
 @pytest.mark.slow
 def test_a_training_keeps_its_initial_weights_when_the_file_changes(sturdy: Daemon, folder: Path):
     needs(IS_LINUX, "Linux")

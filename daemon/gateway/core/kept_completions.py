@@ -11,7 +11,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import orjson
@@ -35,19 +35,22 @@ def find(
     """
     is_of_one_step = step is not None or (row is None and not text)
     text = text.casefold()
-    sections = _sections(rundir.path / FILE) if is_of_one_step else {}
-    if step is None:
-        step = max(sections, default=None)
-    steps = dict.fromkeys(sections)
+    steps: dict[int, None] = {}
     lines: deque[bytes] = deque(maxlen=limit)
-    for at, row_of_it, line in _lines(rundir, 0 if step is None else sections.get(step, 0)):
-        if sections and at != step:
-            break
-        if step is None and is_of_one_step and at not in steps:
-            lines.clear()  # of an earlier step than the latest
-        steps[at] = None
-        if step in (None, at) and row in (None, row_of_it) and _has(line, text):
-            lines.append(line)
+    with _opened(rundir) as file:
+        sections = _sections(file) if file is not None and is_of_one_step else {}
+        if step is None:
+            step = max(sections, default=None)
+        steps |= dict.fromkeys(sections)
+        begin = 0 if step is None else sections.get(step, 0)
+        for at, row_of_it, line in _of_events(rundir) if file is None else _lines(file, begin):
+            if sections and at != step:
+                break
+            if step is None and is_of_one_step and at not in steps:
+                lines.clear()  # of an earlier step than the latest
+            steps[at] = None
+            if step in (None, at) and row in (None, row_of_it) and _has(line, text):
+                lines.append(line)
     if step is not None and step not in steps:
         raise NotFound(f"step: {rundir.path.name} has no completions of step {step}")
     if step is None and is_of_one_step:
@@ -63,46 +66,57 @@ def find(
     }
 
 
-def _lines(rundir: RunDir, begin: int) -> Iterator[tuple[int, int | None, bytes]]:
+@contextmanager
+def _opened(rundir: RunDir) -> Iterator[BinaryIO | None]:
+    """Open the file: a job may replace it meanwhile. None: of an earlier version, or none yet."""
+    try:
+        file = (rundir.path / FILE).open("rb")
+    except FileNotFoundError:
+        yield None
+        return
+    with file:
+        yield file
+
+
+def _of_events(rundir: RunDir) -> Iterator[tuple[int, int | None, bytes]]:
+    """Yield step, row and JSON of each completion that an earlier version has kept."""
+    for one in completions.read(rundir):
+        yield one["step"], one["row"], orjson.dumps(one)
+
+
+def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int | None, bytes]]:
     """Yield step, row and JSON of each completion, up to a damaged or unfinished line.
 
-    `begin`: the offset of the first one in the file.
+    `begin`: the offset of the first one.
     """
-    path = rundir.path / FILE
-    if not path.exists():  # of an earlier version, or none yet
-        for one in completions.read(rundir):
-            yield one["step"], one["row"], orjson.dumps(one)
-        return
-    with path.open("rb") as file:
-        file.seek(begin)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            if known := _BEGINNING.match(line):
-                yield int(known[1]), int(known[2]), line
-                continue
-            if (parsed := _parsed(line)) is None:
-                return
-            yield parsed["step"], parsed.get("row"), line
+    file.seek(begin)
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        if known := _BEGINNING.match(line):
+            yield int(known[1]), int(known[2]), line
+            continue
+        if (parsed := _parsed(line)) is None:
+            return
+        yield parsed["step"], parsed.get("row"), line
 
 
 class _Unsorted(Exception):
     """A line of a smaller step than the one before it, or without a step."""
 
 
-def _sections(path: Path) -> dict[int, int]:
+def _sections(file: BinaryIO) -> dict[int, int]:
     """Return the offset of the first line of each step; nothing if it has to be searched for.
 
     Between two lines of the same step there is no other step: most of the file is not read.
     """
     found: dict[int, int] = {}
     try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            if (first := _line_from(file, 0, end)) is not None:
-                found[first[0]] = 0
-                _add_sections(file, first, (None, end), found)
-    except (FileNotFoundError, _Unsorted):
+        end = file.seek(0, os.SEEK_END)
+        if (first := _line_from(file, 0, end)) is not None:
+            found[first[0]] = 0
+            _add_sections(file, first, (None, end), found)
+    except _Unsorted:
         return {}
     return found
 

@@ -47,8 +47,8 @@ _CONNECTIONS = 16  # to Redis
 _THREADS = 16  # for disk and Redis
 _DEFAULT_ETA_S = 10.0  # until a request has been measured
 _CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
-# Which submit jobs: mostly Python, for which more of them would only delay the event loop.
-_SUBMIT_THREADS = 3
+# Which check completions and queue jobs: in Python, so that more would only delay the event loop.
+_COMPLETION_THREADS = 3
 _CHECK_THREADS = 4  # for checks of data and schemas, which may take seconds
 _MODEL_THREADS = 2  # for loading models, which may take minutes
 
@@ -67,7 +67,7 @@ class AppState:
         # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
         self.redis = async_client(url, max_connections=_CONNECTIONS)
         self._threads = Threads(_THREADS, "http")
-        self._submissions = Threads(_SUBMIT_THREADS, "submissions")
+        self._completions = Threads(_COMPLETION_THREADS, "completions")
         # One thread each: parsing holds the GIL, so a second one would not help.
         self._parser = Threads(1, "bodies")
         self._pages = Threads(1, "pages")  # for the events that pages lack
@@ -84,10 +84,10 @@ class AppState:
         self.submitter = Submitter(
             self.client,
             {
-                None: self._submissions.run,
+                None: self.in_thread,
+                "completion": self._completions.run,
                 "schema": self.in_schema_thread,
                 "data": self.in_data_thread,
-                "flush": self.in_thread,
             },
             self._queue_shares,
         )
@@ -181,7 +181,7 @@ class AppState:
         await self.redis.aclose()
         for threads in (
             self._threads,
-            self._submissions,
+            self._completions,
             self._parser,
             self._pages,
             self._schemas,

@@ -85,7 +85,8 @@ class Submitter:
         threads: Mapping[str | None, InThread],
         shares: QueueShares | None,
     ) -> None:
-        """`threads`: by what a check reads, `schema` or `data`; `flush`: for files; None: all else.
+        """`threads`: by what a check reads, a `schema` or `data`; `completion`: for the checks of
+        other completions, and to queue jobs; None: for all else.
 
         `shares`: in which the places of queues are divided; None: they are not.
         """
@@ -176,8 +177,10 @@ class Submitter:
     async def _prepared(self, submission: Submission) -> tuple[RunDir, dict[str, Any]]:
         """Check a job in a thread: one whose data or schema is read, apart from the others."""
         spec = submission.spec
-        reads = "schema" if isinstance(spec, InferSpec) and spec.has_form else None
-        run = self._threads["data" if spec.queue == TRAIN else reads]
+        if isinstance(spec, InferSpec):
+            run = self._threads["schema" if spec.has_form else "completion"]
+        else:
+            run = self._threads["data" if spec.queue == TRAIN or spec.kind == "eval" else None]
         prepared: tuple[RunDir, dict[str, Any]] = await run(
             self._prepare, submission, current_name()
         )
@@ -219,8 +222,8 @@ class Submitter:
         """
         try:
             await asyncio.gather(
-                self._in_thread(self._enqueue, rundir.path.name, document, current()),
-                *(self._threads["flush"](_flush, path) for path in rundir.unflushed),
+                self._threads["completion"](self._enqueue, rundir.path.name, document, current()),
+                *(self._in_thread(_flush, path) for path in rundir.unflushed),
             )
         except BaseException:
             rundir.remove()

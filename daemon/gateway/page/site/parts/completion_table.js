@@ -10,7 +10,7 @@ import { useLoaded } from "./loaded.js";
 
 const PAGE = 20; // prompts that are shown at a time
 const ROWS = 50; // completions that are shown at a time, of a table sorted by reward
-const AT_ONCE = 0.2; // part of them that the first frame has: more than a screen
+const AT_ONCE = 0.2; // part of them that the first frame has, where the page is at its top
 const TURNS = 8; // of an episode, unless all are wanted
 const STRONGEST = 22; // percent of its color that a completion with a large advantage has
 const NONE = 0.01; // advantages below it are none: equal rewards differ by rounding
@@ -239,7 +239,7 @@ export function Sorted({ samples, isBestFirst, isOfAllSteps, words }) {
 // How many are shown, how many of them are drawn in this frame, and a function that sets how many are shown.
 function useCount(page) {
   const [count, setCount] = useState(page);
-  const [isFirst, setFirst] = useState(true);
+  const [isFirst, setFirst] = useState(window.scrollY === 0);
   useEffect(() => {
     const timer = setTimeout(() => setFirst(false));
     return () => clearTimeout(timer);

@@ -33,7 +33,7 @@ export function Completions({ job, query }) {
     const isOfAllSteps = found.step === null;
     return order === "prompt"
       ? html`<${Prompts} key=${title(found)} job=${job} samples=${shown} isOfAllSteps=${isOfAllSteps} words=${words} />`
-      : html`<${Sorted} key=${title(found)} samples=${shown} isBestFirst=${order === "best"} isOfAllSteps=${isOfAllSteps} words=${words} />`;
+      : html`<${Sorted} samples=${shown} isBestFirst=${order === "best"} isOfAllSteps=${isOfAllSteps} words=${words} />`;
   }, [found, shown, order, words]);
 
   if (error) return html`<${Problem} error=${error} />`;
