@@ -21,9 +21,9 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(
-        sys.argv[1].encode(), llama.llama_model_default_params()
-    )
+    weights = llama.llama_model_default_params()
+    weights.use_extra_bufts = False  # repacked for AMX, it dies here of an illegal instruction
+    model = llama.llama_model_load_from_file(sys.argv[1].encode(), weights)
     every = json.load(sys.stdin)
     most = max(map(len, every))
     options = llama.llama_context_default_params()
