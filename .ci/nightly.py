@@ -54,6 +54,12 @@ class Part:
     processes: int = 3
 
 
+# What clients of the HTTP API use of the gateway: not the files of the page.
+_HTTP_API = (
+    *("daemon/gateway/__main__.py", "daemon/gateway/app.py", "daemon/gateway/api"),
+    *("daemon/gateway/core", "daemon/gateway/http"),
+)
+
 PARTS = {
     "storms": Part(
         "processes killed at random under load, for minutes",
@@ -96,12 +102,12 @@ PARTS = {
     ),
     "clients": Part(
         "hostile and foreign clients of the gateway",
-        ("cli/mcp", "daemon/gateway", "jobs/encode", "jobs/engine", "jobs/infer"),
+        ("cli/mcp", *_HTTP_API, "jobs/encode", "jobs/engine", "jobs/infer"),
         processes=1,  # they measure how late the gateway answers
     ),
     "callers": Part(
         "clients of the API, with the tools that a model calls because a job trained it to",
-        ("daemon/gateway", "jobs/infer", "jobs/sft"),
+        (*_HTTP_API, "jobs/infer", "jobs/sft"),
         processes=1,  # they share the model, whose training takes all processors
     ),
     "page": Part(

@@ -16,6 +16,7 @@ from waiting import wait_until
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's name for an element's id
+DELETE = "\ue017"  # the key, in WebDriver
 
 
 def has_chromium() -> bool:
@@ -131,10 +132,12 @@ class Browser:
         self._click(found[_ELEMENT])
 
     def type(self, selector: str, text: str) -> None:
-        """Replace the text of an input."""
+        """Replace the text of an input, as a user does: select it, and type or delete."""
         element = self.find(selector)
-        self._call(f"element/{element}/clear")
-        self._call(f"element/{element}/value", text=text)
+        self.js(
+            "const one = document.querySelector(arguments[0]); one.focus(); one.select()", selector
+        )
+        self._call(f"element/{element}/value", text=text or DELETE)
 
     def upload(self, selector: str, path: Path) -> None:
         """Choose a file in a file input."""

@@ -8,6 +8,7 @@ const RUN = /^(?!infer|encode|sweep|curriculum)[a-z_]+-\d{8}-\d{6}-[a-z0-9]{4}$/
 
 const names = new Map();
 const known = new Set(); // ids that were asked for, or whose job was seen
+const users = new Set(); // functions that render what shows names, when others have asked for them
 
 // `found`: jobs or groups as {id, name}.
 export function remember(found) {
@@ -31,10 +32,16 @@ export function namesOf(ids) {
   return new Map(ids.map((id, at) => [id, isTwice(all[at]) ? `${all[at]} ${id}` : all[at]]));
 }
 
-// Requests the names of those of these runs and models that are not known yet, and renders again with them.
+// Requests the names of those of these runs and models that are not known yet, and renders again with them, and with
+// those that other parts of the page request meanwhile.
 export function useNames(ids) {
   const [, setCount] = useState(0);
   const missing = [...new Set(ids.map((id) => id.split("@")[0]))].filter((id) => RUN.test(id) && !known.has(id));
+  useEffect(() => {
+    const render = () => setCount((count) => count + 1);
+    users.add(render);
+    return () => users.delete(render);
+  }, []);
   useEffect(() => {
     for (let at = 0; at < missing.length; at += MOST_IDS) {
       const asked = missing.slice(at, at + MOST_IDS);
@@ -42,7 +49,7 @@ export function useNames(ids) {
       get("/v1/warmd/runs", { id: asked }).then(
         (page) => {
           remember(page.data);
-          setCount((count) => count + 1);
+          users.forEach((render) => render());
         },
         () => {}, // the ids are shown
       );
