@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ from .standby import wait_for_job
 from .worker_connection import JobControl, WorkerConnection
 
 log = logging.getLogger(__name__)
+
+# How long the thread of one job may hold the GIL while another wants it.
+_SWITCH_S = 0.0005
 
 
 def stand_by(sock: socket.socket, plan: HorsePlan, models: WarmModels) -> None:
@@ -94,6 +98,7 @@ def _run_jobs(channel: Channel, request: RunJob, models: WarmModels, own: OwnDev
 def _run_in_threads(connection: WorkerConnection, models: WarmModels, placement: Placement) -> None:
     """Run each job in its own thread, all on the same models. Never returns."""
     os.dup2(2, 1)  # output of several jobs cannot be separated: it goes to the daemon's log
+    sys.setswitchinterval(_SWITCH_S)
     memory = IdleMemory()
 
     def run(job: RunJob, control: JobControl) -> None:

@@ -5,6 +5,8 @@ only take memory. They are released: unmapped from this process by MADV_DONTNEED
 file again if a weight is. That is lossless for unmodified pages of a file and for no others, which
 /proc/self/pagemap tells apart page by page. Released are such pages only: weights in anonymous
 memory stay, be they widened when loaded, or written to after they were mapped.
+
+Imports neither torch nor numpy: the zygote loads this module before it reports their import.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import mmap
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Bits of an entry of /proc/self/pagemap (Documentation/admin-guide/mm/pagemap.rst). A private copy
 # of a file's page is anonymous: it lacks _OF_FILE, or has _SWAPPED instead of _PRESENT.
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
-_ENTRY = np.dtype(np.uint64)
+_ENTRY_BYTES = 8
 
 # Held from the look at pages until they are released, and while a mapping of weights is replaced
 # (daemon/fork/held_files.py): anonymous memory in the place of a file's pages would be lost.
@@ -67,10 +70,12 @@ def _file_pages(first: int, last: int) -> list[tuple[int, int]]:
 
     Empty where the kernel does not show them.
     """
+    import numpy as np
+
     try:
         with open("/proc/self/pagemap", "rb") as pagemap:
-            pagemap.seek(first * _ENTRY.itemsize)
-            entries = np.frombuffer(pagemap.read((last - first) * _ENTRY.itemsize), _ENTRY)
+            pagemap.seek(first * _ENTRY_BYTES)
+            entries = np.frombuffer(pagemap.read((last - first) * _ENTRY_BYTES), np.uint64)
     except OSError:
         return []
     is_file_page = entries & (_PRESENT | _SWAPPED | _OF_FILE) == _PRESENT | _OF_FILE
