@@ -20,10 +20,16 @@ from .linear_forms import InPlaceLinear, Linear, OnednnPacked, panels_of
 from .linears import innermost
 from .native import layout as p
 from .native.decode_step import step
-from .native.intrinsics import HAS_AMX, HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
+from .native.intrinsics import HAS_AMX, HAS_BFLOAT16, LANES, WIDTH
 from .native.linear import DOT_INT8_PANEL
 from .native.openmp import OpenMP, address
-from .native.panels import K_BLOCKS, multiply, tiled_words, whole_lines
+from .native.panels import (
+    K_BLOCKS,
+    multiply,
+    reads_onednn_int8,
+    tiled_words,
+    whole_lines,
+)
 from .native.rowwise import FLOAT
 from .quantized import Bfloat16Linear, Int8Linear
 from .shape import Shape
@@ -202,7 +208,7 @@ class FusedDecodeSteps:
         if isinstance(form, Int8Linear):
             num_bytes = whole + outputs * FLOAT
             scale = address(form.scale)
-            widths = (DOT_INT8_PANEL, DOT_INT8_PANEL // 2) if HAS_VNNI else ()
+            widths = (DOT_INT8_PANEL, DOT_INT8_PANEL // 2) if reads_onednn_int8() else ()
             candidates = [
                 [p.DOT_INT8, weight, *sizes, inputs, scale, weight + whole, width]
                 for width in widths

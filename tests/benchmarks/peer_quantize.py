@@ -1,6 +1,8 @@
 """Quantizes a GGUF file by llama.cpp's own quantizer, from the package `llama-cpp-python`.
 
-python tests/benchmarks/peer_quantize.py F32.gguf Q4_K_M TARGET
+    python tests/benchmarks/peer_quantize.py F32.gguf Q4_K_M TARGET
+
+`peers.py` and `quality.py` run it in the environment of llama.cpp.
 """
 
 from __future__ import annotations

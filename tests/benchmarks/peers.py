@@ -357,21 +357,21 @@ def prepare(folder: Path, model: Path, sides: list[Side], wheel: bool) -> dict[S
 def write_gguf(python: Path, model: Path, gguf: Path, kind: str) -> None:
     """Write the model's GGUF file, with packages that are installed for `python`."""
     if kind in QUANTIZED:
-        write_quantized(python, model, gguf, kind)
+        write_by_llamacpp(python, model, gguf, kind)
     else:
-        write_rounded(python, model, gguf, kind)
+        write_by_warmd(python, model, gguf, kind)
 
 
-def write_quantized(python: Path, model: Path, gguf: Path, kind: str) -> None:
+def write_by_llamacpp(python: Path, model: Path, gguf: Path, kind: str) -> None:
     """Write the model's GGUF file by llama.cpp's quantizer."""
     whole = gguf.with_name(gguf.name.replace(kind, "F32"))
     if not whole.is_file() or whole.stat().st_mtime < modified(model):
-        write_rounded(python, model, whole, "F32")
+        write_by_warmd(python, model, whole, "F32")
     script = [str(python), str(HERE / "peer_quantize.py"), str(whole), kind, str(gguf)]
     run(script, f"cannot write {gguf}")
 
 
-def write_rounded(python: Path, model: Path, gguf: Path, kind: str) -> None:
+def write_by_warmd(python: Path, model: Path, gguf: Path, kind: str) -> None:
     """Write the model's GGUF file as warmd does, by the package `gguf`."""
     [packages] = python.parent.parent.glob("lib/python3*/site-packages")
     sys.path.append(str(packages))  # behind warmd's own

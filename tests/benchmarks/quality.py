@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers import note, write_quantized
+from peers import note, write_by_llamacpp
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from warmd.configs.precision import NATIVE, PRECISIONS
@@ -144,7 +144,7 @@ def log_probabilities(decoder: Decoder, ids: list[int]) -> np.ndarray:
 def of_llama(peers: Path, folder: Path, kind: str, ids: list[list[int]]) -> Iterator[np.ndarray]:
     python, gguf = peers / "venv" / "bin" / "python", folder / f"{kind}.gguf"
     if not gguf.is_file():
-        write_quantized(python, folder, gguf, kind)
+        write_by_llamacpp(python, folder, gguf, kind)
     command = [str(python), str(HERE / "quality_llamacpp.py"), str(gguf)]
     done = subprocess.run(command, input=json.dumps(ids).encode(), stdout=-1, check=True)
     every = np.frombuffer(done.stdout, np.float32).reshape(-1, VOCABULARY).astype(np.float64)

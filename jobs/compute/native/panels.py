@@ -204,6 +204,11 @@ def reads_amx_order() -> bool:
     return HAS_AMX
 
 
+def reads_onednn_int8() -> bool:
+    """Whether there is a kernel for int8 weights in the order of oneDNN."""
+    return HAS_VNNI
+
+
 def has_int8() -> bool:
     """Whether this processor has the instructions for layers in int8 and int4."""
     return HAS_AVX2
