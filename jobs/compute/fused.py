@@ -20,12 +20,13 @@ from .linear_forms import InPlaceLinear, Linear, OnednnPacked, panels_of
 from .linears import innermost
 from .native import layout as p
 from .native.decode_step import step
-from .native.intrinsics import HAS_AMX, HAS_BFLOAT16, LANES, WIDTH
+from .native.intrinsics import HAS_AMX, LANES, WIDTH
 from .native.linear import DOT_INT8_PANEL
 from .native.openmp import OpenMP, address
 from .native.panels import (
     K_BLOCKS,
     multiply,
+    reads_onednn_bfloat16,
     reads_onednn_int8,
     tiled_words,
     whole_lines,
@@ -218,7 +219,7 @@ class FusedDecodeSteps:
             is_bfloat16 = isinstance(form, Bfloat16Linear)
             num_bytes = whole * (2 if is_bfloat16 else FLOAT)
             code = p.DOT_BFLOAT16 if is_bfloat16 else p.FLOAT32
-            if is_bfloat16 and not HAS_BFLOAT16:
+            if is_bfloat16 and not reads_onednn_bfloat16():
                 k_blocks = []
             candidates = [[code, weight, *sizes, size, 0, 0, WIDTH] for size in k_blocks]
             if is_bfloat16 and HAS_AMX:

@@ -218,15 +218,18 @@ def measure() -> Levels:
         halves.append(("units", Bfloat16Linear([weight], None)))
     if panels is not None:
         halves.append(("storage", panels.bfloat16_linear([weight], None)))
+    if onednn.has_exact_int8():
+        eights.append(("onednn", Int8Linear([weight], None)))
     if panels is not None and panels.has_int8():
         if _is_exact(panels.int8_linear, -1.0, 1.0):
             eights.append(("warmd", panels.int8_linear([weight], None)))
         if _is_exact(panels.grouped_int4_linear, -1.0, -0.5):  # 8 steps of scales 1/8 and 1/16
             fours.append(("warmd", panels.grouped_int4_linear([weight], None)))
-    if onednn.has_exact_int8():
-        # Last where steps on its weights cannot be fused: warmd's takes 0.6 to 0.8 of its time.
-        place = 0 if panels is not None and panels.reads_onednn_int8() else len(eights)
-        eights.insert(place, ("onednn", Int8Linear([weight], None)))
+    if panels is not None:  # kernels come first on whose weights decode steps are fused
+        if not panels.reads_onednn_bfloat16():
+            halves.reverse()
+        if not panels.reads_onednn_int8():
+            eights.reverse()
     bfloat16 = served("bf16", halves, _STORAGE_MAY_COST)
     has_tiles = panels is not None and panels.reads_amx_order() and bfloat16 == "units"
     return Levels(

@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -166,11 +168,22 @@ def test_int8_sums_are_exact_here():
     exec(EXACT, {})
 
 
-def test_levels_are_measured_once_and_cached():
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The file of the measurement, in a folder that other processes do not use meanwhile."""
+    monkeypatch.setattr(module, "cache", SimpleNamespace(folder=lambda: tmp_path))
+    module._levels.cache_clear()
+    found = module._path()
+    assert found is not None
+    yield found
+    module._levels.cache_clear()
+
+
+def test_levels_are_measured_once_and_cached(path):
     found = levels()
-    path = module._path()
-    assert path is not None
     assert Levels(**orjson.loads(path.read_bytes())) == found
+    module._levels.cache_clear()
+    assert levels() == found
     assert found.float32 in ("warmd", "onednn", "torch")
     assert set(found.reasons) >= {
         name for name, kernel in (("bf16", found.bfloat16), ("int8", found.int8)) if kernel is None
@@ -179,9 +192,8 @@ def test_levels_are_measured_once_and_cached():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"processor": "another"}'])
-def test_a_damaged_cache_of_levels_is_measured_again(content):
-    found, path = levels(), module._path()
-    assert path is not None
+def test_a_damaged_cache_of_levels_is_measured_again(content, path):
+    found = levels()
     path.write_bytes(content)
     module._levels.cache_clear()
     again = levels()
@@ -191,19 +203,15 @@ def test_a_damaged_cache_of_levels_is_measured_again(content):
 
 @pytest.mark.slow
 def test_without_memory_to_measure_library_kernels_are_used_and_the_next_process_measures(
-    monkeypatch,
+    path, monkeypatch
 ):
-    path = module._path()
-    assert path is not None
-    path.unlink(missing_ok=True)
-    monkeypatch.setattr(module, "measure", lambda: torch.empty(2**50))
-    module._levels.cache_clear()
-    found = levels()
+    with monkeypatch.context() as without_memory:
+        without_memory.setattr(module, "measure", lambda: torch.empty(2**50))
+        found = levels()
     assert found.float32 != "warmd"
     assert (found.int8, found.bfloat16) == (None, None)
     assert "allocate memory" in found.summary()["int8"]
     assert not path.exists()
-    monkeypatch.undo()
     module._levels.cache_clear()
     assert levels().reasons != found.reasons
 
@@ -211,11 +219,26 @@ def test_without_memory_to_measure_library_kernels_are_used_and_the_next_process
 def test_a_precision_is_served_if_a_kernel_for_it_was_measured_to_be_faster():
     weight = torch.ones(4, 4)
     for requested, kernel in (
+        ("int4", levels().int4),
         ("int8", levels().int8),
         ("bf16", levels().bfloat16),
         ("native", None),
     ):
         assert served_precision(requested, weight) == (requested if kernel else "native")
+
+
+@pytest.mark.parametrize("are_read", [True, False])
+def test_a_kernel_on_whose_weights_steps_are_fused_comes_first(are_read, monkeypatch):
+    needs(native.is_available(), "numba")
+    from warmd.jobs.compute.native import panels
+
+    monkeypatch.setattr(module, "_ratio", lambda one, other, rows: 0.5)  # all are equally fast
+    for name in ("reads_onednn_bfloat16", "reads_onednn_int8"):
+        monkeypatch.setattr(panels, name, lambda: are_read)
+    found = module.measure()
+    assert found.bfloat16 == ("units" if are_read and onednn.has_bfloat16() else "storage")
+    if panels.has_int8():
+        assert found.int8 == ("onednn" if are_read and onednn.has_exact_int8() else "warmd")
 
 
 def test_a_kernel_is_measured_until_its_best_time_repeats():
@@ -234,14 +257,15 @@ def test_a_kernel_is_measured_until_its_best_time_repeats():
 
 def test_every_int8_kernel_gives_the_same_bits():
     """Sums of integers are exact, so the kernel does not matter: warmd's and oneDNN's are equal."""
-    if not (native.is_available() and onednn.has_exact_int8() and levels().int8):
-        # Without VNNI oneDNN's sums saturate, and without numba warmd has no kernel: then there is
-        # no second exact kernel to compare with. On every processor the kernel that is served is
-        # compared with exact sums by test_int8_sums_are_exact_here.
-        pytest.skip("one kernel alone has exact sums on this processor")
+    needs(native.is_available(), "numba")
     from warmd.jobs.compute.native import panels
     from warmd.jobs.compute.quantized import Int8Linear
 
+    if not (panels.has_int8() and onednn.has_exact_int8()):
+        # Without VNNI oneDNN's sums saturate, and without AVX2 warmd has no kernel: then there is
+        # no second exact kernel to compare with. On every processor the kernel that is served is
+        # compared with exact sums by test_int8_sums_are_exact_here.
+        pytest.skip("one kernel alone has exact sums on this processor")
     weights, bias = [torch.randn(100, 192), torch.randn(28, 192)], torch.randn(128)
     x = torch.randn(9, 192)
     assert torch.equal(panels.int8_linear(weights, bias)(x), Int8Linear(weights, bias)(x))

@@ -11,7 +11,7 @@ from torch import Tensor
 from . import layout as p
 from .arranging import arrange
 from .grouped import GROUPED_INT4, GROUPED_INT8, INPUTS, PANEL as GROUPED_PANEL
-from .intrinsics import HAS_AMX, HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
+from .intrinsics import HAS_AMX, HAS_AVX2, HAS_AVX_VNNI, HAS_BFLOAT16, HAS_VNNI, LINE, WIDTH
 from .linear import (
     DOT_INT8_PANEL,
     FLOAT32_PANEL,
@@ -204,8 +204,13 @@ def reads_amx_order() -> bool:
     return HAS_AMX
 
 
+def reads_onednn_bfloat16() -> bool:
+    """Whether there is a kernel for bfloat16 weights that oneDNN packs, for AMX or without it."""
+    return HAS_BFLOAT16
+
+
 def reads_onednn_int8() -> bool:
-    """Whether there is a kernel for int8 weights in the order of oneDNN."""
+    """Whether there is a kernel for int8 weights that oneDNN packs."""
     return HAS_VNNI
 
 
