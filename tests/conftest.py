@@ -32,6 +32,8 @@ from desks import Desk
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
+from warmd.daemon.lifecycle.statuses import PENDING
+from warmd.daemon.lifecycle.view import JobFilter
 
 # A deadline for each example would fail on a busy machine.
 settings.register_profile("warmd", deadline=None)
@@ -166,8 +168,11 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture(scope="session")
-def shared_daemon(daemons: Callable[..., Daemon]) -> Daemon:
-    """A daemon with a worker for each queue and a gateway, for all tests that do it no harm."""
+def shared_daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
+    """A daemon with a worker for each queue and a gateway, for all tests that do it no harm.
+
+    A test ends the jobs that it has submitted: others see them in the queue.
+    """
     started = daemons(
         http_port=0,
         workers=(
@@ -176,7 +181,9 @@ def shared_daemon(daemons: Callable[..., Daemon]) -> Daemon:
         ),
     )
     started.start()
-    return started
+    yield started
+    for job in started.client.jobs.all(JobFilter(statuses=PENDING)):
+        started.wait(job["id"])  # fails for one that a test has left waiting
 
 
 @pytest.fixture(scope="session")

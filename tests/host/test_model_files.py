@@ -185,11 +185,12 @@ for path in paths:
         weights.append(file.get_tensor("w"))
 held = held_files.HeldFiles(paths)
 signal.signal(signal.SIGIO, lambda *_: held.copy_wanted())
-detach, writers = held_files._detach, []
+detach, begun, writers = held_files._detach, [], []
 def cut(path):
+    begun.append(path)  # the signal may arrive before Popen returns
     writers.append(subprocess.Popen(["/bin/sh", "-c", ': > "$0"', str(path)]))
 def detach_later(*area):
-    if len(writers) == 1:
+    if len(begun) == 1:
         cut(paths[1])
         while not held_files._is_wanted(list(held._held)[-1]):
             time.sleep(0.01)

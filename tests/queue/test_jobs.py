@@ -258,12 +258,13 @@ def test_foreign_function_in_redis_is_refused(daemon: Daemon, tmp_path: Path):
 def test_jobs_of_another_application_stay_in_their_queue(daemon: Daemon):
     queue = Queue("train", connection=daemon.client.connection)
     others = [queue.enqueue("builtins.print", text).id for text in ("a", "b")]
-    soon = queue.enqueue_in(timedelta(0), "builtins.print", "later").id
+    soon = queue.enqueue_in(timedelta(0), "builtins.print", "later")
     behind = [daemon.submit() for _ in range(2)]
     for job_id in behind:
         assert daemon.wait(job_id)["status"] == "finished"
     assert queue.job_ids == others
-    assert Job.fetch(soon, connection=daemon.client.connection).get_status() == "scheduled"
+    assert soon.get_status() == "scheduled"
+    soon.delete()
     (warning,) = health.check(daemon.client.connection).warnings
     assert warning.startswith("queue train has 2 jobs of another application")
     # Its own worker runs them, and warmd takes its jobs at once again.
